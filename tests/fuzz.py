@@ -3,8 +3,9 @@
     python tests/fuzz.py --inputs 1000000                   # or `make fuzz`; random, the same for the same --seed
     python tests/fuzz.py --only hdf5:0:12345                # one input again: format, seed, number
 
-Valid files of each format are damaged, and looked at in a process of their own. Another exception, a crash, more than 10
-seconds or 300 MB are findings: they are printed with the input's name, saved in --keep, and make the exit status 1.
+Valid files of each format, recipes, and answers of a web server are damaged, and looked at in a process of their own. Another
+exception, a crash, more than 10 seconds, 300 MB, or 4 GB of address space are findings: they are printed with the input's
+name, saved in --keep, and make the exit status 1.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import contextlib
 import io
 import itertools
+import math
 import multiprocessing
 import os
 import random
@@ -28,6 +30,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import fuzz_http
+import fuzz_tables
 import h5py
 import numpy as np
 import pyarrow as pa
@@ -47,6 +51,7 @@ from datapipe.index.entries import RowGroup
 
 MAX_S = 10
 MAX_GROWTH_MB = 300
+MAX_RESERVED = 4 << 30  # bytes of address space; who asks for more gets a MemoryError
 BATCH = 2000  # inputs per process
 KEEP = Path(tempfile.gettempdir()) / "datapipe-fuzz"
 IMAGES = [b"\xff\xd8\xff" + bytes([number]) * number + b"\xff\xd9" for number in (0, 3, 40)]  # small: what is around them counts
@@ -99,6 +104,7 @@ class Target:
     make: Callable[[], list[bytes]]
     look: Callable[[bytes, Path], object]
     mend: Callable[[bytearray], None] = lambda data: None
+    share: float = 1.0  # of the inputs that others get; less for one that waits
 
     def damaged(self, seeds: list[bytes], number: int, changes: Sequence[Change], *, mended: bool) -> bytes:
         data = bytearray(seeds[number % len(seeds)])
@@ -284,6 +290,10 @@ TARGETS = {
     "hdf5": Target(_hdf5_files, _scanned(hdf5.index_shard, "hdf5")),
     "tar": Target(_tar_files, _scanned(tar.index_shard), _mend_tar),
     "header": Target(_image_files, lambda data, scratch: probe(data)),
+    "table-parquet": Target(fuzz_tables.parquet_files, fuzz_tables.look_at_parquet, fuzz_tables.tamper_footer),
+    "arrow": Target(fuzz_tables.arrow_files, fuzz_tables.look_at_arrow),
+    "recipe": Target(fuzz_tables.recipe_files, fuzz_tables.look_at_recipe, fuzz_tables.tamper_json),
+    "http": Target(fuzz_http.answers, fuzz_http.look_at_answer, share=0.02),
 }
 
 
@@ -310,6 +320,8 @@ def _work(name: str, seed: int, first: int, end: int, place: Any, scratch: Path)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process
     for sound in seeds:
         examine(target, sound, scratch)
+    limit = _virtual_nbytes() + MAX_RESERVED
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     before_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for number in range(first, end):
         place.value = number
@@ -319,6 +331,11 @@ def _work(name: str, seed: int, first: int, end: int, place: Any, scratch: Path)
         if grown_mb > MAX_GROWTH_MB:
             raise MemoryError(f"{grown_mb} MB more than before")
     signal.alarm(0)
+
+
+def _virtual_nbytes() -> int:
+    """Return how much memory this process has reserved, whether or not it uses it."""
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 
 def _process(name: str, seed: int, first: int, end: int, place: Any, scratch: Path) -> None:
@@ -375,7 +392,7 @@ def main() -> int:
         return 0
     names, findings = args.formats.split(","), []
     for name in names:
-        started, num = time.monotonic(), -(-args.inputs // len(names))
+        started, num = time.monotonic(), math.ceil(args.inputs / len(names) * TARGETS[name].share)
         found = fuzz(name, seed=args.seed, num=num, keep=args.keep)
         findings += found
         rate = num / (time.monotonic() - started)

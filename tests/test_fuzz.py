@@ -8,11 +8,14 @@ import signal
 from pathlib import Path
 
 import fuzz
+import fuzz_http
 import pytest
 from fixtures import quick
 from fuzz import KINDS, NUMBERS, TARGETS, Change, Target, examine, input_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from datapipe.containers.tables import files
 
 pytestmark = pytest.mark.slow
 
@@ -31,8 +34,9 @@ def sound_files(name: str) -> list[bytes]:
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_sound_files_are_read(name: str, tmp_path: Path) -> None:
+def test_sound_files_are_read(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Or else everything is refused for a reason of no interest."""
+    monkeypatch.setattr(fuzz_http, "TIMEOUT_S", 30.0)  # on a busy machine
     for data in sound_files(name):
         TARGETS[name].look(data, tmp_path / "x")
 
@@ -46,6 +50,14 @@ def test_damage_leads_to_a_result_or_an_error_of_ours(
     target = TARGETS[name]
     data = target.damaged(sound_files(name), number, changes, mended=mended)
     examine(target, data, tmp_path_factory.getbasetemp() / f"fuzz-{os.getpid()}")
+
+
+def test_rows_that_are_believed_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A reader of tables that takes every number of rows from the footer."""
+    monkeypatch.setattr(files, "check_parquet_rows", lambda rows, **facts: None)
+    assert fuzz.fuzz("table-parquet", seed=1, num=400, keep=tmp_path / "keep")
 
 
 @pytest.mark.parametrize("fault", ["exception", "crash", "hang", "memory"])

@@ -30,6 +30,7 @@ BOXES_FIELD = FieldSpec("boxes", FieldKind.BOXES)
 IMAGE_ID_FIELD = FieldSpec("image_id", FieldKind.JSON)
 _COORDINATES = frozenset(("segmentation", "keypoints", "bbox", "area"))  # resizing would make these wrong
 _ARRAYS = frozenset(("images", "annotations", "categories"))
+_MAX_SIDE = (1 << 31) - 1  # pixels
 
 
 class _Image(NamedTuple):
@@ -126,12 +127,23 @@ class CocoSource:
     def _insert_image(self, connection: sqlite3.Connection, value: dict[str, Any]) -> None:
         image = self._whole(value, "id", "image")
         name = self._text(value, "file_name", f"image {image}")
-        size = [value.get("height"), value.get("width")]
-        size = size if all(isinstance(side, int) and 0 < side < 1 << 63 for side in size) else [None, None]
+        size = [self._side(value, name, image) for name in ("height", "width")]
+        size = [None, None] if None in size else size
         try:
             connection.execute("INSERT INTO images VALUES (?, ?, ?, ?)", (image, name, *size))
         except sqlite3.IntegrityError as exc:
             raise FormatError(f"{self._path}: two images have the id {image}; give each its own") from exc
+
+    def _side(self, value: dict[str, Any], name: str, image: int) -> int | None:
+        """Return the height or width of an image, by which it is checked; None if the file does not say it."""
+        side = value.get(name)
+        if isinstance(side, float) and side.is_integer():
+            side = int(side)
+        if side is None or (type(side) is int and 0 < side <= _MAX_SIDE):
+            return side
+        raise FormatError(
+            f"{self._path}: {name} of image {image} is {side!r:.40}, expected 1 to {_MAX_SIDE:,} pixels; correct it"
+        )
 
     def _insert_annotation(self, connection: sqlite3.Connection, number: int, value: dict[str, Any]) -> None:
         image = self._whole(value, "image_id", "annotation")

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from converters.tables import BadTableRow, Kinds, Member, Parsed, RowBlock, RowSource, SourceFile, plain
 from converters.tables.json_rows import JsonSource
 from converters.tables.text_rows import DELIMITERS, CsvSource
+from datapipe.codecs.npy import read_npy_header
 from datapipe.containers.listing import is_image_name
 from datapipe.containers.tables.files import SUFFIXES, open_table
 from datapipe.containers.tables.rows import GroupReader
@@ -33,6 +34,7 @@ _FORMS = {
     ".npy": "npy",
 }
 _MATRIX_ROWS = 1 << 17  # of a block
+_NPY_HEAD = 1 << 16  # bytes that hold the header of a .npy file
 _LOOKED_AT = 5  # rows that decide whether a text lists files
 _NO_TYPES: Mapping[str, str] = MappingProxyType({})
 _PART = re.compile(r"^(.*?)[-_.]\d+$")
@@ -195,11 +197,15 @@ def _by_number(paths: Sequence[str]) -> list[str]:
 
 
 def _mapped(path: str) -> NDArray[Any]:
-    with open_file(path):
-        pass  # a regular file
+    with open_file(path) as opened:
+        head, nbytes = opened.read(_NPY_HEAD), os.fstat(opened.fileno()).st_size
     try:
-        array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError, OSError) as exc:
+        header = read_npy_header(head)
+        if header.start + header.nbytes > nbytes:
+            raise DecodeError(f"{header.dtype} {header.shape} take {header.nbytes} bytes")
+        order: Literal["F", "C"] = "F" if header.is_fortran else "C"
+        array = np.memmap(path, header.dtype, "r", header.start, header.shape, order)
+    except (ValueError, OSError, DecodeError) as exc:
         raise FormatError(f"{path}: not a .npy file, or truncated ({exc!s:.100}); get it again") from exc
     if array.ndim not in (1, 2) or array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
         raise FormatError(f"{path}: {array.dtype} of shape {array.shape}; tables are made of (n,) and (n, k) arrays of numbers")

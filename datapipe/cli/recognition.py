@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from datapipe.containers import open_index
-from datapipe.containers.formats import TEXT_SUFFIXES
-from datapipe.containers.tables.files import open_table
+from datapipe.containers.formats import TEXT_SUFFIXES, container_of
+from datapipe.containers.tables.files import SUFFIXES, open_table
 from datapipe.core.errors import DatapipeError, FormatError
 from datapipe.index.manifest import MANIFEST_NAME
 from datapipe.index.sample_index import SampleIndex
@@ -34,7 +35,7 @@ def samples_or_table(path: str) -> SampleIndex | TableIndex:
     try:
         table = table_at(path)
     except DatapipeError:
-        if path.lower().endswith(TEXT_SUFFIXES) and os.path.isfile(path):
+        if os.path.isfile(path) and (path.lower().endswith(TEXT_SUFFIXES) or _is_only_table(path)):
             raise
         return open_index(path)
     return open_index(path) if table is None else table
@@ -44,3 +45,8 @@ def table_at(path: str) -> TableIndex | None:
     """Return the table at a local path, None for files of encoded images. Writes nothing. Raises as `open_table` does."""
     table = open_table(path)
     return None if any(column.type in _BYTES for column in table.columns) else table
+
+
+def _is_only_table(path: str) -> bool:
+    """Return True for a file whose name tables have, and shards of samples have not."""
+    return Path(path).suffix.lower() in SUFFIXES and container_of(Path(path).name) is None

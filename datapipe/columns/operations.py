@@ -35,6 +35,8 @@ class FillMissing:
             raise OptionError(f"FillMissing({self.value!r}): pass a number, 'mean' or 'median'")
         if not isinstance(self.value, str):
             _finite(self.value, "FillMissing")
+        if not isinstance(self.indicator, bool):
+            raise OptionError(f"FillMissing: indicator is {self.indicator!r:.30}; pass True or False")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,7 @@ class Bucketize:
     def __post_init__(self) -> None:
         try:
             values = tuple(float(value) for value in self.boundaries)
-        except (TypeError, ValueError) as exc:
+        except (TypeError, ValueError, OverflowError) as exc:
             raise OptionError(f"Bucketize({self.boundaries!r:.60}): pass a list of numbers") from exc
         if not values or any(a >= b for a, b in itertools.pairwise(values)) or not all(map(math.isfinite, values)):
             raise OptionError(f"Bucketize({list(values)!r:.60}): boundaries are finite numbers in ascending order")
@@ -87,7 +89,7 @@ class HashBucket:
     size: int
 
     def __post_init__(self) -> None:
-        if not isinstance(self.size, int) or not 2 <= self.size < 2**31:
+        if not _is_whole(self.size) or not 2 <= self.size < 2**31:
             raise OptionError(f"HashBucket({self.size!r:.30}): size is a whole number from 2 to 2^31 - 1")
 
 
@@ -102,9 +104,9 @@ class Categorify:
     max_size: int | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.min_count, int) or self.min_count < 1:
+        if not _is_whole(self.min_count) or self.min_count < 1:
             raise OptionError(f"Categorify: min_count is {self.min_count!r:.30}; it must be at least 1")
-        if self.max_size is not None and (not isinstance(self.max_size, int) or not 1 <= self.max_size < 2**31 - FIRST):
+        if self.max_size is not None and (not _is_whole(self.max_size) or not 1 <= self.max_size < 2**31 - FIRST):
             raise OptionError(f"Categorify: max_size is {self.max_size!r:.30}; it must be at least 1, and below 2^31")
 
 
@@ -129,7 +131,7 @@ class PadList:
     value: float = 0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.length, int) or not 1 <= self.length <= 1 << 16:
+        if not _is_whole(self.length) or not 1 <= self.length <= 1 << 16:
             raise OptionError(f"PadList({self.length!r:.30}): length is a whole number from 1 to 65,536")
         _finite(self.value, "PadList")
 
@@ -144,9 +146,16 @@ MAKES_IDS = (Bucketize, HashBucket, Categorify)
 
 def needs_fitting(operation: Operation) -> bool:
     """Return True if the operation needs statistics from fitting."""
-    return isinstance(operation, (Normalize, Categorify)) or (
-        isinstance(operation, FillMissing) and isinstance(operation.value, str)
-    )
+    return bool(statistics_of(operation))
+
+
+def statistics_of(operation: Operation) -> tuple[str, ...]:
+    """Return the statistics that the operation needs from fitting, by their names in `Fitted`."""
+    if isinstance(operation, Normalize):
+        return ("mean", "std")
+    if isinstance(operation, Categorify):
+        return ("vocabulary",)
+    return ("fill",) if isinstance(operation, FillMissing) and isinstance(operation.value, str) else ()
 
 
 def checked_chain(operations: object, pattern: str) -> tuple[Operation, ...]:
@@ -172,6 +181,20 @@ def checked_chain(operations: object, pattern: str) -> tuple[Operation, ...]:
     return tuple(one for one in listed if isinstance(one, Operation))
 
 
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def _finite(value: object, name: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)) or not math.isfinite(value):
+    if not is_finite_number(value):
         raise OptionError(f"{name}({value!r:.30}): pass a finite number")
+
+
+def is_finite_number(value: object) -> bool:
+    """Return True for a number, no boolean, that a float64 holds."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+        return False
+    try:
+        return math.isfinite(float(value))
+    except OverflowError:
+        return False

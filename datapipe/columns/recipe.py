@@ -5,7 +5,6 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import json
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -17,15 +16,17 @@ import pyarrow as pa
 from datapipe.columns import operations as ops
 from datapipe.columns.chains import Chain, Fitted, Vocabulary
 from datapipe.columns.fitting import fit_columns
-from datapipe.columns.operations import KINDS, Operation, checked_chain, needs_fitting
+from datapipe.columns.operations import KINDS, Operation, checked_chain, is_finite_number, needs_fitting, statistics_of
 from datapipe.containers.tables.files import open_table
 from datapipe.core import arrow_maps, regular_files
 from datapipe.core.atomic import atomic_writer, write_json
 from datapipe.core.environment import num_usable_cores
 from datapipe.core.errors import FormatError, IntegrityError, MissingDataError, OptionError
+from datapipe.core.printable import listed
 from datapipe.index.tables import TableColumn, TableIndex
 
 _VERSION = 1
+_STATISTICS = ("fill", "mean", "std")
 VOCABULARIES_SUFFIX = ".vocabularies"  # of the directory beside a recipe
 
 
@@ -129,7 +130,7 @@ class Columns:
         """Return the results of fitting, a line for each column, for people."""
         lines = []
         for name, fitted in (self._fitted or {}).items():
-            numbers = [f"{what} {value:.6g}" for what in ("fill", "mean", "std") if (value := getattr(fitted, what)) is not None]
+            numbers = [f"{what} {value:.6g}" for what in _STATISTICS if (value := getattr(fitted, what)) is not None]
             if fitted.vocabulary is not None:
                 first = ", ".join(str(value)[:20] for value in fitted.vocabulary.values[:3].to_pylist())
                 numbers.append(f"{len(fitted.vocabulary)} values, the most frequent first: {first}")
@@ -160,19 +161,35 @@ class Columns:
         where = os.fspath(path)
         try:
             document = json.loads(regular_files.read_bytes(where))
-            recipe = cls({pattern: [_from_json(one) for one in chain] for pattern, chain in document["columns"]})
-            if document["version"] != _VERSION:
+            if type(document["version"]) is not int or document["version"] != _VERSION:
                 raise ValueError(f"version {document['version']!r:.20}, expected {_VERSION}")
-            directory = Path(where + VOCABULARIES_SUFFIX)
+            if unknown := document.keys() - {"version", "columns", "fitted"}:
+                raise ValueError(f"unknown members: {listed(sorted(unknown))}")
+            patterns = [pattern for pattern, _ in document["columns"]]
+            if len(set(patterns)) < len(patterns):
+                raise ValueError("a pattern comes twice")
+            if any(not isinstance(chain, list) for _, chain in document["columns"]):
+                raise ValueError("operations are no list")
+            recipe = cls({pattern: [_from_json(one) for one in chain] for pattern, chain in document["columns"]})
             if "fitted" in document:
-                recipe._fitted = {name: _fitted_from_json(one, directory) for name, one in document["fitted"].items()}
+                recipe._fitted = recipe._fitted_in(document["fitted"], Path(where + VOCABULARIES_SUFFIX))
         except FileNotFoundError as exc:
             raise MissingDataError(f"{exc.filename or where}: no such file") from exc
         except (FormatError, IntegrityError):
             raise
-        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as exc:
-            raise FormatError(f"{where}: not a recipe for columns ({exc!s:.120}); write it with dp.Columns(...).save") from exc
+        except KeyError as exc:
+            raise _no_recipe(where, f"{exc} is missing") from exc
+        except (TypeError, ValueError, AttributeError, RecursionError, OverflowError) as exc:
+            raise _no_recipe(where, exc) from exc
         return recipe
+
+    def _fitted_in(self, values: Mapping[str, Any], directory: Path) -> dict[str, Fitted]:
+        fitted = {name: _fitted_from_json(one, name, directory) for name, one in values.items()}
+        for name, found in fitted.items():
+            for operation in self._operations_of(name) or ():
+                if missing := [one for one in statistics_of(operation) if getattr(found, one) is None]:
+                    raise ValueError(f"{type(operation).__name__} of {name!r:.40} needs {missing[0]}, which was not fitted")
+        return fitted
 
     # -- columns --------------------------------------------------------------------------------
 
@@ -216,7 +233,7 @@ def _from_json(value: Mapping[str, Any]) -> Operation:
 
 
 def _fitted_to_json(fitted: Fitted, directory: Path) -> dict[str, Any]:
-    found: dict[str, Any] = {name: value for name in ("fill", "mean", "std") if (value := getattr(fitted, name)) is not None}
+    found: dict[str, Any] = {name: value for name in _STATISTICS if (value := getattr(fitted, name)) is not None}
     if fitted.vocabulary is not None:
         directory.mkdir(exist_ok=True)
         name = f"{fitted.vocabulary.digest[:32]}.arrow"  # named by its contents, so that other recipes never replace it
@@ -227,16 +244,31 @@ def _fitted_to_json(fitted: Fitted, directory: Path) -> dict[str, Any]:
     return found
 
 
-def _fitted_from_json(value: Mapping[str, Any], directory: Path) -> Fitted:
-    numbers = {name: float(value[name]) for name in ("fill", "mean", "std") if name in value}
-    if not all(map(math.isfinite, numbers.values())):
-        raise ValueError("a statistic is not finite")
-    return Fitted(**numbers, vocabulary=_read_vocabulary(value["vocabulary"], directory) if "vocabulary" in value else None)
+def _no_recipe(where: str, why: object) -> FormatError:
+    return FormatError(f"{where}: not a recipe for columns ({why!s:.160}); write it with dp.Columns(...).save")
 
 
-def _read_vocabulary(value: Mapping[str, Any], directory: Path) -> Vocabulary:
-    digest = str(value["digest"])
-    if len(digest) != hashlib.sha256().digest_size * 2 or not all(letter in "0123456789abcdef" for letter in digest):
+def _fitted_from_json(value: Mapping[str, Any], name: str, directory: Path) -> Fitted:
+    if unknown := value.keys() - {*_STATISTICS, "vocabulary"}:
+        raise ValueError(f"unknown members of {name!r:.40}: {listed(sorted(unknown))}")
+    numbers = {}
+    for statistic in value.keys() & {*_STATISTICS}:
+        number = value[statistic]
+        if not is_finite_number(number) or (statistic == "std" and number < 0):
+            raise ValueError(f"{statistic} of {name!r:.40} is {number!r:.30}, expected a finite number, and a std of 0 or more")
+        numbers[statistic] = float(number)
+    return Fitted(**numbers, vocabulary=_read_vocabulary(value["vocabulary"], name, directory) if "vocabulary" in value else None)
+
+
+def _read_vocabulary(value: Mapping[str, Any], name: str, directory: Path) -> Vocabulary:
+    digest, size = value["digest"], value["size"]
+    if type(size) is not int or size < 0:
+        raise ValueError(f"the vocabulary of {name!r:.40} has the size {size!r:.30}, expected a whole number")
+    if (
+        not isinstance(digest, str)
+        or len(digest) != hashlib.sha256().digest_size * 2
+        or not all(letter in "0123456789abcdef" for letter in digest)
+    ):
         raise ValueError("a vocabulary's digest is not a sha256")
     path = directory / f"{digest[:32]}.arrow"
     try:
@@ -250,4 +282,6 @@ def _read_vocabulary(value: Mapping[str, Any], directory: Path) -> Vocabulary:
     found = Vocabulary.of(values.chunk(0) if isinstance(values, pa.ChunkedArray) else values)
     if found.digest != digest:
         raise IntegrityError(f"{path}: differs from the vocabulary that the recipe names; fit the recipe again")
+    if len(found) != size:
+        raise IntegrityError(f"{path}: holds {len(found)} values, and the recipe says {size}; fit the recipe again")
     return found

@@ -8,6 +8,7 @@ values with `RecordBatch.validate(full=True)`.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 
 import pyarrow as pa
 
@@ -19,6 +20,7 @@ MAGIC = b"ARROW1"  # a file of batches and a footer; a stream has neither
 # The exceptions that pyarrow raises for damaged files, from its own checks and from those of Python.
 DAMAGE = (pa.ArrowException, OSError, ValueError, KeyError, TypeError, struct.error)
 
+_FEATHER_1 = b"FEA1"
 _STREAM_START = 8  # bytes of a file before its stream: the magic, padded
 _DICTIONARY, _BATCH = 2, 3  # MessageHeader of Arrow's Message.fbs
 _OLD_COMPRESSION = b"ARROW:experimental_compression"  # marked compression before there was a field for it
@@ -39,31 +41,47 @@ def is_file(data: pa.Buffer) -> bool:
     return data.size > 2 * _STREAM_START and all(end.to_pybytes() == MAGIC for end in ends)
 
 
+def refuse_cut(data: pa.Buffer) -> None:
+    """Raise ValueError for a file that begins as one with a footer does, and ends before it."""
+    if data.slice(0, len(MAGIC)).to_pybytes() == MAGIC and not is_file(data):
+        raise ValueError(f"it begins as an Arrow or Feather file and its end is missing: it was cut after {data.size} bytes")
+    if data.slice(0, len(_FEATHER_1)).to_pybytes() == _FEATHER_1:
+        raise ValueError("Feather of version 1, from before 2020; read it with pyarrow.feather and write it again")
+
+
 def stream_of(data: pa.Buffer) -> pa.Buffer:
-    """Return the stream in a mapped file. Raises ValueError if a batch is compressed, DAMAGE if it does not parse.
+    """Return the stream in a mapped file. Raises ValueError if it was cut or a batch is compressed, DAMAGE if it does not parse.
 
     A file with a footer is read as the stream at its beginning: a footer may point anywhere.
     """
+    refuse_cut(data)
     stream = data.slice(_STREAM_START) if is_file(data) else data
     for message in pa.ipc.MessageReader.open_stream(pa.BufferReader(stream)):
-        if _is_compressed(message.metadata.to_pybytes()):
+        if is_compressed(message.metadata.to_pybytes()):
             raise ValueError("its batches are compressed")
     return stream
 
 
-def _is_compressed(metadata: bytes) -> bool:
+def is_compressed(metadata: bytes) -> bool:
     """Return True if a message says that its body is compressed; see Arrow's Message.fbs."""
-    message = _Table(metadata, 0)
-    kind = message.number(1)
-    if kind not in (_DICTIONARY, _BATCH):
+    message = FlatTable(metadata, 0)
+    if message.number(1) not in (_DICTIONARY, _BATCH):
         return False
-    batch = message.table(2)
-    if kind == _DICTIONARY and batch is not None:
-        batch = batch.table(1)
+    batch = batch_in(metadata)
     return (batch is not None and batch.table(3) is not None) or _OLD_COMPRESSION in metadata
 
 
-class _Table:
+def batch_in(metadata: bytes) -> FlatTable | None:
+    """Return the RecordBatch in a message, that of a dictionary too; None if there is none. Raises struct.error."""
+    message = FlatTable(metadata, 0)
+    kind = message.number(1)
+    if kind not in (_DICTIONARY, _BATCH):
+        return None
+    batch = message.table(2)
+    return batch.table(1) if kind == _DICTIONARY and batch is not None else batch
+
+
+class FlatTable:
     """A table of a flatbuffer: https://flatbuffers.dev/internals. Raises struct.error for references out of the bytes."""
 
     def __init__(self, data: bytes, place: int) -> None:
@@ -77,10 +95,20 @@ class _Table:
         place = self._place(field)
         return self._read("<B", place) if place else 0
 
-    def table(self, field: int) -> _Table | None:
+    def table(self, field: int) -> FlatTable | None:
         """Return a field that is a table; None if it is omitted."""
         place = self._place(field)
-        return _Table(self._data, place) if place else None
+        return FlatTable(self._data, place) if place else None
+
+    def structs(self, field: int, form: str) -> Iterator[tuple[int, ...]]:
+        """Yield the structs of a field that is a list of them, each as `struct.unpack` gives it; none if it is omitted."""
+        place = self._place(field)
+        if place:
+            place += self._read("<I", place)
+            num, size = self._read("<I", place), struct.calcsize(form)
+            if num * size > len(self._data) - place - 4:
+                raise struct.error("a list leads out of the message")
+            yield from struct.iter_unpack(form, self._data[place + 4 : place + 4 + num * size])
 
     def _place(self, field: int) -> int:
         slot = 4 + 2 * field

@@ -18,7 +18,7 @@ from datapipe.fetch.shard_cache.schedule import Schedule
 from datapipe.index.entries import Extents
 from datapipe.stores.location import is_url, parse_location
 from datapipe.stores.pending import PendingBytes, RemoteObject, take_waited_ns
-from datapipe.stores.requests import Requests, requests
+from datapipe.stores.requests import Requests, apply_settings, requests
 from datapipe.stores.settings import Remote
 
 _Key = tuple[str, int, int]  # url, offset, number of bytes
@@ -209,9 +209,8 @@ class RemoteFiles:
         return self._objects.setdefault(url, RemoteObject(parse_location(url), etag, nbytes))
 
     def _requests(self) -> Requests:
-        shared = requests()
-        shared.set_limits(most=self._settings.requests, timeout_s=self._settings.timeout_s)
-        return shared
+        apply_settings(self._settings)
+        return requests()
 
 
 def _is_remote(extents: Extents, row: int) -> bool:

@@ -27,6 +27,12 @@ _REGION = re.compile(r"<Region>\s*([a-z0-9-]{3,30})\s*</Region>|expecting '([a-z
 _METADATA_HOSTS = ("169.254.169.254", "metadata.google.internal")  # asked by the library where it finds no other credentials
 _NO_CREDENTIALS = ("InvalidCredential", "MissingCredential", "credential")
 _PERMANENT_TRANSPORT = ("CertificateError", "invalid peer certificate", "UnknownIssuer", "URL scheme is not allowed")
+_REDIRECTED = ("error following redirect", "kind: Redirect", "builder error")
+_REDIRECTS = (
+    "the server redirects in a circle, more than ten times, or to a scheme that is not read; check the URL, or pass the one to "
+    "which it leads"
+)
+_NO_ANSWER_IN_TIME = "no answer in time; check the network and the endpoint"
 _IGNORES_RANGES = "the server ignores ranges (200 in place of 206); take another server, or copy the data to a disk"
 
 
@@ -73,6 +79,10 @@ class WholeObjectError(Exception):
     """The whole object came although a range was requested."""
 
 
+class TooLargeError(Exception):
+    """An object that is read as a whole claims more bytes than such an object has."""
+
+
 class ChangedError(Exception):
     """A response with another etag or size than the first one: from a server that ignores If-Match."""
 
@@ -88,6 +98,10 @@ def examine(exc: BaseException, location: Location) -> Failure:
     status = int(found.group(1) or found.group(2)) if found else 0
     named = _CODE.search(text)
     code = named.group(1) if named else ""
+    if isinstance(exc, TooLargeError):
+        return Failure(Cause.BROKEN, f"claims {exc}, more than an index or a manifest has; check the URL")
+    if isinstance(exc, TimeoutError):
+        return Failure(Cause.SILENT, _NO_ANSWER_IN_TIME)
     if isinstance(exc, ShortBodyError):
         return Failure(Cause.TRANSIENT, f"the answer was cut ({exc}); the network, or a proxy on the way, is at fault")
     if isinstance(exc, WholeObjectError) or type(exc).__name__ == "NotSupportedError" or "NotPartial" in text:
@@ -120,6 +134,8 @@ def _without_answer(text: str, location: Location) -> Failure:
         return Failure(Cause.DENIED, "the bucket is in another region; set AWS_REGION to it")
     if any(sign in text for sign in _NO_CREDENTIALS):
         return _without_credentials(location)
+    if any(sign in text for sign in _REDIRECTED):
+        return Failure(Cause.BROKEN, _REDIRECTS)
     if any(sign in text for sign in _PERMANENT_TRANSPORT):
         return Failure(Cause.BROKEN, "no trusted connection (TLS); check the endpoint's scheme and certificate")
     if "dns error" in text or "failed to lookup address" in text or "Name or service not known" in text:
@@ -127,7 +143,7 @@ def _without_answer(text: str, location: Location) -> Failure:
     if "Connection refused" in text:
         return Failure(Cause.UNREACHED, "the connection was refused; check the endpoint and its port")
     if any(sign in text for sign in ("timed out", "TimedOut", "kind: Timeout")):  # "retry_timeout" is always there
-        return Failure(Cause.SILENT, "no answer in time; check the network and the endpoint")
+        return Failure(Cause.SILENT, _NO_ANSWER_IN_TIME)
     return Failure(Cause.TRANSIENT, "the connection broke; check the network and the endpoint")
 
 
@@ -204,6 +220,19 @@ def retry_s(failure: Failure, location: Location, *, since_s: float, timeout_s: 
     return max(0.0, since_s + timeout_s - time.monotonic()) if failure.may_pass else 0.0
 
 
+def told(failure: Failure, last: Failure | None) -> Failure:
+    """Return which of an attempt's failure and the last one to tell: the attempt may have failed because its time was over."""
+    return last if last is not None and failure.kind is Cause.SILENT else failure
+
+
+def given_up(failure: Failure, location: Location, *, elapsed_s: float, attempts: int, timeout_s: float) -> DatapipeError:
+    """Return the error after the last attempt; one whose cause may pass says how long was tried, and how long at most."""
+    if not failure.may_pass:
+        return failure.error(location)
+    tried = f"no success in {elapsed_s:.0f} s and {attempts} attempt{'s' * (attempts != 1)}, with {timeout_s:g} s at most"
+    return StorageError(errno.EIO, f"{location}: {tried}: {failure.what}")
+
+
 class Attempts:
     """The attempts of the calling thread at one piece of work, until nothing has succeeded for too long.
 
@@ -216,33 +245,43 @@ class Attempts:
         self._timeout_s = timeout_s
         self._wait = Wait(str(location), NO_ANSWER) if wait is None else wait
         self.num_failed, self._last_s = 0, time.monotonic()
+        self._failure: Failure | None = None
+
+    @property
+    def left_s(self) -> float:
+        """Return for how many seconds the next attempt may last."""
+        return max(0.0, self._last_s + self._timeout_s - time.monotonic())
 
     def succeeded(self) -> None:
         """Begin to count failures and seconds again, as some of the work is done."""
         note_reached(self._location)
         self.num_failed, self._last_s, self._wait = 0, time.monotonic(), Wait(str(self._location), NO_ANSWER)
+        self._failure = None
 
     def failed(self, failure: Failure) -> None:
         """Wait until the next attempt is due. Raises MissingDataError or StorageError if there is to be none."""
+        failure = self._failure = told(failure, self._failure)
         left_s = retry_s(failure, self._location, since_s=self._last_s, timeout_s=self._timeout_s)
         if not left_s:
-            raise failure.error(self._location) from None
+            elapsed_s, tried = time.monotonic() - self._last_s, self.num_failed + 1
+            raise given_up(failure, self._location, elapsed_s=elapsed_s, attempts=tried, timeout_s=self._timeout_s) from None
         self._wait.reason = failure.what
         self._wait.report_if_long()
         time.sleep(min(pause_s(self.num_failed), left_s))
         self.num_failed += 1
 
 
-def retried(attempt: Callable[[], T], location: Location, *, timeout_s: float = TIMEOUT_S) -> T:
-    """Return what `attempt` returns, made again as long as its failure may pass, in the calling thread.
+def retried(attempt: Callable[[float], T], location: Location, *, timeout_s: float = TIMEOUT_S) -> T:
+    """Return what `attempt` returns, made again as long as its failure may pass, from the calling thread.
 
-    `location`, `timeout_s`: as of `Attempts`. A long wait is reported. Raises MissingDataError and StorageError.
+    `attempt`: is given the seconds that are left to it, after which it raises TimeoutError. `location`, `timeout_s`: as of
+    `Attempts`. A long wait is reported. Raises MissingDataError and StorageError.
     """
     with reported_wait(str(location), NO_ANSWER) as wait:
         attempts = Attempts(location, timeout_s=timeout_s, wait=wait)
         while True:
             try:
-                found = attempt()
+                found = attempt(attempts.left_s)
             except DatapipeError:  # no client could be opened
                 raise
             except Exception as exc:

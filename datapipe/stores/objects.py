@@ -18,7 +18,12 @@ from datapipe.stores.opening import open_store
 from datapipe.stores.pending import PendingBytes, RemoteObject
 from datapipe.stores.requests import requests
 
-OPEN_TIMEOUT_S = 20.0  # without success; short, because the name of a host may be mistyped and a user waits
+OPEN_TIMEOUT_S = 20.0  # without success, at most; short, because the name of a host may be mistyped and a user waits
+
+
+def open_timeout_s() -> float:
+    """Return the seconds without success after which what opens a dataset has failed: those that the user set, if fewer."""
+    return min(OPEN_TIMEOUT_S, requests().timeout_s)
 
 
 def read_object(location: Location) -> bytes:
@@ -28,7 +33,8 @@ def read_object(location: Location) -> bytes:
 
 def read_objects(locations: Sequence[Location]) -> list[bytes]:
     """Return all of several objects, read at once; a long wait is reported. Raises the error of the first that failed."""
-    wanted = [PendingBytes(RemoteObject(location), is_urgent=True, timeout_s=OPEN_TIMEOUT_S) for location in locations]
+    timeout_s = open_timeout_s()
+    wanted = [PendingBytes(RemoteObject(location), is_urgent=True, timeout_s=timeout_s) for location in locations]
     requests().submit(wanted)
     what = listed([str(location) for location in locations], most=1)
     with reported_wait(what, lambda: next((one.trouble for one in wanted if one.trouble), NO_ANSWER)):
@@ -53,15 +59,22 @@ def list_objects(location: Location) -> list[ListedObject]:
 
 def _directly_under(location: Location) -> tuple[Any, str]:
     """Return what the store lists directly under a prefix, and what its keys begin with."""
-    requests().check_process()
-    prefix = f"{location.key}/" if location.key else ""
-    return retried(lambda: open_store(location).list_with_delimiter(prefix), location, timeout_s=OPEN_TIMEOUT_S), prefix
+    shared, prefix = requests(), f"{location.key}/" if location.key else ""
+
+    def attempt(left_s: float) -> Any:
+        return shared.call(lambda: open_store(location).list_with_delimiter_async(prefix), left_s)
+
+    return retried(attempt, location, timeout_s=open_timeout_s()), prefix
 
 
-def object_facts(location: Location, *, timeout_s: float = OPEN_TIMEOUT_S) -> ListedObject:
+def object_facts(location: Location, *, timeout_s: float | None = None) -> ListedObject:
     """Return the size and etag of an object. Raises MissingDataError and StorageError."""
-    requests().check_process()
-    meta = retried(lambda: open_store(location).head(location.key), location, timeout_s=timeout_s)
+    shared, timeout_s = requests(), open_timeout_s() if timeout_s is None else timeout_s
+
+    def attempt(left_s: float) -> Any:
+        return shared.call(lambda: open_store(location).head_async(location.key), left_s)
+
+    meta = retried(attempt, location, timeout_s=timeout_s)
     return ListedObject(location.name, meta["size"], meta["e_tag"])
 
 
@@ -104,14 +117,14 @@ def list_below(location: Location) -> Generator[list[ListedObject]]:
     Raises StorageError, and OptionError where the store cannot list.
     """
     refuse_unlistable(location)
-    requests().check_process()
-    prefix = f"{location.key}/" if location.key else ""
+    shared, prefix = requests(), f"{location.key}/" if location.key else ""
     last: str | None = None
-    attempts = Attempts(location)
+    attempts = Attempts(location, timeout_s=shared.timeout_s)
     while True:
         try:
             options: dict[str, Any] = {} if last is None else {"offset": last}
-            for page in open_store(location).list(prefix, chunk_size=_PAGE, **options):
+            pages = open_store(location).list(prefix, chunk_size=_PAGE, **options)
+            while (page := shared.call(lambda: next_of(pages), attempts.left_s)) is not None:  # noqa: B023
                 if page:
                     yield [_listed_object(meta, prefix) for meta in page]
                     last = page[-1]["path"]
@@ -121,6 +134,11 @@ def list_below(location: Location) -> Generator[list[ListedObject]]:
             raise
         except Exception as exc:
             attempts.failed(examine(exc, location))
+
+
+async def next_of(pages: Any) -> Any:
+    """Return what comes next of an asynchronous iterator, None at its end."""
+    return await anext(pages, None)
 
 
 def list_each(locations: Sequence[Location]) -> Generator[tuple[int, list[ListedObject]]]:

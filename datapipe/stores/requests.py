@@ -15,8 +15,8 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TYPE_CHECKING, TypeVar
 
 from datapipe.core.errors import DatapipeError, LifecycleError, StorageError
 from datapipe.stores.failures import (
@@ -25,20 +25,28 @@ from datapipe.stores.failures import (
     ChangedError,
     Failure,
     ShortBodyError,
+    TooLargeError,
     WholeObjectError,
     examine,
+    given_up,
     pause_s,
     retry_s,
+    told,
 )
 from datapipe.stores.opening import open_store
 from datapipe.stores.pending import PendingBytes, RemoteObject
 from datapipe.stores.reachability import note_reached
+from datapipe.stores.settings import Remote
 from datapipe.stores.window import MAX_NBYTES, RequestWindow
 
 if TYPE_CHECKING:
-    from obstore import GetOptions
+    from obstore import GetOptions, GetResult
 
 _TICK_S = 0.25
+_LOOK_S = 5.0  # for what an error tells besides
+MAX_WHOLE_NBYTES = 1 << 30  # of an object that is read as a whole: a manifest, an index
+
+T = TypeVar("T")
 
 
 class Requests:
@@ -84,6 +92,24 @@ class Requests:
         self.check_process()
         if not pending.is_done and not pending.started_s:
             self._loop.call_soon_threadsafe(self._start, pending)
+
+    def call(self, make: Callable[[], Awaitable[T]], timeout_s: float) -> T:
+        """Return what a coroutine of the store's library returns, awaited in the thread of the requests.
+
+        Raises TimeoutError after `timeout_s`, however little by little the store answers, and what the coroutine raises.
+        """
+        self.check_process()
+
+        async def awaited() -> T:
+            async with asyncio.timeout(timeout_s):
+                return await make()
+
+        future = asyncio.run_coroutine_threadsafe(awaited(), self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
 
     def check_process(self) -> None:
         """Raise LifecycleError in a child that was forked after the first use, where the library's threads do not exist."""
@@ -139,22 +165,24 @@ class Requests:
         """Repeat the request until it succeeds, fails for good, or the time is over."""
         begun_s = time.monotonic()
         timeout_s = self.timeout_s if pending.timeout_s is None else pending.timeout_s
+        until_s, last = self._loop.time() + timeout_s, None
         try:
             while not pending.is_done:
                 try:
-                    data = await self._attempt(pending)
+                    async with asyncio.timeout_at(until_s):
+                        data = await self._attempt(pending)
                 except asyncio.CancelledError:
                     raise
                 except DatapipeError as exc:  # no client could be opened: what is installed, or set, does not fit
                     pending.fail(exc)
                     return
                 except BaseException as exc:
-                    failure = examine(exc, pending.object.location)
+                    failure = last = told(examine(exc, pending.object.location), last)
                     if failure.kind is Cause.THROTTLED:
                         self.window.throttled()
                     left_s = retry_s(failure, pending.object.location, since_s=begun_s, timeout_s=timeout_s)
                     if not left_s:
-                        pending.fail(await self._error(failure, pending, time.monotonic() - begun_s))
+                        pending.fail(await self._error(failure, pending, time.monotonic() - begun_s, timeout_s))
                         return
                     pending.trouble = failure.what
                     await asyncio.sleep(min(pause_s(pending.attempts), left_s))
@@ -181,7 +209,8 @@ class Requests:
         """
         target = pending.object
         store = open_store(target.location)
-        if pending.has_checksum and pending.end is not None and target.nbytes >= 0:
+        is_own = target.location.scheme not in ("http", "https", "hf")  # whose server the settings name; its answers fit
+        if is_own and pending.has_checksum and pending.end is not None and target.nbytes >= 0:
             data = bytes(await store.get_range_async(target.location.key, start=pending.start, end=pending.end))
             return _checked(data, pending.nbytes, target.nbytes)
         options: GetOptions = {}
@@ -192,27 +221,27 @@ class Requests:
             options["if_match"] = pinned
         result = await store.get_async(target.location.key, options=options)
         meta = result.meta
-        data = bytes(await result.bytes_async())
+        if pending.end is None and meta["size"] > MAX_WHOLE_NBYTES:  # the library allocates what the answer claims
+            raise TooLargeError(f"{meta['size']} bytes")
+        data = await _body(result, meta["size"] if pending.end is None else pending.nbytes)
         if target.nbytes < 0:
             target.etag, target.nbytes = meta["e_tag"], meta["size"]
         elif (target.etag, target.nbytes) != (meta["e_tag"], meta["size"]):  # checked here too, for servers that ignore If-Match
             raise ChangedError
         return _checked(data, meta["size"] if pending.end is None else pending.nbytes, meta["size"])
 
-    async def _error(self, failure: Failure, pending: PendingBytes, elapsed_s: float) -> BaseException:
+    async def _error(self, failure: Failure, pending: PendingBytes, elapsed_s: float, timeout_s: float) -> BaseException:
         location = pending.object.location
         if failure.kind is Cause.CHANGED and pending.object.etag is not None:
             now = await self._etag_now(pending.object)
             change = f"etag {pending.object.etag} -> {now or 'gone'}"
             return StorageError(errno.ESTALE, f"{location}: changed since the loader opened it ({change}); open it again")
-        if failure.may_pass:
-            tried = f"no success in {elapsed_s:.0f} s and {pending.attempts + 1} attempts"
-            return StorageError(errno.EIO, f"{location}: {tried}: {failure.what}")
-        return failure.error(location)
+        return given_up(failure, location, elapsed_s=elapsed_s, attempts=pending.attempts + 1, timeout_s=timeout_s)
 
     async def _etag_now(self, target: RemoteObject) -> str | None:
         with contextlib.suppress(Exception):
-            meta = await open_store(target.location).head_async(target.location.key)
+            async with asyncio.timeout(_LOOK_S):
+                meta = await open_store(target.location).head_async(target.location.key)
             return None if meta["e_tag"] is None else str(meta["e_tag"])
         return None
 
@@ -233,10 +262,22 @@ class Requests:
     async def _hedge(self, pending: PendingBytes) -> None:
         """Make a second attempt parallel to the slow one; if it fails, the first continues."""
         with contextlib.suppress(Exception):
-            data = await self._attempt(pending)
+            async with asyncio.timeout(self.timeout_s):
+                data = await self._attempt(pending)
             pending.finish(data)
             if pending.task is not None:
                 pending.task.cancel()
+
+
+async def _body(result: GetResult, most: int) -> bytes:
+    """Return the body of an answer. Raises WholeObjectError for one that is longer than `most`, and reads no more of it."""
+    pieces, held = [], 0
+    async for piece in result.stream(min_chunk_size=most + 1):
+        pieces.append(piece)
+        held += len(piece)
+        if held > most:
+            raise WholeObjectError(f"more than {most} bytes")
+    return bytes(pieces[0]) if len(pieces) == 1 else b"".join(map(bytes, pieces))
 
 
 def _checked(data: bytes, wanted: int, object_nbytes: int) -> bytes:
@@ -248,6 +289,11 @@ def _checked(data: bytes, wanted: int, object_nbytes: int) -> bytes:
 
 _shared: Requests | None = None
 _lock = threading.Lock()
+
+
+def apply_settings(settings: Remote) -> None:
+    """Let these settings hold for all requests of this process from now on, until others are applied."""
+    requests().set_limits(most=settings.requests, timeout_s=settings.timeout_s)
 
 
 def requests() -> Requests:

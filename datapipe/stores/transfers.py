@@ -16,14 +16,14 @@ from datapipe.core.errors import DatapipeError, MissingDataError, OptionError, S
 from datapipe.core.regular_files import open_file
 from datapipe.stores.failures import TIMEOUT_S, Attempts, Cause, ChangedError, ShortBodyError, WholeObjectError, examine, retried
 from datapipe.stores.location import Location
-from datapipe.stores.objects import ListedObject, object_facts
+from datapipe.stores.objects import ListedObject, next_of, object_facts
 from datapipe.stores.opening import open_store
 from datapipe.stores.requests import requests
 
 if TYPE_CHECKING:
     from obstore import GetOptions
 
-_CHUNK_NBYTES = 4 << 20
+_CHUNK_NBYTES = 1 << 20
 
 
 def download(
@@ -32,21 +32,21 @@ def download(
     *,
     nbytes: int | None = None,
     etag: str | None = None,
-    timeout_s: float = TIMEOUT_S,
+    timeout_s: float | None = None,
     is_wanted: Callable[[], bool] = lambda: True,
 ) -> int:
     """Read all of an object in the calling thread; return its size.
 
     `sink`: gets each piece and its offset, in order; its exceptions are passed on. `nbytes`, `etag`: that the object must have.
-    `timeout_s`: time without a byte after which it fails. `is_wanted`: called between pieces; False ends it with StorageError.
+    `timeout_s`: time without a further MiB, or the rest, after which it fails; None: the process's. `is_wanted`: called between
+    pieces; False ends it with StorageError.
     Raises MissingDataError and StorageError, also if the object has another size or is replaced meanwhile.
     """
-    requests().check_process()
     done, size = 0, nbytes
-    attempts = Attempts(location, timeout_s=timeout_s)
+    attempts = Attempts(location, timeout_s=requests().timeout_s if timeout_s is None else timeout_s)
     while True:
         try:
-            for piece, meta in _pieces(location, done, etag):
+            for piece, meta in _pieces(location, done, etag, attempts):
                 if (etag is not None and meta["e_tag"] != etag) or size not in (None, meta["size"]):
                     raise ChangedError
                 etag, size = meta["e_tag"], meta["size"]
@@ -79,18 +79,20 @@ class _SinkError(Exception):
     """Wraps an exception of `sink`, so that it is not mistaken for one of the store's."""
 
 
-def _pieces(location: Location, offset: int, etag: str | None) -> Iterator[tuple[Any, Any]]:
+def _pieces(location: Location, offset: int, etag: str | None, attempts: Attempts) -> Iterator[tuple[Any, Any]]:
     """Yield the object from `offset` on, piece by piece, each with the object's metadata."""
     options: GetOptions = {}
     if offset:
         options["range"] = {"offset": offset}
     if etag is not None and not etag.startswith("W/"):
         options["if_match"] = etag
-    result = open_store(location).get(location.key, options=options)
+    shared = requests()
+    result = shared.call(lambda: open_store(location).get_async(location.key, options=options), attempts.left_s)
     if result.range[0] != offset:
         raise WholeObjectError
     yield b"", result.meta
-    for piece in result.stream(min_chunk_size=_CHUNK_NBYTES):
+    pieces = result.stream(min_chunk_size=_CHUNK_NBYTES)
+    while (piece := shared.call(lambda: next_of(pieces), attempts.left_s)) is not None:
         yield memoryview(piece), result.meta
 
 
@@ -207,4 +209,4 @@ def delete(location: Location) -> None:
     """Delete an object; does nothing if it does not exist. Raises StorageError."""
     requests().check_process()
     with contextlib.suppress(MissingDataError):
-        retried(lambda: open_store(location).delete(location.key), location)
+        retried(lambda left_s: requests().call(lambda: open_store(location).delete_async(location.key), left_s), location)

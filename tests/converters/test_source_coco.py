@@ -162,7 +162,8 @@ def test_numbers_that_no_float_can_hold(tmp_path: Path, digits: int) -> None:
     with pytest.raises(FormatError, match="expected a whole number"):
         convert_coco(source, tmp_path / "id")
     source = annotated(tmp_path, [], images=[{"id": 0, "file_name": "0.jpg", "height": huge, "width": huge}])
-    assert convert_coco(source, tmp_path / "size").is_dir()  # no size that can be; the image's own counts
+    with pytest.raises(FormatError, match="height of image 0 is 1000"):
+        convert_coco(source, tmp_path / "size")
 
 
 def test_a_wrong_root(tmp_path: Path) -> None:
@@ -197,3 +198,13 @@ def test_elements_come_whole_wherever_the_file_is_cut(tmp_path: Path, nbytes: in
         put(tmp_path / "cut.json", path.read_bytes()[:cut])
         with pytest.raises(FormatError):
             list(array_elements(tmp_path / "cut.json", frozenset(("a", "b"))))
+
+
+@pytest.mark.parametrize("side", [0, -1, 1 << 63, 1.5, "640", True, [640]])
+@pytest.mark.parametrize("name", ["width", "height"])
+def test_sizes_that_no_image_has_are_refused(side: object, name: str, tmp_path: Path) -> None:
+    """Or the image's own size would not be compared with any."""
+    images = [{"id": 0, "file_name": "0.jpg", "width": 8, "height": 8, name: side}]
+    source = annotated(tmp_path, [], num=1, images=images)
+    with pytest.raises(FormatError, match=rf"instances\.json: {name} of image 0 is .*, expected 1 to 2,147,483,647 pixels"):
+        convert_coco(source, tmp_path / "out")

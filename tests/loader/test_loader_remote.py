@@ -233,7 +233,7 @@ def test_throttling_is_heeded(store: FaultyStore, monkeypatch: pytest.MonkeyPatc
 def test_a_store_that_stays_away_is_an_error_not_a_bad_sample(store: FaultyStore) -> None:
     loader = open_remote(on_error="skip", remote=dp.Remote(timeout_s=0.5))
     store.weather.faults = [PlantedFault("status", status=503, path=".tar")]
-    said = rf"{URL}/shard-0+\d\.tar: no success in \d s and \d+ attempts: the store throttles requests"
+    said = rf"{URL}/shard-0+\d\.tar: no success in \d s and \d+ attempts, with 0.5 s at most: the store throttles requests"
     with pytest.raises(dp.StorageError, match=said):
         copies(loader)
     assert loader.bad_samples == []

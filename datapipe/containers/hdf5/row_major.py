@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import json
+import math
 import mmap
 import os
 from collections.abc import Sequence
@@ -101,10 +102,12 @@ def _mapped(path: Path, *, writes: bool) -> RowFile:
             num_rows, fingerprint = int(file.attrs["num_rows"]), str(file.attrs["fingerprint"])
             names = [str(one) for one in json.loads(file.attrs["matrices"])]  # h5py iterates for ever over damaged objects
             found = [_matrix_of(file[name], num_rows) for name in names]
+            if not found:
+                raise ValueError(f"{num_rows} rows without columns")
         with path.open("rb+" if writes else "rb") as opened:
             access = mmap.ACCESS_WRITE if writes else mmap.ACCESS_READ
             data = mmap.mmap(opened.fileno(), 0, access=access)
-    except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as exc:
+    except (KeyError, ValueError, TypeError, AttributeError, RecursionError, RuntimeError, OverflowError) as exc:
         raise _not_rows(path, exc) from exc
     except OSError as exc:
         if exc.errno is not None and not isinstance(exc, FileNotFoundError):
@@ -115,9 +118,9 @@ def _mapped(path: Path, *, writes: bool) -> RowFile:
     arrays = []
     for matrix, offset in found:
         shape, dtype = (num_rows, len(matrix.columns)), np.dtype(matrix.dtype)
-        if offset + int(np.prod(shape)) * dtype.itemsize > len(data):
+        if num_rows < 0 or offset + math.prod(shape) * dtype.itemsize > len(data):
             raise FormatError(f"{path}: truncated; convert the table again")
-        arrays.append(np.frombuffer(data, dtype, count=int(np.prod(shape)), offset=offset).reshape(shape))
+        arrays.append(np.frombuffer(data, dtype, count=math.prod(shape), offset=offset).reshape(shape))
     return RowFile(tuple(matrix for matrix, _ in found), tuple(arrays), num_rows, fingerprint)
 
 

@@ -97,12 +97,20 @@ class Footer:
             position = chunk.end
 
 
-def read_footer(data: ByteSource) -> Footer:
-    """Parse the footer of the file in `data`. Raises DamagedError, also if it is not a Parquet file."""
+def check_ends(data: ByteSource) -> None:
+    """Raise DamagedError for bytes that do not begin and end as a Parquet file."""
     size = len(data)
     if size < len(_MAGIC) + _END_NBYTES or data[:4] != _MAGIC or data[size - 4 : size] != _MAGIC:
-        hint = "its footer is encrypted" if data[size - 4 : size] == b"PARE" else "it does not begin and end with 'PAR1'"
-        raise DamagedError(hint)
+        if data[size - 4 : size] == b"PARE":
+            raise DamagedError("its footer is encrypted")
+        was_cut = "it begins with 'PAR1' and does not end so: it was cut"
+        raise DamagedError(was_cut if data[:4] == _MAGIC else "it does not begin and end with 'PAR1'")
+
+
+def read_footer(data: ByteSource) -> Footer:
+    """Parse the footer of the file in `data`. Raises DamagedError, also if it is not a Parquet file."""
+    check_ends(data)
+    size = len(data)
     nbytes, end = int.from_bytes(data[size - 8 : size - 4], "little"), size - _END_NBYTES
     if nbytes > min(end - len(_MAGIC), _MAX_FOOTER):
         raise DamagedError(f"its footer of {nbytes} bytes is longer than the file, or implausibly long")

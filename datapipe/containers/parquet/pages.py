@@ -69,6 +69,13 @@ def pages(data: ByteSource, chunk: Chunk) -> Iterator[Page]:
         position = start + nbytes
 
 
+def num_values_of(page: Page) -> int:
+    """Return how many values a page says that it has, nulls included; none for a page of a dictionary. Raises DamagedError."""
+    if page.kind not in (_DATA, _DATA_V2):
+        return 0
+    return number_in(_within(page.header, 5 if page.kind == _DATA else 8), 1)
+
+
 def plain_values(data: ByteSource, chunk: Chunk) -> Iterator[PlainValues]:
     """Yield the values of a chunk, page by page: all present, none encoded.
 

@@ -81,6 +81,8 @@ class _Reader:
             if number not in shape:
                 position = self._skip(position, kind, depth)
             elif kind in (_TRUE, _FALSE):
+                if shape[number] is not None:
+                    raise DamagedError(f"a boolean at byte {position}, expected a struct")
                 fields[number] = kind == _TRUE
             elif shape[number] is None:
                 fields[number], position = self._scalar(position, kind)

@@ -10,23 +10,24 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 
 from datapipe.containers.formats import TEXT_SUFFIXES
-from datapipe.containers.mapped import byte_source
-from datapipe.containers.parquet.footer import read_footer
+from datapipe.containers.mapped import ByteSource, byte_source
+from datapipe.containers.parquet.footer import check_ends, read_footer
 from datapipe.containers.parquet.thrift_compact import DamagedError
 from datapipe.containers.remote_shards import named_shards, shards_under
+from datapipe.containers.tables.arrow_claims import check_sizes, measured_field
+from datapipe.containers.tables.row_claims import check_parquet_rows
 from datapipe.containers.tables.rows import ArrowBatches, schema_of
 from datapipe.containers.tables.types import columns_of, merged
 from datapipe.core import arrow_maps
 from datapipe.core.checks import path_name
 from datapipe.core.errors import FormatError, MissingDataError, OptionError, StorageError
-from datapipe.core.printable import counted
-from datapipe.core.regular_files import open_file, opened_by_name
+from datapipe.core.printable import counted, listed
+from datapipe.core.regular_files import opened_by_name
 from datapipe.core.waiting import reported_wait
 from datapipe.index.manifest import refuse_unfinished
 from datapipe.index.sidecar import SIDECAR_SUFFIX
@@ -187,56 +188,63 @@ def _scan(path: str) -> _Scanned:
         if exc.errno is not None:
             raise StorageError(exc.errno, exc.strerror, path) from exc
         raise _damaged(path, container, exc) from exc
-    except arrow_maps.DAMAGE as exc:
+    except (DamagedError, *arrow_maps.DAMAGE) as exc:
         raise _damaged(path, container, exc) from exc
 
 
 def _damaged(path: str, container: str, reason: Exception) -> FormatError:
     what = str(reason).strip().splitlines()[0] if str(reason).strip() else type(reason).__name__
-    return FormatError(f"{path}: not {'a Parquet' if container == 'parquet' else 'an Arrow'} file, or truncated ({what:.120})")
+    form = "a Parquet" if container == "parquet" else "an Arrow"
+    return FormatError(f"{path}: not {form} file, or truncated or damaged ({what:.200}); get the file again")
 
 
 def _scan_parquet(path: str) -> _Scanned:
-    with open_file(path) as plain:
-        status = os.fstat(plain.fileno())
-        tail = os.pread(plain.fileno(), 8, max(0, status.st_size - 8))
-        length = int.from_bytes(tail[:4], "little") if len(tail) == 8 else 0
-        footer = os.pread(plain.fileno(), min(length, status.st_size), max(0, status.st_size - 8 - length))
-    with opened_by_name(path) as name, pq.ParquetFile(name, pre_buffer=False) as opened:
-        file = TableFile(path, "parquet", status.st_size, status.st_mtime_ns, 0)
-        return _described(file, opened.metadata, opened.schema_arrow, footer)
+    with byte_source(path, "Parquet") as data, opened_by_name(path) as name:
+        status = os.stat(name)
+        check_ends(data)
+        with pq.ParquetFile(name, pre_buffer=False) as opened:
+            return _described(TableFile(path, "parquet", status.st_size, status.st_mtime_ns, 0), opened, data)
 
 
 def _scan_remote(url: str) -> _Scanned:
     data = RemoteBytes(url)
-    footer = _footer_of(data)
+    check_ends(data)
     with pq.ParquetFile(RemoteFile(data), pre_buffer=False) as opened:
-        file = TableFile(url, "parquet", len(data), 0, 0, etag=data.object.etag)
-        return _described(file, opened.metadata, opened.schema_arrow, footer)
+        return _described(TableFile(url, "parquet", len(data), 0, 0, etag=data.object.etag), opened, data)
 
 
-def _footer_of(data: RemoteBytes) -> bytes:
-    """Return the footer of a Parquet file; fewer bytes where it is none."""
-    length = int.from_bytes(data[-8:-4], "little")
-    return data[max(0, len(data) - 8 - length) : max(0, len(data) - 8)]
-
-
-def _described(file: TableFile, metadata: Any, schema: Any, footer: bytes) -> _Scanned:
-    """What the footer of a Parquet file says."""
-    columns = columns_of(schema, file.path)
+def _described(file: TableFile, opened: pq.ParquetFile, data: ByteSource) -> _Scanned:
+    """What the footer of a Parquet file says. Raises DamagedError if it cannot have that many rows."""
+    columns, metadata = columns_of(opened.schema_arrow, file.path), opened.metadata
     rows = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+    check_parquet_rows(rows, total=metadata.num_rows, data=data)
     file = dataclasses.replace(file, num_rows=sum(rows))
-    return _Scanned(file, columns, rows, hashlib.sha256(footer).hexdigest())
+    return _Scanned(file, columns, rows, hashlib.sha256(_footer_of(data)).hexdigest())
+
+
+def _footer_of(data: ByteSource) -> bytes:
+    """Return the footer of a Parquet file; fewer bytes where it is none."""
+    length = int.from_bytes(data[len(data) - 8 : len(data) - 4], "little")
+    return data[max(0, len(data) - 8 - length) : max(0, len(data) - 8)]
 
 
 def _scan_arrow(path: str) -> _Scanned:
     status = os.stat(path)
     data = arrow_maps.map_file(path)
-    batches = ArrowBatches(data, fields=[0])  # one column tells how many rows a batch has
+    check_sizes(data)
+    schema = schema_of(data)
+    columns, measured = columns_of(schema, path), measured_field(schema)
+    if measured is None:
+        has = listed(schema.names) or "none"
+        raise FormatError(f"{path}: no column whose values take bytes (has: {has}); write the table with one")
+    batches = ArrowBatches(data, fields=[measured])  # one column tells how many rows a batch has
     digest = hashlib.sha256(data.slice(0, min(_TAIL_NBYTES, data.size)).to_pybytes())
     digest.update(data.slice(max(0, data.size - _TAIL_NBYTES)).to_pybytes())
-    columns = columns_of(schema_of(data), path)
-    rows = [batches[number].num_rows for number in range(len(batches))]
+    rows = []
+    for number in range(len(batches)):
+        batch = batches[number]
+        batch.validate()  # has the buffers for its rows
+        rows.append(batch.num_rows)
     file = TableFile(path, "arrow", status.st_size, status.st_mtime_ns, sum(rows))
     return _Scanned(file, columns, rows, digest.hexdigest())
 

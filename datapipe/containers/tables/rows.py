@@ -97,7 +97,9 @@ class GroupReader:
             self._open.pop(file.path, None)
             raise _damaged(group, exc) from exc
         if table.num_rows != group.num_rows:
-            raise IntegrityError(f"{group}: {table.num_rows} rows, {group.num_rows} when it was indexed; open the table again")
+            raise IntegrityError(
+                f"{group}: {table.num_rows} rows are in it, and its file claims {group.num_rows}: damaged; get the file again"
+            )
         return {name: _one_array(_column(table, name)) for name in self._columns}
 
     def _opened(self, file: TableFile) -> _OpenTable:

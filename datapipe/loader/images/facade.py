@@ -40,6 +40,8 @@ from datapipe.loader.shown import refuse_position, shown_loader
 from datapipe.loader.state import LoaderProgress
 from datapipe.loader.torch_compat import EpochSetter, OwnBatches, SequentialEpochSetter, leave_random_state
 from datapipe.order.plan import Tail
+from datapipe.stores.location import is_url
+from datapipe.stores.requests import apply_settings
 from datapipe.stores.settings import Remote
 from datapipe.transforms import Recipe
 
@@ -129,6 +131,10 @@ class DataLoader:
         options = parse_image_options(arguments)
         seeding = Seed(seed_source(seed, generator))
         self._resolve_device = resolve_device(device)
+        if remote is not None and not isinstance(remote, Remote):
+            raise OptionError(f"remote is {remote!r:.60}; pass datapipe.Remote(...), or nothing")
+        if isinstance(dataset, str) and is_url(dataset):
+            apply_settings(Remote() if remote is None else remote)  # for the opening too
         self.dataset, transform = _open(dataset, transform)
         if fields is not None:
             self.dataset = self.dataset.with_fields(BatchFields.of(self.dataset.index, fields))
@@ -137,8 +143,6 @@ class DataLoader:
             sampler.check_fits(self.dataset)
         self.fields.check_recipe(self.recipe)
         self.fields.check_rename(options.rename)
-        if remote is not None and not isinstance(remote, Remote):
-            raise OptionError(f"remote is {remote!r:.60}; pass datapipe.Remote(...), or nothing")
         row_groups = row_groups_of_windows(len(self.fields.stored))
         cache_options = CacheOptions.of(cache, cache_nbytes)
         if cache_options is not None and not self.fields.has_image:
