@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 import threading
+import traceback
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -34,19 +35,32 @@ class Fetch:
     sample: int = 0
     num_images: int = 0  # when the sample at work began
     mode: Any = None  # the TensorMode while a sample runs
+    engine: Any = None  # makes what the sample's code needs at once
+    is_eager: bool = False  # whether tensors of the sample that runs now are made at once, rather than when the fetch ends
+    holders: dict[int, weakref.ref[Any]] = field(default_factory=dict)  # images of the sample that runs now, by id of their node
     has_shared_tensors: bool = False  # whether somebody besides a sample may hold its tensors, until their values are there
     has_recorded: bool = False  # in the sample that runs now
+    has_recorded_tensors: bool = False  # in the sample that runs now
     has_failed: bool = False  # in the sample that runs now: bytes turned out bad where the user's code did not expect it
     materialised: dict[str, int] = field(default_factory=dict)  # how often pixels were made inside __getitem__, by what
 
-    def begin_sample(self, number: int) -> None:
+    def begin_sample(self, number: int, *, is_eager: bool = False) -> None:
         """Record what follows as that of another sample."""
-        self.sample, self.has_recorded, self.has_failed = number, False, False
+        self.sample, self.is_eager = number, is_eager
+        self.has_recorded = self.has_recorded_tensors = self.has_failed = False
         self.num_images = len(self.images)
 
     def end_sample(self) -> None:
-        """Forget the sample's images that nobody holds."""
+        """Forget the sample's images that nobody holds, and what was made during it."""
+        self.holders.clear()
+        self.engine.end_sample()
         self.images[self.num_images :] = [image for image in self.images[self.num_images :] if image() is not None]
+
+    def is_held(self, node: Node) -> bool:
+        """Return whether the sample's code holds the image of a node, without pixels yet."""
+        reference = self.holders.get(id(node))
+        image = None if reference is None else reference()
+        return image is not None and getattr(image._im, "node", None) is node
 
     def note_materialised(self, what: str) -> None:
         """Count pixels that were needed before the fetch ends, by call site as long as sites are recorded."""
@@ -78,6 +92,14 @@ def recording(fetch: Fetch | None) -> Iterator[None]:
         yield
     finally:
         _local.fetch = before
+
+
+def place_of(exc: BaseException) -> str:
+    """Return "file:line" of the user's innermost frame among those that an exception left, or of the innermost of all."""
+    places = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(exc.__traceback__)]
+    users = [place for place in places if not any(part in place[0] for part in _NOT_THE_USERS)]
+    file, line = (users or places or [("?", 0)])[-1]
+    return f"{file}:{line}"
 
 
 def call_site() -> str:

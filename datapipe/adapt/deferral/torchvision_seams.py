@@ -153,6 +153,9 @@ def _to_tensor(name: str, fetch: Fetch, *args: Any, **kwargs: Any) -> torch.Tens
     strides = None if scales and channels == 3 else (1, width * channels, channels)
     dtype = torch.float32 if scales else torch.uint8
     kind = sys.modules[_TV_TENSORS].Image if name == "to_image" else torch.Tensor
+    if fetch.is_eager:
+        values = tensors.values_now(step, fetch)
+        return values if kind is torch.Tensor else values.as_subclass(kind)
     return tensors.stand_in(step, (channels, height, width), dtype, strides, fetch, kind=kind)
 
 
