@@ -245,7 +245,7 @@ def _give_pixels(image: Any, made: Any) -> None:
 
 def _counts(engine: Engine, fetch: Fetch, num_again: int) -> tuple[OperationCount, ...]:
     counts = engine.taken_counts()
-    counts += [OperationCount(site, "the code reads its pixels", count) for site, count in fetch.materialised.items()]
+    counts += [OperationCount(*what, count) for what, count in fetch.materialised.items()]
     if num_again:
         counts.append(OperationCount("samples with bytes that do not decode", "run again without deferral", num_again))
     return tuple(counts)

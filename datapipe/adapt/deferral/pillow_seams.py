@@ -118,7 +118,7 @@ def materialise(image: Image.Image) -> None:
             return
         fetch = current()
         if fetch is not None:
-            fetch.note_materialised("an image")
+            fetch.note_image()
         try:
             if fetch is deferred.fetch:
                 made = fetch.engine.image_now(deferred.node, fetch.is_held)

@@ -56,7 +56,7 @@ def install() -> None:
     def as_subclass(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         fetch = current()
         if fetch is not None and fetch.mode is not None and id(self) in fetch.tensors:
-            fetch.mode.materialise(self)
+            fetch.mode.materialise(self, original)
         return original(self, *args, **kwargs)
 
     put(torch.Tensor, "as_subclass", as_subclass)
@@ -93,23 +93,23 @@ class TensorMode(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         held = self._fetch.tensors
-        if held and func not in _NEEDS_NO_VALUES:
+        if held:
             for value in (*args, *kwargs.values()) if kwargs else args:
-                if isinstance(value, torch.Tensor):
-                    if id(value) in held:
-                        self.materialise(value)
+                if id(value) in held:
+                    if func not in _NEEDS_NO_VALUES:
+                        self.materialise(value, func)
                 elif isinstance(value, (list, tuple)):
                     for item in value:
                         if id(item) in held:
-                            self.materialise(item)
+                            self.materialise(item, func)
         return func(*args, **kwargs) if kwargs else func(*args)
 
-    def materialise(self, tensor: torch.Tensor) -> None:
+    def materialise(self, tensor: torch.Tensor, function: Any) -> None:
         """Give a stand-in its values now. Raises what its steps raise; then the sample has failed."""
         fetch = self._fetch
         _, pending = fetch.tensors[id(tensor)]
         assert isinstance(pending.node, Step)
-        fetch.note_materialised("a tensor")
+        fetch.note_tensor(function)
         give_values(tensor, values_now(pending.node, fetch))
         del fetch.tensors[id(tensor)]
 

@@ -14,7 +14,7 @@ import deferral_datasets as data
 import numpy as np
 import pytest
 import torch
-from deferral_datasets import NUM, TRAIN, F, Images, loaded
+from deferral_datasets import NUM, TRAIN, F, Images, T, loaded
 from PIL import Image
 from torch.utils.data import DataLoader, Subset, WeightedRandomSampler, default_collate, get_worker_info
 
@@ -282,6 +282,40 @@ def test_explain_names_what_was_recorded_and_where(
     touched = loaded(Images(paths, data.through_numpy), num_workers=num_workers)
     batches(touched)
     assert "by Pillow: an image at " in told(touched, capsys)
+
+
+NAMED = {
+    "numpy.array needs its pixels at once": data.through_numpy,
+    "paste needs its pixels at once": data.drawn_on,
+    "thumbnail needs its pixels at once": data.thumbnail,
+    "RandomEqualize needs its pixels at once": T.Compose([T.RandomCrop(12), T.RandomEqualize(1.0), T.ToTensor()]),
+    "since RandomErasing needs its values": T.Compose([T.RandomCrop(12), T.ToTensor(), T.RandomErasing(1.0)]),
+    "since ConvertImageDtype needs its values": T.Compose([T.PILToTensor(), T.ConvertImageDtype(torch.float32), T.CenterCrop(9)]),
+    "since pad needs its values": lambda image: torch.nn.functional.pad(F.to_tensor(image.crop((0, 0, 9, 9))), (1, 1)),
+    "since mul needs its values": lambda image: F.to_tensor(image.crop((0, 0, 9, 9))).mul(2),
+}
+
+
+@pytest.mark.parametrize("line", NAMED)
+def test_explain_names_what_was_not_recorded(paths: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    loader = loaded(Images(paths, NAMED[line]))
+    batches(loader)
+    assert line in told(loader, capsys)
+
+
+def test_explain_counts_images_of_which_a_sample_has_several(paths: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    crop = T.Compose([T.RandomCrop(12), T.ToTensor()])
+    loader = loaded(Images(paths, lambda image: [crop(image) for _ in range(10)]))
+    batches(loader)
+    assert "10 per sample: JPEG (RGB) -> convert('RGB') at " in told(loader, capsys)
+
+
+def test_one_mean_for_all_channels_is_recorded(paths: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """As the examples of diffusers write it."""
+    dataset = Images(paths, T.Compose([T.RandomCrop(12), T.ToTensor(), T.Normalize([0.5], [0.25])]))
+    loader = loaded(dataset)
+    assert same(batches(loader), batches(loaded(dataset, defer=False)))
+    assert "-> to_tensor -> normalize" in told(loader, capsys)
 
 
 class Stream(torch.utils.data.IterableDataset[Any]):
