@@ -14,18 +14,16 @@ import torch.utils.data
 from datapipe.adapt.deferral import pillow_seams, tensors, torchvision_seams
 from datapipe.adapt.deferral.blocks import COUNTED_BY_ASKING, Block, holds_its_tensors
 from datapipe.adapt.deferral.encoded_rows import blocks_of
-from datapipe.adapt.deferral.engine import Engine, replay_tensor
-from datapipe.adapt.deferral.recorder import Fetch, recording
+from datapipe.adapt.deferral.engine import Engine, Wanted
+from datapipe.adapt.deferral.recorder import Fetch, place_of, recording
 from datapipe.adapt.deferral.reports import FetchReport, OperationCount, leave_report
 from datapipe.adapt.deferral.requests import BatchRequest, random_state_kept, reseed
-from datapipe.core.errors import DecodeError
 from datapipe.loader.options import OnError
 from datapipe.loader.policy import MAX_ATTEMPTS
 from datapipe.order.draws import key64
 
 _HELD_BY_US = 2 + COUNTED_BY_ASKING  # references to a tensor that is still wanted: its holder's, the loop's name
-_IDLE_FETCHES = 2  # fetches in a row in which every recorded image was needed at once; then deferral pauses
-_TRIED_EVERY = 64  # fetches, during the pause
+_MOST_FAILURES = 5  # samples of a process that raised only because they were recorded; then tensors are made at once
 _FETCHES_WITH_SITES = 2  # first fetches of a process, whose steps record their call sites
 
 
@@ -49,7 +47,8 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
         self.stacks = False  # whether default_collate will stack the samples
         self._engine: Engine | None = None
         self._process = 0  # whose engine that is, as decoders do not survive a fork
-        self._num_fetches = self._num_idle = 0
+        self._num_fetches = self._num_failures = 0
+        self._first_failure = ""
 
     def __reduce__(self) -> tuple[Any, ...]:
         make = functools.partial(DeferringDataset, defers=self.defers, on_error=self.on_error, encodes=self.encodes)
@@ -79,23 +78,21 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
         calls = self._calls(request)
         defers = self.defers and pillow_seams.is_available()
         self._num_fetches += defers
-        if not defers or (self._num_idle >= _IDLE_FETCHES and self._num_fetches % _TRIED_EVERY):
+        if not defers:
             made = [self._plainly(call) for call in calls]
-            pauses = OperationCount(
-                "all images", "the code reads their pixels each time: only a few batches try deferral", len(calls)
-            )
-            leave_report(FetchReport((pauses,) if defers else (), len(calls), bad=_bad_among(made)))
+            leave_report(FetchReport((), len(calls), bad=_bad_among(made)))
             return self._settled(made, calls)
         pillow_seams.install()
         torchvision_seams.install()
+        tensors.install()
         if self._engine is None or self._process != os.getpid():
             self._engine, self._process = Engine(), os.getpid()
         engine = self._engine
-        fetch = Fetch(notes_sites=self._num_fetches <= _FETCHES_WITH_SITES)
-        fetch.mode = mode = tensors.TensorMode(fetch, replay_tensor)
+        fetch = Fetch(notes_sites=self._num_fetches <= _FETCHES_WITH_SITES, engine=engine)
+        fetch.mode = tensors.TensorMode(fetch)
         made = []
         try:
-            self._make(calls, fetch, mode, made)
+            self._make(calls, fetch, made)
         except Exception:
             _finish(engine, fetch)  # finish what the user's code kept of samples before the one that failed
             raise
@@ -113,11 +110,10 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
                 block.ids.clear()  # ids of freed tensors are reused; the rows stay where they are
         for number in again:
             made[number] = self._plainly(calls[number])
-        has_deferred = engine.counts or engine.sent
-        self._num_idle = 0 if has_deferred or not fetch.materialised else self._num_idle + 1
         num = len(request) if isinstance(request.keys, Sized) else 1
         make_again = functools.partial(self.__getitems__, request.with_values()) if encoded else None
-        leave_report(FetchReport(_counts(engine, fetch, len(again)), num, blocks, _bad_among(made), make_again))
+        counts = (*_counts(engine, fetch, len(again)), *self._counts_of_failures(num))
+        leave_report(FetchReport(counts, num, blocks, _bad_among(made), make_again))
         return self._settled(made, calls)
 
     def _plainly(self, call: _Call) -> Any:
@@ -125,9 +121,13 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
         try:
             return call()
         except Exception as exc:
-            if self.on_error == "raise":
-                raise
-            return _Bad(call.key, exc)
+            return self._raised(call, exc)
+
+    def _raised(self, call: _Call, exc: Exception) -> _Bad:
+        """Raise what the user's code raised, or return what stands for a bad sample."""
+        if self.on_error == "raise":
+            raise exc
+        return _Bad(call.key, exc)
 
     def _settled(self, made: list[Any], calls: list[_Call]) -> Any:
         """The samples without the bad ones, or with others in their places. Raises what the last one raised if none is left."""
@@ -153,37 +153,58 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
                 return sample
         raise bad.reason
 
-    def _make(self, calls: list[_Call], fetch: Fetch, mode: tensors.TensorMode, made: list[Any]) -> None:
+    def _make(self, calls: list[_Call], fetch: Fetch, made: list[Any]) -> None:
         """Append the samples, with stand-ins in them, to `made`."""
         for number, call in enumerate(calls):
-            fetch.begin_sample(number)
-            try:
-                mode.begin_sample(opens=fetch.has_shared_tensors)
-                try:
-                    with recording(fetch):
-                        sample = call()
-                finally:
-                    mode.end_sample()
-                failed = fetch.has_failed
-            except Exception as exc:
-                failed = fetch.has_recorded
-                if not failed:
-                    if self.on_error == "raise":
-                        raise
-                    sample = _Bad(call.key, exc)
-            made.append(self._again(fetch, call) if failed else sample)
-            sample = None  # whose references are counted
+            made.append(self._sample(call, fetch, number))
             fetch.end_sample()
             if not fetch.has_shared_tensors and fetch.tensors:
                 fetch.has_shared_tensors = not holds_its_tensors(made, fetch.tensors, number)
             torchvision_seams.install()  # the first sample may have imported it
 
-    def _again(self, fetch: Fetch, call: _Call) -> Any:
-        """Make a sample again without deferral, and forget what it had recorded."""
-        del fetch.images[fetch.num_images :]
-        for number in [number for number, (_, pending) in fetch.tensors.items() if pending.sample == fetch.sample]:
-            del fetch.tensors[number]
+    def _sample(self, call: _Call, fetch: Fetch, number: int) -> Any:
+        """Return a sample with stand-ins in it. One that fails while it is recorded is made again.
+
+        Where stand-ins of tensors may be what failed, it is made with true tensors. They have the same values, so that
+        a sample does not depend on what failed before in this process.
+        """
+        is_eager = self._num_failures >= _MOST_FAILURES
+        made = self._attempt(call, fetch, number, is_eager=is_eager)
+        if type(made) is _Failed and not is_eager and fetch.has_recorded_tensors and not fetch.has_failed:
+            _forget_sample(fetch)
+            failure, made = made.reason, self._attempt(call, fetch, number, is_eager=True)
+            if type(made) is _Failed and not fetch.has_failed:  # the error is the user's own
+                made = self._raised(call, made.reason)
+            if type(made) not in (_Failed, _Bad):
+                self._num_failures += 1
+                where = f"{type(failure).__name__} at {place_of(failure)}"
+                self._first_failure = self._first_failure or f"{where}: {str(failure).strip().partition(os.linesep)[0]}"
+        if type(made) is not _Failed:
+            return made
+        _forget_sample(fetch)
         return self._plainly(call)
+
+    def _attempt(self, call: _Call, fetch: Fetch, number: int, *, is_eager: bool) -> Any:
+        """Return a sample that is recorded while it is made, or a `_Failed`. Raises what comes before anything is recorded."""
+        fetch.begin_sample(number, is_eager=is_eager)
+        try:
+            fetch.mode.begin_sample(opens=fetch.has_shared_tensors)
+            try:
+                with recording(fetch):
+                    sample = call()
+            finally:
+                fetch.mode.end_sample()
+        except Exception as exc:
+            if fetch.has_recorded:
+                return _Failed(exc)
+            return self._raised(call, exc)
+        return _Failed(RuntimeError("bytes that do not decode")) if fetch.has_failed else sample
+
+    def _counts_of_failures(self, num: int) -> list[OperationCount]:
+        if self._num_failures < _MOST_FAILURES:
+            return []
+        what = "samples whose tensors are made at once, not at the end of the batch"
+        return [OperationCount(what, f"recording them failed: {self._first_failure}", num)]
 
     def _calls(self, request: BatchRequest) -> list[_Call]:
         dataset, keys, seeds = self.dataset, request.keys, request.seeds
@@ -192,42 +213,39 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
         return [_Call(dataset.__getitem__, key, seeds[number] if seeds else None) for number, key in enumerate(keys)]
 
 
+def _forget_sample(fetch: Fetch) -> None:
+    """Forget what the sample that runs now has recorded."""
+    del fetch.images[fetch.num_images :]
+    fetch.holders.clear()
+    for number in [number for number, (_, pending) in fetch.tensors.items() if pending.sample == fetch.sample]:
+        del fetch.tensors[number]
+
+
 def _finish(engine: Engine, fetch: Fetch, blocks: Sequence[Block] = ()) -> list[int]:
     """Give everything that is still held its pixels and values. Returns the samples that must be made again."""
-    bad: set[int] = set()
-    images: dict[int, Any] = {}  # by the id of their node
-    nodes: list[Any] = []  # which are kept, so that no other comes by such an id
+    rows = {number: row for block in blocks for number, row in block.rows.items()}
+    wanted: list[Wanted] = []
     for reference in fetch.images:
         image = reference()
         deferred = None if image is None else pillow_seams.deferred_of(image)
-        if image is None or deferred is None or deferred.sample in bad:
-            continue
-        try:
-            made = engine.image(deferred.node, images)
-        except (DecodeError, OSError, SyntaxError, ValueError):
-            bad.add(deferred.sample)
-            continue
-        image.im = made.im
-        images[id(deferred.node)] = made
-        nodes.append(deferred.node)
-    rows = {number: row for block in blocks for number, row in block.rows.items()}
+        if image is not None and deferred is not None:
+            wanted.append(Wanted(deferred.node, deferred.sample, functools.partial(_give_pixels, image)))
     held, fetch.tensors = fetch.tensors, {}
-    while held:
-        number, (tensor, pending) = held.popitem()
-        if sys.getrefcount(tensor) < _HELD_BY_US or pending.sample in bad:
-            continue
-        try:
-            values = engine.tensor(pending.node, images, rows.get(number))  # type: ignore[arg-type]
-        except (DecodeError, OSError, SyntaxError, ValueError):
-            bad.add(pending.sample)
-            continue
-        tensors.give_values(tensor, values)
-    return sorted(bad)
+    for number in list(held):
+        tensor, pending = held.pop(number)
+        if sys.getrefcount(tensor) >= _HELD_BY_US:
+            give = functools.partial(tensors.give_values, tensor)
+            wanted.append(Wanted(pending.node, pending.sample, give, rows.get(number)))
+    return sorted(engine.make(wanted))
+
+
+def _give_pixels(image: Any, made: Any) -> None:
+    image.im = made.im
 
 
 def _counts(engine: Engine, fetch: Fetch, num_again: int) -> tuple[OperationCount, ...]:
     counts = engine.taken_counts()
-    counts += [OperationCount(site, "the code reads its pixels", count) for site, count in fetch.materialised.items()]
+    counts += [OperationCount(*what, count) for what, count in fetch.materialised.items()]
     if num_again:
         counts.append(OperationCount("samples with bytes that do not decode", "run again without deferral", num_again))
     return tuple(counts)
@@ -274,6 +292,13 @@ class _Bad:
     """In the place of a sample whose `__getitem__` raised."""
 
     key: Any
+    reason: Exception
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    """In the place of a sample that raised while it was recorded."""
+
     reason: Exception
 
 

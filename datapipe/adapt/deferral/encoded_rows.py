@@ -23,7 +23,6 @@ from datapipe.adapt.deferral.lending import Loan, lend
 from datapipe.backends.images_cpu import EncodedSample
 from datapipe.backends.images_dali.gate import can_decode
 from datapipe.codecs.probe import MAX_PIXELS, ImageHeader
-from datapipe.core.errors import DecodeError
 from datapipe.transforms.protocols import Cuts, Interpolation
 
 _MIXED = "other images of its batch are not left to DALI"
@@ -141,12 +140,9 @@ def _row_of(step: Node, engine: Engine) -> tuple[Hashable, _Row | str]:
     front, conversion = fold(source, on_image), conversion_of(steps[len(on_image) :])
     if front is None or front.num_steps < len(on_image) or conversion is None:
         return signature, "the operations are more than one crop, resize and flip of an RGB image"
-    try:
-        verdict = engine.verdict_on(signature, source, steps)
-    except (DecodeError, OSError, SyntaxError, ValueError) as exc:
-        return signature, f"it does not decode: {exc}"
-    if verdict.reason is not None:
-        return signature, verdict.reason
+    reason = engine.reason_on(source, steps)
+    if reason is not None:
+        return signature, reason
     cut = front.cut
     if max(cut.size[0] * cut.size[1], cut.window[2] * cut.window[3]) > MAX_PIXELS:
         return signature, "it would be enlarged beyond the limit of pixels"

@@ -31,7 +31,7 @@ def by_pillow(image: Image.Image, steps: list[Step]) -> Image.Image:
 def by_engine(image: Image.Image, steps: list[Step]) -> Image.Image:
     """Execute what follows the front of a chain: with Pillow, except for operations that are slow there."""
     for step in steps:
-        function = _FASTER.get(step.name) or PILLOW_STEPS[step.name]
+        function = FASTER.get(step.name) or PILLOW_STEPS[step.name]
         image = function(image, *step.args)
     return image
 
@@ -53,6 +53,12 @@ def planes_of(pixels: Any) -> torch.Tensor:
     if not array.flags.writeable:
         array = array.copy()
     return torch.from_numpy(array if array.ndim == 3 else array[:, :, None]).permute(2, 0, 1)
+
+
+def as_batch(pixels: Any) -> Any:
+    """Return contiguous (h, w, 3) pixels as (1, 3, h, w), without a copy, laid out as torch's resize wants them."""
+    height, width, _ = pixels.shape
+    return np.ndarray((1, 3, height, width), np.uint8, pixels, 0, (3 * height * width, 1, 3 * width, 3))
 
 
 def finish(planes: torch.Tensor, steps: list[Step], out: torch.Tensor | None = None) -> torch.Tensor:
@@ -180,4 +186,4 @@ def _rgb_tables() -> list[NDArray[np.float32]]:
     return tables
 
 
-_FASTER: Mapping[str, Callable[..., Image.Image]] = {"gaussian_blur": blurred, "adjust_hue": hue_shifted}
+FASTER: Mapping[str, Callable[..., Image.Image]] = {"gaussian_blur": blurred, "adjust_hue": hue_shifted}

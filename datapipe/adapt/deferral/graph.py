@@ -94,11 +94,11 @@ class Front(NamedTuple):
     resampled: Interpolation | None
 
 
-def fold(source: JpegSource, steps: Sequence[Step]) -> Front | None:
+def fold(source: JpegSource, steps: Sequence[Step], *, resizes: bool = True) -> Front | None:
     """Return the longest beginning of a chain that is one cut of an RGB image; None if the engine cannot begin.
 
     The cut gives what the steps give: bit for bit if nothing is resampled, else within the resize's tolerance (a flip
-    before a resize is carried out after it; the weights are symmetric).
+    before a resize is carried out after it; the weights are symmetric). `resizes`: whether the cut may resize.
     """
     top = left = 0
     width, height = source.size
@@ -128,7 +128,7 @@ def fold(source: JpegSource, steps: Sequence[Step]) -> Front | None:
         elif step.name == "resize":
             (to_width, to_height), filter_ = step.args
             if (to_width, to_height) != (now_width, now_height):
-                if size is not None or filter_ not in _INTERPOLATIONS:
+                if not resizes or size is not None or filter_ not in _INTERPOLATIONS:
                     break
                 size, window, interpolation = (to_width, to_height), (0, 0, to_width, to_height), _INTERPOLATIONS[filter_]
         elif step.name == "transpose":

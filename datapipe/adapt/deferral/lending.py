@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from datapipe.backends.slabs import LeaseEnd, leased
 
 MIN_NBYTES = 64 << 10  # what is smaller torch sends by itself
-_MOST_BLOCKS = 16  # of a worker; what is lent beyond them is memory of torch's own
+_MOST_BLOCKS = 64  # of a worker: some batches of ten tensors each; what is lent beyond them is memory of torch's own
 _PAGE = 4096
 _FREE, _LENT, _GONE = 0, 1, 2  # a block's state: the worker lends, the training process returns it or lets nobody have it
 

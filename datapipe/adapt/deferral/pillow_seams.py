@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageFile, JpegImagePlugin
+from PIL import Image, ImageFile, ImageFilter, JpegImagePlugin
 
 from datapipe.adapt.deferral.graph import JpegSource, Node, Step, chain_of, is_whole
 from datapipe.adapt.deferral.recorder import Fetch, call_site, current, recording
@@ -30,6 +30,8 @@ PILLOW_STEPS: dict[str, Callable[..., Any]] = {
     "convert": Image.Image.convert,
     "copy": Image.Image.copy,
     "crop": Image.Image.crop,
+    "filter": Image.Image.filter,
+    "point": Image.Image.point,
     "resize": Image.Image.resize,
     "transpose": Image.Image.transpose,
 }
@@ -85,6 +87,8 @@ def install() -> None:
     put(Image.Image, "copy", recording_method(PILLOW_STEPS["copy"], _copy))
     put(Image.Image, "__copy__", Image.Image.copy)
     put(Image.Image, "crop", recording_method(PILLOW_STEPS["crop"], _crop))
+    put(Image.Image, "filter", recording_method(PILLOW_STEPS["filter"], _filter))
+    put(Image.Image, "point", recording_method(PILLOW_STEPS["point"], _point))
     put(Image.Image, "resize", recording_method(PILLOW_STEPS["resize"], _resize))
     put(Image.Image, "transpose", recording_method(PILLOW_STEPS["transpose"], _transpose))
     put(Image.Image, "load", _lazy_load(Image.Image.load))
@@ -114,9 +118,12 @@ def materialise(image: Image.Image) -> None:
             return
         fetch = current()
         if fetch is not None:
-            fetch.note_materialised("an image")
+            fetch.note_image()
         try:
-            made = replay(deferred.node)
+            if fetch is deferred.fetch:
+                made = fetch.engine.image_now(deferred.node, fetch.is_held)
+            else:  # another thread, which has no engine, or another fetch
+                made = replay(deferred.node)
         except Exception:
             deferred.fetch.has_failed = True  # the error comes later than without deferral, so the sample is made again
             raise
@@ -179,7 +186,8 @@ def _capture(image: JpegImagePlugin.JpegImageFile, fetch: Fetch) -> JpegSource |
 
 def _defer(image: Image.Image, node: Node, fetch: Fetch) -> None:
     image._im = Deferred(node, fetch)  # type: ignore[assignment]
-    fetch.images.append(weakref.ref(image))
+    reference = fetch.holders[id(node)] = weakref.ref(image)
+    fetch.images.append(reference)
     fetch.has_recorded = True
 
 
@@ -269,6 +277,24 @@ def _resize(image: Image.Image, size: Any, resample: Any = None, box: Any = None
         return None
     enlarges = (width > image.size[0], height > image.size[1])
     return ("resize", ((int(width), int(height)), filter_), image.mode, (int(width), int(height)), (filter_, enlarges))
+
+
+def _filter(image: Image.Image, filter: Any) -> Planned | None:
+    blur = filter() if filter is ImageFilter.GaussianBlur else filter
+    if type(blur) is not ImageFilter.GaussianBlur or image.mode != "RGB":
+        return None
+    radius = blur.radius
+    if not isinstance(radius, (int, float)) or not 0 <= radius < float("inf"):
+        return None
+    return ("filter", (ImageFilter.GaussianBlur(radius),), "RGB", image.size, None)
+
+
+def _point(image: Image.Image, lut: Any, mode: Any = None) -> Planned | None:
+    if mode is not None or image.mode != "RGB" or not isinstance(lut, (list, tuple)) or len(lut) != 768:
+        return None
+    if not all(type(value) is int and 0 <= value <= 255 for value in lut):
+        return None
+    return ("point", (list(lut),), "RGB", image.size, None)
 
 
 def _transpose(image: Image.Image, method: Any) -> Planned | None:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 import threading
+import traceback
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -34,25 +35,46 @@ class Fetch:
     sample: int = 0
     num_images: int = 0  # when the sample at work began
     mode: Any = None  # the TensorMode while a sample runs
+    engine: Any = None  # makes what the sample's code needs at once
+    is_eager: bool = False  # whether tensors of the sample that runs now are made at once, rather than when the fetch ends
+    holders: dict[int, weakref.ref[Any]] = field(default_factory=dict)  # images of the sample that runs now, by id of their node
     has_shared_tensors: bool = False  # whether somebody besides a sample may hold its tensors, until their values are there
     has_recorded: bool = False  # in the sample that runs now
+    has_recorded_tensors: bool = False  # in the sample that runs now
     has_failed: bool = False  # in the sample that runs now: bytes turned out bad where the user's code did not expect it
-    materialised: dict[str, int] = field(default_factory=dict)  # how often pixels were made inside __getitem__, by what
+    materialised: dict[tuple[str, str | None], int] = field(default_factory=dict)  # by what was made at once, and why by Pillow
 
-    def begin_sample(self, number: int) -> None:
+    def begin_sample(self, number: int, *, is_eager: bool = False) -> None:
         """Record what follows as that of another sample."""
-        self.sample, self.has_recorded, self.has_failed = number, False, False
+        self.sample, self.is_eager = number, is_eager
+        self.has_recorded = self.has_recorded_tensors = self.has_failed = False
         self.num_images = len(self.images)
 
     def end_sample(self) -> None:
-        """Forget the sample's images that nobody holds."""
+        """Forget the sample's images that nobody holds, and what was made during it."""
+        self.holders.clear()
+        self.engine.end_sample()
         self.images[self.num_images :] = [image for image in self.images[self.num_images :] if image() is not None]
 
-    def note_materialised(self, what: str) -> None:
-        """Count pixels that were needed before the fetch ends, by call site as long as sites are recorded."""
-        if self.notes_sites:
-            what = f"{what} at {call_site()}"
-        self.materialised[what] = self.materialised.get(what, 0) + 1
+    def is_held(self, node: Node) -> bool:
+        """Return whether the sample's code holds the image of a node, without pixels yet."""
+        reference = self.holders.get(id(node))
+        image = None if reference is None else reference()
+        return image is not None and getattr(image._im, "node", None) is node
+
+    def note_image(self) -> None:
+        """Count an image whose pixels were needed before the fetch ends, by operation and call site while sites are recorded."""
+        name, site = _operation("the code") if self.notes_sites else ("the code", "")
+        self._note(f"an image{site}", f"{name} needs its pixels at once")
+
+    def note_tensor(self, function: Any) -> None:
+        """Count a tensor whose values a function needed before the fetch ends, as `note_image`."""
+        default = getattr(function, "__name__", "the code")
+        name, site = _operation(default) if self.notes_sites else ("the code", "")
+        self._note(f"a tensor, made at once since {name} needs its values{site}", None)
+
+    def _note(self, what: str, reason: str | None) -> None:
+        self.materialised[what, reason] = self.materialised.get((what, reason), 0) + 1
 
 
 class _LocalFetch(threading.local):
@@ -60,9 +82,9 @@ class _LocalFetch(threading.local):
 
 
 _local = _LocalFetch()
-_NOT_THE_USERS = tuple(
-    f"{os.sep}{package}{os.sep}" for package in ("PIL", "torchvision", os.path.join("datapipe", "adapt", "deferral"), "torch")
-)
+_OURS = f"{os.sep}{os.path.join('datapipe', 'adapt', 'deferral')}{os.sep}"
+_NOT_THE_USERS = (_OURS, *(f"{os.sep}{package}{os.sep}" for package in ("PIL", "torchvision", "torch")))
+_KNOWN_AS = {"__array_interface__": "numpy.array", "__getitem__": "indexing", "__setitem__": "assignment"}
 
 
 def current() -> Fetch | None:
@@ -78,6 +100,30 @@ def recording(fetch: Fetch | None) -> Iterator[None]:
         yield
     finally:
         _local.fetch = before
+
+
+def place_of(exc: BaseException) -> str:
+    """Return "file:line" of the user's innermost frame among those that an exception left, or of the innermost of all."""
+    places = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(exc.__traceback__)]
+    users = [place for place in places if not any(part in place[0] for part in _NOT_THE_USERS)]
+    file, line = (users or places or [("?", 0)])[-1]
+    return f"{file}:{line}"
+
+
+def _operation(default: str) -> tuple[str, str]:
+    """Return the name of the transform or function that the user's code called, and " at file:line" of that call.
+
+    The innermost transform counts, or the outermost function of a library; `default` if there is none.
+    """
+    frame, name, transform = sys._getframe(2), default, ""
+    while frame.f_back is not None and any(part in frame.f_code.co_filename for part in _NOT_THE_USERS):
+        function, is_ours = frame.f_code.co_name, _OURS in frame.f_code.co_filename
+        if function in ("forward", "__call__") and not transform:
+            transform = type(frame.f_locals.get("self")).__name__
+        elif not is_ours and not function.startswith(("<", "_wrapped", "_call_impl", "__torch")):
+            name = _KNOWN_AS.get(function, function)
+        frame = frame.f_back
+    return transform or name, f" at {frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def call_site() -> str:

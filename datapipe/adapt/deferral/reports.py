@@ -106,7 +106,8 @@ class Tally:
         ranked = sorted(self.counts.items(), key=lambda item: -item[1])
         lines = []
         for (what, reason), count in ranked[:most]:
-            share = f"{count / self.num_samples:.0%} of samples"
+            per_sample = count / self.num_samples
+            share = f"{per_sample:.0%} of samples" if per_sample <= 1 else f"{per_sample:.3g} per sample"
             lines.append(f"{share}: {what}" if reason is None else f"{share}, by Pillow: {what} ({reason})")
         if len(ranked) > most:
             lines.append(

@@ -8,14 +8,14 @@ fetch ends its values are put into the same object, wherever that is held.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
 from datapipe.adapt.deferral.graph import Step
-from datapipe.adapt.deferral.recorder import Fetch, PendingPixels, recording
+from datapipe.adapt.deferral.recorder import Fetch, PendingPixels, current
 
 
 class _WithoutStorage(torch.Tensor):
@@ -42,13 +42,38 @@ def stand_in(
     tensor.__class__ = kind
     fetch.mode.open()
     fetch.tensors[id(tensor)] = (tensor, PendingPixels(step, fetch.sample))
-    fetch.has_recorded = True
+    fetch.has_recorded = fetch.has_recorded_tensors = True
     return tensor
+
+
+@functools.cache
+def install() -> None:
+    """Replace, for the rest of the process, torch's methods that read a tensor without asking a function mode."""
+    put: Any = setattr
+    original = torch.Tensor.as_subclass
+
+    @functools.wraps(original)
+    def as_subclass(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        fetch = current()
+        if fetch is not None and fetch.mode is not None and id(self) in fetch.tensors:
+            fetch.mode.materialise(self, original)
+        return original(self, *args, **kwargs)
+
+    put(torch.Tensor, "as_subclass", as_subclass)
 
 
 def give_values(tensor: torch.Tensor, values: torch.Tensor) -> None:
     """Turn a stand-in into `values`, of the same shape, strides and dtype."""
     torch._C._swap_tensor_impl(tensor, values.as_subclass(torch.Tensor))
+
+
+def values_now(step: Step, fetch: Fetch) -> torch.Tensor:
+    """Return the values of a recorded tensor. Raises what its steps raise; then the sample has failed."""
+    try:
+        return fetch.engine.tensor_now(step, fetch.is_held)  # type: ignore[no-any-return]
+    except Exception:
+        fetch.has_failed = True
+        raise
 
 
 def step_of(tensor: Any, fetch: Fetch) -> Step | None:
@@ -58,43 +83,34 @@ def step_of(tensor: Any, fetch: Fetch) -> Step | None:
 
 
 class TensorMode(TorchFunctionMode):
-    """Gives stand-ins their exact values when they are passed to torch's functions, whichever those are.
+    """Gives stand-ins their values when they are passed to torch's functions, whichever those are."""
 
-    `replay`: executes the original functions, from the source on.
-    """
-
-    def __init__(self, fetch: Fetch, replay: Callable[[Step], torch.Tensor]) -> None:
+    def __init__(self, fetch: Fetch) -> None:
         super().__init__()
-        self._fetch, self._replay = fetch, replay
+        self._fetch = fetch
         self._depth = 0
         self._is_open = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         held = self._fetch.tensors
-        if held and func not in _NEEDS_NO_VALUES:
+        if held:
             for value in (*args, *kwargs.values()) if kwargs else args:
-                if isinstance(value, torch.Tensor):
-                    if id(value) in held:
-                        self.materialise(value)
+                if id(value) in held:
+                    if func not in _NEEDS_NO_VALUES:
+                        self.materialise(value, func)
                 elif isinstance(value, (list, tuple)):
                     for item in value:
                         if id(item) in held:
-                            self.materialise(item)
+                            self.materialise(item, func)
         return func(*args, **kwargs) if kwargs else func(*args)
 
-    def materialise(self, tensor: torch.Tensor) -> None:
+    def materialise(self, tensor: torch.Tensor, function: Any) -> None:
         """Give a stand-in its values now. Raises what its steps raise; then the sample has failed."""
         fetch = self._fetch
         _, pending = fetch.tensors[id(tensor)]
         assert isinstance(pending.node, Step)
-        fetch.note_materialised("a tensor")
-        try:
-            with recording(None):
-                values = self._replay(pending.node)
-        except Exception:
-            fetch.has_failed = True
-            raise
-        give_values(tensor, values)
+        fetch.note_tensor(function)
+        give_values(tensor, values_now(pending.node, fetch))
         del fetch.tensors[id(tensor)]
 
     def begin_sample(self, *, opens: bool) -> None:

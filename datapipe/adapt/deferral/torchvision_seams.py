@@ -153,6 +153,9 @@ def _to_tensor(name: str, fetch: Fetch, *args: Any, **kwargs: Any) -> torch.Tens
     strides = None if scales and channels == 3 else (1, width * channels, channels)
     dtype = torch.float32 if scales else torch.uint8
     kind = sys.modules[_TV_TENSORS].Image if name == "to_image" else torch.Tensor
+    if fetch.is_eager:
+        values = tensors.values_now(step, fetch)
+        return values if kind is torch.Tensor else values.as_subclass(kind)
     return tensors.stand_in(step, (channels, height, width), dtype, strides, fetch, kind=kind)
 
 
@@ -174,23 +177,23 @@ def _to_dtype(image: torch.Tensor, dtype: torch.dtype = torch.float32, scale: bo
 
 
 def _normalize(image: torch.Tensor, mean: Any, std: Any, inplace: bool = False) -> tuple[Any, ...] | None:
-    given = _floats(mean, image.shape[0]), _floats(std, image.shape[0])
+    given = _floats(mean, image.shape[0]), _floats(std, image.shape[0])  # one for all channels is as many that are equal
     if inplace or image.dtype is not torch.float32 or given[0] is None or given[1] is None:
         return None
     return given if all(abs(value) > 1e-30 for value in given[1]) else None
 
 
 def _floats(values: Any, number: int) -> tuple[float, ...] | None:
-    """Return that many numbers, one for each channel; None for anything else."""
+    """Return that many numbers, one for each channel, of as many or of one; None for anything else."""
     if isinstance(values, torch.Tensor):
         if values.dtype is not torch.float32 or values.dim() != 1:
             return None
         values = values.tolist()
-    if not isinstance(values, (list, tuple)) or len(values) != number:
+    if not isinstance(values, (list, tuple)) or len(values) not in (1, number):
         return None
     if not all(isinstance(value, (int, float)) for value in values):
         return None
-    return tuple(map(float, values))
+    return tuple(map(float, values)) * (number // len(values))
 
 
 _TENSOR_PLANS: dict[str, Callable[..., tuple[Any, ...] | None]] = {  # from the arguments to those of the step; None: not recorded

@@ -14,12 +14,13 @@ import deferral_datasets as data
 import numpy as np
 import pytest
 import torch
-from deferral_datasets import NUM, TRAIN, F, Images, loaded
+from deferral_datasets import NUM, TRAIN, F, Images, T, loaded
 from PIL import Image
 from torch.utils.data import DataLoader, Subset, WeightedRandomSampler, default_collate, get_worker_info
 
 import datapipe as dp
-from datapipe.adapt.deferral import dataset as dataset_module
+from datapipe.adapt.deferral import execution, rules
+from datapipe.codecs import decode
 
 pytestmark = pytest.mark.slow
 
@@ -187,7 +188,7 @@ def test_threads_of_the_users_work_as_before(paths: list[str]) -> None:
     class Threaded(Images):
         def __getitem__(self, number: int) -> Any:
             image = data.by_path(self.paths[number])
-            small = image.resize((32, 32), 2)
+            small = image.crop((0, 0, 32, 32))
             tensor = F.to_tensor(small)
             with ThreadPoolExecutor(2) as pool:
                 opened = pool.submit(lambda: F.to_tensor(data.by_path(self.paths[number]).resize((32, 32), 2)))
@@ -283,6 +284,40 @@ def test_explain_names_what_was_recorded_and_where(
     assert "by Pillow: an image at " in told(touched, capsys)
 
 
+NAMED = {
+    "numpy.array needs its pixels at once": data.through_numpy,
+    "paste needs its pixels at once": data.drawn_on,
+    "thumbnail needs its pixels at once": data.thumbnail,
+    "RandomEqualize needs its pixels at once": T.Compose([T.RandomCrop(12), T.RandomEqualize(1.0), T.ToTensor()]),
+    "since RandomErasing needs its values": T.Compose([T.RandomCrop(12), T.ToTensor(), T.RandomErasing(1.0)]),
+    "since ConvertImageDtype needs its values": T.Compose([T.PILToTensor(), T.ConvertImageDtype(torch.float32), T.CenterCrop(9)]),
+    "since pad needs its values": lambda image: torch.nn.functional.pad(F.to_tensor(image.crop((0, 0, 9, 9))), (1, 1)),
+    "since mul needs its values": lambda image: F.to_tensor(image.crop((0, 0, 9, 9))).mul(2),
+}
+
+
+@pytest.mark.parametrize("line", NAMED)
+def test_explain_names_what_was_not_recorded(paths: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    loader = loaded(Images(paths, NAMED[line]))
+    batches(loader)
+    assert line in told(loader, capsys)
+
+
+def test_explain_counts_images_of_which_a_sample_has_several(paths: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    crop = T.Compose([T.RandomCrop(12), T.ToTensor()])
+    loader = loaded(Images(paths, lambda image: [crop(image) for _ in range(10)]))
+    batches(loader)
+    assert "10 per sample: JPEG (RGB) -> convert('RGB') at " in told(loader, capsys)
+
+
+def test_one_mean_for_all_channels_is_recorded(paths: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """As the examples of diffusers write it."""
+    dataset = Images(paths, T.Compose([T.RandomCrop(12), T.ToTensor(), T.Normalize([0.5], [0.25])]))
+    loader = loaded(dataset)
+    assert same(batches(loader), batches(loaded(dataset, defer=False)))
+    assert "-> to_tensor -> normalize" in told(loader, capsys)
+
+
 class Stream(torch.utils.data.IterableDataset[Any]):
     def __init__(self, paths: list[str]) -> None:
         self.paths = paths
@@ -334,14 +369,23 @@ def test_functions_that_record_are_still_known_by_their_names(paths: list[str]) 
     assert dp.transforms.Recipe.of(chain, input_kind="pil").rest == ()
 
 
-def test_what_does_not_agree_is_computed_by_pillow(paths: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    from datapipe.adapt.deferral import engine
-    from datapipe.adapt.deferral.execution import finish
+@pytest.fixture
+def tried_again() -> Any:
+    """Forget what was tried on synthetic images, before a test that breaks what is tried and after it."""
+    tried = [function for function in vars(rules).values() if hasattr(function, "cache_clear")]
+    for function in tried:
+        function.cache_clear()
+    yield
+    for function in tried:
+        function.cache_clear()
 
-    def wrong(values: Any, steps: Any) -> Any:
+
+def test_what_does_not_agree_is_computed_by_pillow(paths: list[str], monkeypatch: pytest.MonkeyPatch, tried_again: None) -> None:
+    def wrong(values: Any, steps: Any, out: Any = None) -> Any:
         return finish(values, steps).add(1e-3)
 
-    monkeypatch.setattr(engine, "finish", wrong)
+    finish = execution.finish
+    monkeypatch.setattr(execution, "finish", wrong)
     dataset = Images(paths, TRAIN)
     with pytest.warns(UserWarning, match=r"datapipe computes JPEG .* with Pillow, .*: the conversion to a tensor differs"):
         ours, theirs = data.both_ways(dataset)
@@ -349,40 +393,27 @@ def test_what_does_not_agree_is_computed_by_pillow(paths: list[str], monkeypatch
 
 
 def test_an_engine_that_decodes_other_pixels_is_found_out(
-    paths: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    paths: list[str], monkeypatch: pytest.MonkeyPatch, tried_again: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from datapipe.adapt.deferral import engine
-
     class Off:
         def __call__(self, source: Any, header: Any, region: Any) -> Any:
             return np.minimum(real(source, header, region), 250) + 3
 
-    real = engine.open_decoder()
-    monkeypatch.setattr(engine, "open_decoder", Off)
+    real = decode.open_decoder()
+    monkeypatch.setattr(decode, "open_decoder", Off)
     loader = loaded(Images(paths, TRAIN))
-    with pytest.warns(UserWarning, match="values differ by up to"):
+    with pytest.warns(UserWarning, match="values of a synthetic image differ by up to"):
         ours = batches(loader)
     assert same(ours, batches(loaded(Images(paths, TRAIN), defer=False)))
     lines = told(loader, capsys)
     assert "by Pillow: JPEG (RGB)" in lines
-    assert "values differ by up to" in lines
+    assert "differ by up to" in lines
 
 
-def test_deferral_pauses_where_all_pixels_are_asked_for(
-    paths: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    recorded: list[int] = []
-    real = dataset_module.Fetch
-    monkeypatch.setattr(dataset_module, "Fetch", lambda **options: recorded.append(1) or real(**options))
-    monkeypatch.setattr(dataset_module, "_TRIED_EVERY", 6)
-    loader = loaded(Images(paths, data.through_numpy), batch_size=2)
-    ours = batches(loader)
-    assert len(recorded) == 3  # the first two, and the sixth of eight
-    assert same(ours, batches(loaded(Images(paths, data.through_numpy), batch_size=2, defer=False)))
-    assert "all images (the code reads their pixels each time: only a few batches try deferral)" in told(loader, capsys)
-    recorded.clear()
-    batches(loaded(Images(paths, TRAIN), batch_size=2))
-    assert len(recorded) == 8
+@pytest.mark.parametrize("make", [data.through_numpy, data.drawn_on, data.fit, data.one_pixel])
+def test_images_whose_pixels_are_always_asked_for_are_pillows(paths: list[str], make: Any) -> None:
+    loader = loaded(Images(paths, make), batch_size=2)
+    assert same(batches(loader), batches(loaded(Images(paths, make), batch_size=2, defer=False)))
 
 
 def test_samples_whose_dataset_is_changed_meanwhile(paths: list[str]) -> None:
