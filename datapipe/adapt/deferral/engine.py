@@ -49,7 +49,7 @@ class Engine:
         default_factory=dict
     )  # of this sample, by ids of source and way
     _decodes_whole: bool = False  # at the first look at an image, as samples look at theirs more than once
-    _decoder: decode.Decoder | None = None
+    _decoding: Decoding = field(default_factory=lambda: Decoding())
     _scratch: Scratch = field(default_factory=Scratch)
 
     def reason_on(self, source: JpegSource, steps: list[Step]) -> str | None:
@@ -79,7 +79,7 @@ class Engine:
         return bad
 
     def _make(self, source: JpegSource, way: Way, members: list[Wanted], bad: set[int]) -> None:
-        family = Family(source, way, self._decode, KnownUses([_image_node(one.node) for one in members], way))
+        family = Family(source, way, self._decoding, KnownUses([_image_node(one.node) for one in members], way))
         for one in members:
             if one.sample in bad:
                 continue
@@ -119,7 +119,7 @@ class Engine:
         key = id(source), id(way)
         if key not in self._open:
             uses = OpenUses(source, way, is_held, whole=self._decodes_whole)
-            self._open[key] = Family(source, way, self._decode_apart, uses), uses
+            self._open[key] = Family(source, way, self._decoding, uses), uses
         return self._open[key][0]
 
     # -- both -----------------------------------------------------------------------------------
@@ -141,15 +141,6 @@ class Engine:
             values = execution.finish(family.planes(step, self._scratch), on_tensor, out)
         return values if out is None or values is out else out.copy_(values)
 
-    def _decode(self, source: JpegSource, region: list[int]) -> NDArray[np.uint8]:
-        if self._decoder is None:
-            self._decoder = decode.open_decoder()
-        return self._decoder(source.data, source.header, region)
-
-    def _decode_apart(self, source: JpegSource, region: list[int]) -> NDArray[np.uint8]:
-        """Decode into memory that is not used again."""
-        return self._decode(source, region).copy()
-
     def taken_counts(self) -> list[OperationCount]:
         """Return how many chains there were of each kind since the last call, those left to DALI apart."""
         counts, sent, self.counts, self.sent = self.counts, self.sent, Counter(), Counter()
@@ -159,6 +150,22 @@ class Engine:
             apart = "" if why is None or reason is not None else f", not by DALI: {why}"
             found.append(OperationCount(f"{self._lines[signature]}{apart}", reason, num))
         return found + [OperationCount(f"{self._lines[one]}, by DALI", None, num) for one, num in sent.items()]
+
+
+class Decoding:
+    """The decoder of an engine, opened at its first use; see `families.Decoding`."""
+
+    def __init__(self) -> None:
+        self.latest: NDArray[np.uint8] | None = None
+        self._decoder: decode.Decoder | None = None
+
+    def __call__(self, source: JpegSource, region: list[int]) -> NDArray[np.uint8]:
+        """Return (h, w, 3) of a region. Raises DecodeError."""
+        if self._decoder is None:
+            self._decoder = decode.open_decoder()
+        self.latest = None  # its memory is written to, also by a call that fails
+        self.latest = self._decoder(source.data, source.header, region)
+        return self.latest
 
 
 def _is_image(node: Node) -> bool:

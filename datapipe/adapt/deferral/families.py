@@ -20,7 +20,14 @@ from datapipe.adapt.deferral.graph import Front, JpegSource, Node, Step, chain_o
 from datapipe.adapt.deferral.pillow_seams import replay
 from datapipe.transforms.execute import RESIZES, cut, refuse_large
 
-Decode = Callable[[JpegSource, list[int]], NDArray[np.uint8]]  # (h, w, 3) of a region, perhaps overwritten by the next call
+
+class Decoding(Protocol):
+    """A decoder for one thread. Each call overwrites what the one before returned."""
+
+    latest: NDArray[np.uint8] | None  # what the latest call returned
+
+    def __call__(self, source: JpegSource, region: list[int]) -> NDArray[np.uint8]:
+        """Return (h, w, 3) of a region. Raises DecodeError."""
 
 
 class Way(NamedTuple):
@@ -54,7 +61,7 @@ class Uses(Protocol):
 class Family:
     """The images of one source in one way. For one thread."""
 
-    def __init__(self, source: JpegSource, way: Way, decode: Decode, uses: Uses) -> None:
+    def __init__(self, source: JpegSource, way: Way, decode: Decoding, uses: Uses) -> None:
         self.source, self.way, self._decode, self._uses = source, way, decode, uses
         self._kept: dict[int, tuple[Node, Image.Image]] = {}  # by id of the node, which is kept too so that no other gets its id
         self._region: list[int] = []
@@ -105,7 +112,7 @@ class Family:
     def _region_of(self, front: Front) -> NDArray[np.uint8]:
         top, left, height, width = front.cut.region
         region = self._uses.region(front.cut.region)
-        if self._pixels is None or not _covers(self._region, front.cut.region):
+        if self._pixels is None or self._pixels is not self._decode.latest or not _covers(self._region, front.cut.region):
             self._region = region
             self._pixels = self._decode(self.source, self._region)
         y, x = top - self._region[0], left - self._region[1]

@@ -288,9 +288,9 @@ NAMED = {
     "numpy.array needs its pixels at once": data.through_numpy,
     "paste needs its pixels at once": data.drawn_on,
     "thumbnail needs its pixels at once": data.thumbnail,
-    "RandomEqualize needs its pixels at once": T.Compose([T.RandomCrop(12), T.RandomEqualize(1.0), T.ToTensor()]),
-    "since RandomErasing needs its values": T.Compose([T.RandomCrop(12), T.ToTensor(), T.RandomErasing(1.0)]),
-    "since ConvertImageDtype needs its values": T.Compose([T.PILToTensor(), T.ConvertImageDtype(torch.float32), T.CenterCrop(9)]),
+    "RandomEqualize needs its pixels at once": T.Compose([T.RandomCrop(8), T.RandomEqualize(1.0), T.ToTensor()]),
+    "since RandomErasing needs its values": T.Compose([T.RandomCrop(8), T.ToTensor(), T.RandomErasing(1.0)]),
+    "since ConvertImageDtype needs its values": T.Compose([T.PILToTensor(), T.ConvertImageDtype(torch.float32), T.CenterCrop(8)]),
     "since pad needs its values": lambda image: torch.nn.functional.pad(F.to_tensor(image.crop((0, 0, 9, 9))), (1, 1)),
     "since mul needs its values": lambda image: F.to_tensor(image.crop((0, 0, 9, 9))).mul(2),
 }
@@ -304,7 +304,7 @@ def test_explain_names_what_was_not_recorded(paths: list[str], line: str, capsys
 
 
 def test_explain_counts_images_of_which_a_sample_has_several(paths: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    crop = T.Compose([T.RandomCrop(12), T.ToTensor()])
+    crop = T.Compose([T.RandomCrop(8), T.ToTensor()])
     loader = loaded(Images(paths, lambda image: [crop(image) for _ in range(10)]))
     batches(loader)
     assert "10 per sample: JPEG (RGB) -> convert('RGB') at " in told(loader, capsys)
@@ -312,7 +312,7 @@ def test_explain_counts_images_of_which_a_sample_has_several(paths: list[str], c
 
 def test_one_mean_for_all_channels_is_recorded(paths: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """As the examples of diffusers write it."""
-    dataset = Images(paths, T.Compose([T.RandomCrop(12), T.ToTensor(), T.Normalize([0.5], [0.25])]))
+    dataset = Images(paths, T.Compose([T.RandomCrop(8), T.ToTensor(), T.Normalize([0.5], [0.25])]))
     loader = loaded(dataset)
     assert same(batches(loader), batches(loaded(dataset, defer=False)))
     assert "-> to_tensor -> normalize" in told(loader, capsys)

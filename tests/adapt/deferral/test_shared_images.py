@@ -14,7 +14,7 @@ from deferral_datasets import NUM, F, Images, T
 from PIL import Image
 
 from datapipe.adapt.deferral import families
-from datapipe.adapt.deferral.engine import Engine
+from datapipe.adapt.deferral.engine import Decoding
 from datapipe.adapt.deferral.execution import by_engine
 from datapipe.codecs import decode
 
@@ -28,9 +28,9 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     """The regions that are decoded, by datapipe or, whole, by Pillow."""
     regions: list[list[int]] = []
-    real, replay = Engine._decode, families.replay
+    real, replay = Decoding.__call__, families.replay
 
-    def decode_(self: Engine, source: Any, region: list[int]) -> Any:
+    def decode_(self: Decoding, source: Any, region: list[int]) -> Any:
         regions.append(region)
         return real(self, source, region)
 
@@ -38,7 +38,7 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
         regions.append([])
         return replay(node)
 
-    monkeypatch.setattr(Engine, "_decode", decode_)
+    monkeypatch.setattr(Decoding, "__call__", decode_)
     monkeypatch.setattr(families, "replay", replay_)
     return regions
 
@@ -130,6 +130,16 @@ def test_pixels_that_are_looked_at_are_decoded_once_or_twice(paths: list[str], m
     assert len(decoded) == first + NUM - 1  # the first sample shows how often its images are looked at
     for (found, _), (expected, _) in zip(ours, theirs, strict=True):
         assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+def test_two_images_that_are_looked_at_in_turn_are_not_confused(paths: list[str]) -> None:
+    class Pairs(Images):
+        def __getitem__(self, number: int) -> Any:
+            one, two = self.open(self.paths[number]), self.open(self.paths[(number + 1) % NUM])
+            return [F.to_tensor(F.crop(image, n, n, 30, 30)) + 1 for n in range(3) for image in (one, two, one)]
+
+    for ours, theirs in zip(*data.both_ways(Pairs(paths, ten_crops)), strict=True):
+        assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
 
 
 def test_what_several_derive_from_is_made_once_and_then_freed(paths: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
