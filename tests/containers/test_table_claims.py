@@ -23,7 +23,7 @@ from datapipe.containers.hdf5.row_major import open_rows
 from datapipe.containers.parquet.scanner import index_shard
 from datapipe.containers.tables.files import null_counts, open_table
 from datapipe.containers.tables.rows import GroupReader
-from datapipe.core.errors import FormatError, IntegrityError
+from datapipe.core.errors import DecodeError, FormatError, IntegrityError
 
 ROWS = 2000
 
@@ -184,6 +184,24 @@ def test_an_arrow_batch_must_have_the_buffers_for_its_rows(tmp_path: Path) -> No
     path.write_bytes(data.replace(struct.pack("<q", 1000), struct.pack("<q", 1 << 50)))
     with pytest.raises(FormatError, match=r"t\.arrow: not an Arrow file, or truncated"):
         open_table(path)
+
+
+@pytest.mark.parametrize("number", [-1, 500, 1 << 30])
+@pytest.mark.parametrize("kind", ["text", "list", "dictionary"])
+def test_wrong_offsets_within_a_batch_are_damage(kind: str, number: int, tmp_path: Path) -> None:
+    """Not a crash of whoever follows them."""
+    texts = pa.array(["x", "yy", "zzz"] * 30)
+    values = {"text": texts, "list": pa.array([[1.0], [2.0, 3.0], []] * 30), "dictionary": texts.dictionary_encode()}[kind]
+    path = tmp_path / "t.arrow"
+    feather.write_feather(pa.table({"a": np.arange(90.0), "v": values}), str(path), compression="uncompressed")
+    data = bytearray(path.read_bytes())
+    numbers = values.indices.to_numpy() if kind == "dictionary" else np.frombuffer(values.buffers()[1], np.int32, 91)
+    place = data.index(numbers.tobytes())
+    data[place + 40 : place + 44] = struct.pack("<i", number)
+    path.write_bytes(data)
+    index = open_table(path)
+    with pytest.raises(DecodeError, match=r"t\.arrow: row group 0: does not decode"):
+        GroupReader(["v"]).read(index.group(0))
 
 
 def test_an_arrow_file_of_nulls_has_no_rows_to_count(tmp_path: Path) -> None:
