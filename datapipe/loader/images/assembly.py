@@ -96,7 +96,7 @@ def assemble(
         workers=ObjectPool(open_worker),
         repeats=Repeats.of(index),
         kept=kept,
-        enter_thread=None if runtime is None else runtime.enter_thread,
+        runtime=runtime,
     )
 
 
