@@ -86,9 +86,7 @@ def test_every_batch_in_order(seed: int, num: int, depth: int) -> None:
 
 
 @pytest.mark.parametrize("is_closed", [False, True], ids=["at its end", "closed"])
-def test_a_pass_that_ends_keeps_no_memory_that_the_device_is_done_with(
-    monkeypatch: pytest.MonkeyPatch, is_closed: bool
-) -> None:
+def test_a_pass_that_ends_keeps_no_memory_that_the_device_is_done_with(monkeypatch: pytest.MonkeyPatch, is_closed: bool) -> None:
     fake = FakeDevice()
     monkeypatch.setattr(fake, "is_done", lambda event: False)
     iterator = iter(on_fake(numbered(4), fake))
