@@ -222,7 +222,7 @@ def test_the_best_of_each_setting_is_put_together(tmp_path: Path) -> None:
         ({"dali": {"hw_decoder_load": 0.12}}, 6000.0),
         ({"dali": {"hw_decoder_load": 1.0}}, 5500.0),
         ({"dali": {"num_pipelines": 3}}, 5100.0),
-        ({"huffman_threshold": 0}, 4000.0),
+        ({"dali": {"hybrid_huffman_threshold": 0}}, 4000.0),
     ):
         report.add("settings", {"phase": "settings", "contender": "gpu-ours-dali", "options": options, "images_per_s": rate})
     (variant,) = sweep.combined("gpu-ours-dali")

@@ -58,7 +58,7 @@ def axes(contender: str) -> list[list[Options]]:
         return [
             [{"dali": {"hw_decoder_load": load}} for load in _LOADS],
             [{"dali": {"num_pipelines": num}} for num in (1, 2, 3)],
-            [{"huffman_threshold": pixels} for pixels in _HUFFMAN],
+            [{"dali": {"hybrid_huffman_threshold": pixels}} for pixels in _HUFFMAN],
             [{"dali": {"num_threads": num}} for num in threads],
         ]
     return [

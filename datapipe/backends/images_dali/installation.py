@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,6 +47,16 @@ def installation() -> Installation:
     ((major, version),) = found.items()
     nvjpeg = version_of("nvidia-nvjpeg") if major == 13 else version_of("nvidia-nvjpeg-cu12")
     return Installation(version, major, nvjpeg)
+
+
+def release_memory() -> None:
+    """Give back the memory of DALI's pools that nothing uses, on GPUs and page-locked; nothing, if DALI was not imported.
+
+    DALI itself never gives any back, and torch cannot use it. Pipelines may be running.
+    """
+    backend = sys.modules.get("nvidia.dali.backend")
+    if backend is not None:
+        backend.ReleaseUnusedMemory()
 
 
 def mismatch() -> str | None:

@@ -122,4 +122,5 @@ def _graph_options(
         decodes_regions=not on_gpu or region_problem(device.index, hw_decoder_load=dali.hw_decoder_load) is None,
         num_threads=dali.num_threads or max(1, options.num_workers),
         hw_decoder_load=dali.hw_decoder_load,
+        hybrid_huffman_threshold=dali.hybrid_huffman_threshold,
     )
