@@ -30,7 +30,7 @@ from benchmarks.ratios import ratio_of, rotated
 
 Options = dict[str, Any]
 
-_START_S = 60  # a job may take so long to begin; the loader's own choice measures for 20 s
+_START_S = 90  # a job may take so long to begin; the loader's own choice measures for 30 s
 _AROUND_S = 6  # the expected time of a job in addition to measuring
 _NUM_ROUNDS = 3
 TAKEN_OVER = ("gpu-from-torch-dali", "gpu-from-torch-cpu")
