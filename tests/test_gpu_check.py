@@ -17,10 +17,11 @@ import pytest
 from benchmarks.contenders.ours import open_loader
 from benchmarks.contenders.ours_gpu import check_decoder
 from benchmarks.environment import ROOT
+from benchmarks.gpu import correct, gpu_tests
 from benchmarks.gpu.__main__ import main
 from benchmarks.gpu.device_code import MACHINE_CODE, blank_others, fat_binaries
 from benchmarks.gpu.earlier import best_settings
-from benchmarks.gpu.job import run_job
+from benchmarks.gpu.job import Outcome, run_job
 from benchmarks.gpu.look import telling_lines
 from benchmarks.gpu.pace import Pace
 from benchmarks.gpu.pack import MIB, drop_unneeded, pack
@@ -85,7 +86,15 @@ def test_every_stage_runs_dry(tmp_path: Path) -> None:
     assert accuracy["told_ms"] > 2.5, "it was told to wait 5 ms at each step"
     assert {entry["question"] for entry in reports["overlap"]["measurements"]} == {"bus", "supply", "idle", "hold"}
     further = reports["further"]["measurements"]
-    assert {entry["mode"] for entry in further if entry.get("phase") == "capture"} == {"thread_local", "global"}
+    assert {entry["mode"] for entry in correct if entry.get("phase") == "capture"} == {"thread_local", "global"}
+    asked = [entry.get("question") or entry.get("of") for entry in correct]
+    assert asked[1:6] == ["tests", "regions", "regions", "whole images", "whole images"], "the tests come first"
+    assert {(entry["of"], entry["load"]) for entry in correct if "of" in entry} == {
+        (of, load) for of in ("regions", "whole images") for load in (0.0, 1.0)
+    }
+    first = [entry for entry in reports["sweep"]["measurements"] if entry["phase"] == "first"]
+    by_hand = [entry["options"] for entry in first if entry["contender"] == "gpu-dali"]
+    assert by_hand == [{}, {"decodes_regions": False}], "each of ours has its like"
     assert {entry["options"]["copy_priority"] for entry in further if "copy_priority" in entry.get("options", {})} == {0, -1}
     tables = reports["tables"]["measurements"]
     assert [entry["num_different"] for entry in tables if entry["question"] == "parity"] == [0, 0]
@@ -102,6 +111,8 @@ def test_a_call_unpacks_and_brings_what_was_found_before(tmp_path: Path) -> None
     (tree / "site" / "carried.py").write_text("import pathlib, os; pathlib.Path(os.environ['OUT'], 'carried').touch()\n")
     (tree / "site" / "sitecustomize.py").write_text("import carried\n")
     pack(tree, home / ".gpu" / "payload.tar.xz", filters=["-0"])
+    (tmp_path / "spare" / "nvimgcodec-0.8").mkdir(parents=True)
+    pack(tmp_path / "spare", home / ".gpu" / "spare.tar.xz", filters=["-0"])
     (home / ".gpu" / "results").mkdir()
     (home / ".gpu" / "results" / "gpu-sweep.json").write_text('{"measurements": []}')
     done = call(work, out, home, "no-such-stage")
@@ -110,6 +121,7 @@ def test_a_call_unpacks_and_brings_what_was_found_before(tmp_path: Path) -> None
     assert (out / "carried").exists(), "what the payload holds is imported"
     assert (out / "gpu-sweep.json").exists()
     assert (work / "results" / "gpu-sweep.json").exists()
+    assert (work / "spare" / "nvimgcodec-0.8").is_dir()
     (work / "payload" / "site" / "crc32c.py").write_text("raise ImportError('built for another Python')")
     refused = call(work, out, home, "correct")
     assert refused.returncode == 2
@@ -121,6 +133,7 @@ def test_two_halves_of_the_time_that_one_has() -> None:
     assert list(FIRST_HALF) == ["correct", "sweep", "train", "diagnose"]
     assert sum(FIRST_HALF.values()) <= 28, "a machine that one has for half an hour takes minutes to start"
     assert sum(SECOND_HALF.values()) <= 15
+    assert len(FIRST_HALF) * 6 <= 28, "as --minutes 6"
     assert max(STAGES.values()) <= 8, "a call may take ten minutes, with what comes before and after its stage"
 
 
@@ -167,6 +180,48 @@ def test_a_job_that_takes_too_long_is_stopped(tmp_path: Path) -> None:
 
 
 # -- results -------------------------------------------------------------------------------------
+
+
+def test_regions_that_take_the_process_down_are_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As nvImageCodec does with regions on some GPUs; what comes after it is measured all the same."""
+    asked: list[tuple[str, float]] = []
+
+    def run(check: Check, module: str, arguments: dict[str, Any], *, limit_s: float) -> Outcome:
+        asked.append((arguments["of"], arguments["load"]))
+        if asked[-1] == ("regions", 0.0):
+            return Outcome([], "killed by SIGSEGV\nFatal Python error", 1.0, "")
+        return Outcome([{"load": arguments["load"], "worst_mean_difference": 0.2, "nvjpeg": "13.2.3"}], None, 1.0, "")
+
+    monkeypatch.setattr(correct, "some_files", lambda check, num: tmp_path)
+    monkeypatch.setattr(correct, "run_job", run)
+    report = Report("correct", make_check(tmp_path))
+    assert correct._regions(make_check(tmp_path), report) is False
+    assert asked == [("regions", 0.0), ("regions", 1.0), ("whole images", 0.0), ("whole images", 1.0)]
+    found = read_reports(tmp_path / "results")["correct"]
+    assert [(entry["what"], entry["why"][:17]) for entry in found["failures"]] == [
+        ("DALI decodes regions, without the JPEG engines", "killed by SIGSEGV")
+    ]
+    assert [entry["nvjpeg"] for entry in found["measurements"]] == ["13.2.3"] * 3
+
+
+def test_tests_that_fail_on_the_gpu_are_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_it.py").write_text(
+        "import os, pytest\n@pytest.mark.gpu\ndef test_right(): pass\n@pytest.mark.gpu\ndef test_wrong(): assert 1 == 2, 'late'\n"
+        "@pytest.mark.gpu\ndef test_crash():\n    if os.environ.get('CRASH'): os.abort()\ndef test_other(): assert False\n"
+    )
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = gpu\n")
+    monkeypatch.setattr(gpu_tests, "ROOT", tmp_path)
+    report = Report("correct", make_check(tmp_path))
+    gpu_tests.run_gpu_tests(make_check(tmp_path), report)
+    (found,) = report.measurements
+    assert (found["passed"], found["failed"], found["skipped"]) == (2, 1, 0)
+    monkeypatch.setenv("CRASH", "1")
+    gpu_tests.run_gpu_tests(make_check(tmp_path), report)
+    failures = read_reports(tmp_path / "results")["correct"]["failures"]
+    assert [entry["what"] for entry in failures] == ["tests.test_it::test_wrong", "pytest -m gpu"]
+    assert "late" in failures[0]["why"]
+    assert "exit code -6" in failures[1]["why"]
 
 
 def test_a_report_is_on_disk_at_every_moment(tmp_path: Path) -> None:
@@ -222,7 +277,7 @@ def test_the_best_of_each_setting_is_put_together(tmp_path: Path) -> None:
         ({"dali": {"hw_decoder_load": 0.12}}, 6000.0),
         ({"dali": {"hw_decoder_load": 1.0}}, 5500.0),
         ({"dali": {"num_pipelines": 3}}, 5100.0),
-        ({"huffman_threshold": 0}, 4000.0),
+        ({"dali": {"hybrid_huffman_threshold": 0}}, 4000.0),
     ):
         report.add("settings", {"phase": "settings", "contender": "gpu-ours-dali", "options": options, "images_per_s": rate})
     (variant,) = sweep.combined("gpu-ours-dali")

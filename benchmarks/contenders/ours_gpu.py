@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Iterator, Mapping, Sized
 from contextlib import ExitStack
 from typing import Any
@@ -16,8 +15,6 @@ from benchmarks.task import Task
 from datapipe import Dali
 from datapipe.backends.device_runtime import CudaRuntime
 
-_DECODERS = ("image", "image_slice")  # of nvidia.dali.fn.decoders, that graphs of ours have
-
 
 def make(
     task: Task,
@@ -26,22 +23,16 @@ def make(
     backend: str = "auto",
     dali: Mapping[str, Any] | None = None,
     part: str = "shards",
-    huffman_threshold: int | None = None,
     copy_priority: int | None = None,
 ) -> Iterator[Sized]:
     """Batches for ever. Raises RuntimeError unless the decoder's graph is on `device`.
 
     `dali`: arguments of `Dali`, in place of `backend`; under "auto" the loader measures and chooses first.
-    `huffman_threshold`: pixels from which on the GPU decodes Huffman codes too, as DALI has it. `copy_priority`: of the stream
-    on which batches are copied; -1 is before 0. These two are no settings of datapipe's: here they are put in from outside.
+    `copy_priority`: of the stream on which batches are copied; -1 is before 0. It is no setting of datapipe's: here it is put in
+    from outside.
     """
     chosen: Any = backend if dali is None else Dali(**dali)
     with ExitStack() as patches:
-        if huffman_threshold is not None:
-            decoders: Any = importlib.import_module("nvidia.dali.fn").decoders
-            for name in _DECODERS if device == "cuda" else ():
-                decoder = functools.partial(getattr(decoders, name), hybrid_huffman_threshold=huffman_threshold)
-                patches.enter_context(mock.patch.object(decoders, name, decoder))
         if copy_priority is not None:
             patches.enter_context(mock.patch.object(CudaRuntime, "new_stream", functools.partialmethod(_stream, copy_priority)))
         loader = open_loader(task, part=part, dtype="float32", device=device, backend=chosen)

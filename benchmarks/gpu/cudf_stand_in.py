@@ -169,7 +169,7 @@ class CudaAsyncMemoryResource:
         enable_ipc: bool = False,
         enable_fabric: bool = False,
     ) -> None:
-        pass
+        self.release_threshold = release_threshold
 
 
 class Functions:

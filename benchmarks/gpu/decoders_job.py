@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from benchmarks.gpu.libraries import loaded_libraries, nvjpeg_version
+from benchmarks.gpu.libraries import told_libraries
 from benchmarks.gpu.settings import Check
 
 _CPU_ONLY = -99999  # 0.9 has a name for it; 0.8 has not, and decodes nothing where there is no driver
@@ -47,8 +47,7 @@ def measure(arguments: dict[str, Any], check: Check) -> Iterator[dict[str, Any]]
             data, expected = _encoded(mode, options)
             for view in ("whole", "region"):
                 yield {**about, "form": form, "view": view, **_decoded(nvimgcodec, decoder, data, expected, view)}
-    libraries = loaded_libraries()
-    yield {"libraries": libraries, "nvjpeg": nvjpeg_version(libraries)}
+    yield told_libraries()
 
 
 def _decoded(nvimgcodec: Any, decoder: Any, data: bytes, expected: NDArray[np.uint8], view: str) -> dict[str, Any]:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ctypes
 from pathlib import Path
+from typing import Any
+
+from datapipe.backends.images_dali.installation import loaded_nvjpeg
 
 _TELLING = ("nvjpeg", "nvimgcodec", "nvcuvid", "libcuda.so", "libcudart", "libdali", "libnvtiff", "libtorch_cuda.so")
 
@@ -18,17 +21,10 @@ def loaded_libraries() -> list[str]:
     return sorted(found)
 
 
-def nvjpeg_version(libraries: list[str]) -> str | None:
-    """The version of the nvJPEG among them, as it says itself; None where there is none."""
-    for path in libraries:
-        if Path(path).name.startswith("libnvjpeg.so"):
-            library, numbers = ctypes.CDLL(path), []
-            for part in range(3):  # libraryPropertyType: MAJOR_VERSION, MINOR_VERSION, PATCH_LEVEL
-                value = ctypes.c_int(-1)
-                library.nvjpegGetProperty(ctypes.c_int(part), ctypes.byref(value))
-                numbers.append(str(value.value))
-            return ".".join(numbers)
-    return None
+def told_libraries() -> dict[str, Any]:
+    """Those, and the version of the nvJPEG among them, as it says itself; None where there is none."""
+    nvjpeg = loaded_nvjpeg()
+    return {"libraries": loaded_libraries(), "nvjpeg": None if nvjpeg is None else nvjpeg.version}
 
 
 def can_load(name: str) -> str:

@@ -1,10 +1,11 @@
-"""Gather what a bare GPU machine lacks in a file small enough to be carried: `python -m benchmarks.gpu.pack [images|tables]`.
+"""Gather what a bare GPU machine lacks in a file small enough to be carried: `python -m benchmarks.gpu.pack [SET]`.
 
 The machine is taken to have PyTorch for CUDA 13, torchvision, numpy, pyarrow, h5py, filelock, tqdm, Pillow and
 nvidia-ml-py, and no network. Wheels are downloaded here for its Python, unpacked beside each other, freed of what is not
 needed there (tests, headers, other Pythons, codecs of other forms than JPEG, device code of other GPUs), and packed. The stages
-of images need `.gpu/payload.tar.xz`, with `site/` for PYTHONPATH and `nvimgcodec-0.8/`, another nvImageCodec to be asked by
-itself; the stage `tables` needs `.gpu/tables.tar.xz`, with cuDF in `site/`. To unpack there, with nothing but Python:
+of images need `.gpu/payload.tar.xz` (the set `images`), with `site/` for PYTHONPATH; the stage `tables` needs
+`.gpu/tables.tar.xz`, with cuDF in `site/`; `.gpu/spare.tar.xz` has `nvimgcodec-0.8/`, another nvImageCodec to be asked by itself,
+and may be left out. To unpack there, with nothing but Python:
 
     python3 -m tarfile -e .gpu/payload.tar.xz DIRECTORY
 
@@ -26,16 +27,18 @@ from benchmarks.environment import ROOT
 from benchmarks.gpu.device_code import blank_others
 
 _OURS = ("simplejpeg", "crc32c", "isal", "platformdirs", "msgspec")  # what datapipe imports and the machine lacks
+# Of `pytest -m gpu`; later releases need a megabyte more: Pygments, and a compiled part of hypothesis.
+_TESTS = ("pytest<8.4", "pluggy", "iniconfig", "hypothesis<6.140", "attrs", "sortedcontainers")
 # Downloads go without dependency resolution, so every wheel is named. Folder of the payload -> wheels.
 IMAGES: dict[str, tuple[str, ...]] = {
     # DALI's CUDA 13 build and what it imports: nvtx and libcst are for its dynamic mode alone, nvCOMP for `inflate`.
     "site": (
         "nvidia-dali-cuda130==2.4.0", "nvidia-nvimgcodec-cu13>=0.9,<0.10", "nvidia-nvjpeg>=13.2.3,<14", "astunparse",
-        "gast<=0.7", "six<=1.17", "optree", "packaging", "makefun", *_OURS,
+        "gast<=0.7", "six<=1.17", "optree", "packaging", "makefun", *_OURS, *_TESTS,
     ),
-    # DALI 2.4 refuses nvImageCodec before 0.9. Whether this one decodes regions where 0.9 does not is worth knowing.
-    "nvimgcodec-0.8": ("nvidia-nvimgcodec-cu13==0.8.0.22",),
 }  # fmt: skip
+# DALI 2.4 refuses nvImageCodec before 0.9. Whether this one decodes regions where 0.9 does not is worth knowing.
+SPARE: dict[str, tuple[str, ...]] = {"nvimgcodec-0.8": ("nvidia-nvimgcodec-cu13==0.8.0.22",)}
 # pylibcudf and what it loads, but for nvJitLink and cuFile, which come with torch for CUDA 13. cudf itself needs numba.
 TABLES: dict[str, tuple[str, ...]] = {
     "site": (
@@ -45,7 +48,7 @@ TABLES: dict[str, tuple[str, ...]] = {
         *_OURS,
     ),
 }  # fmt: skip
-SETS = {"images": ("payload.tar.xz", IMAGES), "tables": ("tables.tar.xz", TABLES)}
+SETS = {"images": ("payload.tar.xz", IMAGES), "spare": ("spare.tar.xz", SPARE), "tables": ("tables.tar.xz", TABLES)}
 MIB = 1 << 20
 
 _DROPPED_SUFFIXES = (".a", ".h", ".hpp", ".cuh", ".inl", ".pyx", ".pxd", ".pxi", ".pyi", ".cc")
@@ -156,11 +159,13 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.gpu.pack", description="What a bare GPU machine lacks, in a file."
     )
-    parser.add_argument("set", nargs="?", choices=list(SETS), default="images", help="for the stages of images, or for `tables`")
+    parser.add_argument(
+        "set", nargs="?", choices=list(SETS), default="images", help="for the stages of images, another nvImageCodec, or `tables`"
+    )
     parser.add_argument("--out", type=Path, default=ROOT / ".gpu", help="folder for the payload")
     parser.add_argument("--python", default="3.12", help="Python of the GPU machine")
     parser.add_argument("--arch", type=int, default=90, help="compute capability to keep: 80 for A100, 90 for H100 and H200")
-    parser.add_argument("--limit-mib", type=int, default=57, help="largest payload, MiB of 2^20 bytes")
+    parser.add_argument("--limit-mib", type=int, default=56, help="largest payload, MiB of 2^20 bytes")
     parser.add_argument("--xz", default="-T0 --x86 --lzma2=preset=9e", help="options of xz")
     parser.add_argument("--scratch", type=Path, help="folder for temporary files (1.5 GB)")
     return parser.parse_args()

@@ -13,7 +13,7 @@ import torch
 import datapipe
 from benchmarks.contenders.ours_gpu import check_decoder
 from benchmarks.gpu.device import Device, open_device
-from benchmarks.gpu.libraries import loaded_libraries, nvjpeg_version
+from benchmarks.gpu.libraries import told_libraries
 from benchmarks.gpu.settings import Check
 from benchmarks.task import CROP
 from datapipe import Dali
@@ -66,8 +66,7 @@ def measure(arguments: dict[str, Any], check: Check) -> Iterator[dict[str, Any]]
         np.save(path, images.numpy())
         ids, labels = (torch.cat([batch[key] for batch in batches]).tolist() for key in ("id", "label"))
         yield {"recipe": name, "file": str(path), "ids": ids, "labels": labels, "dtype": str(images.dtype)}
-    libraries = loaded_libraries()
-    yield {"libraries": libraries, "nvjpeg": nvjpeg_version(libraries), "explained": explanation(loader)}
+    yield {**told_libraries(), "explained": explanation(loader)}
 
 
 def _read(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -28,14 +28,15 @@ from benchmarks.gpu.sets import photographs
 from benchmarks.gpu.settings import Check, Deadline, num_cores
 from benchmarks.ratios import ratio_of, rotated
 
-_START_S = 60  # a job may take so long to begin; the loader's own choice measures for 20 s
+Options = dict[str, Any]
+
+_START_S = 90  # a job may take so long to begin; the loader's own choice measures for 30 s
 _AROUND_S = 6  # the expected time of a job in addition to measuring
 _NUM_ROUNDS = 3
 TAKEN_OVER = ("gpu-from-torch-dali", "gpu-from-torch-cpu")
 _LOADS = (0.0, 0.12, 0.65, 1.0)
+_WHOLE: Options = {"decodes_regions": False}
 _HUFFMAN = (0, 250_000, 10_000_000)  # pixels from which on the GPU decodes Huffman codes; DALI's own is a million
-
-Options = dict[str, Any]
 
 
 def run(check: Check, report: Report, deadline: Deadline) -> None:
@@ -58,7 +59,7 @@ def axes(contender: str) -> list[list[Options]]:
         return [
             [{"dali": {"hw_decoder_load": load}} for load in _LOADS],
             [{"dali": {"num_pipelines": num}} for num in (1, 2, 3)],
-            [{"huffman_threshold": pixels} for pixels in _HUFFMAN],
+            [{"dali": {"hybrid_huffman_threshold": pixels}} for pixels in _HUFFMAN],
             [{"dali": {"num_threads": num}} for num in threads],
         ]
     return [
@@ -67,6 +68,8 @@ def axes(contender: str) -> list[list[Options]]:
         [{"hybrid_huffman_threshold": pixels} for pixels in _HUFFMAN],
         [{"num_threads": num} for num in (*threads, 70)],  # 70: what NVIDIA's own tests use
         [{"jpeg_fancy_upsampling": True}],
+        [{"affine": False}],  # as ours: threads are not pinned to cores
+        [_WHOLE],
     ]
 
 
@@ -100,15 +103,17 @@ class Sweep:
     def own(self, contender: str) -> Variant:
         """A contender as it comes, or as it has to be on this GPU."""
         is_whole = contender == BY_HAND and not decodes_regions(self.check)
-        return dataclasses.replace(self.variant, contender=contender, options={"decodes_regions": False} if is_whole else {})
+        return dataclasses.replace(self.variant, contender=contender, options=_WHOLE if is_whole else {})
 
     def as_they_come(self) -> list[Variant]:
-        return [self.own(name) for name in (OURS, BY_HAND, ON_CPU, "gpu-torch", "gpu-torchvision")]
+        ours, by_hand, *others = (self.own(name) for name in (OURS, BY_HAND, ON_CPU, "gpu-torch", "gpu-torchvision"))
+        whole = [] if by_hand.options == _WHOLE else [dataclasses.replace(by_hand, options=_WHOLE)]
+        return [ours, by_hand, *whole, *others]
 
     def changed(self, contender: str) -> list[Variant]:
         """One thing changed at a time."""
         own = self.own(contender)
-        changes = [options for axis in axes(contender) for options in axis][:: self.check.pick(1, 7)]
+        changes = [options for axis in axes(contender) for options in axis if options != _WHOLE][:: self.check.pick(1, 7)]
         return [dataclasses.replace(own, options=merged(own.options, change)) for change in changes]
 
     def combined(self, contender: str) -> list[Variant]:

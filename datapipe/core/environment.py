@@ -1,7 +1,8 @@
-"""Look up usable cores, counts in environment variables, versions of installed distributions, and whose an object is."""
+"""Look up usable cores, counts in environment variables, versions of distributions and of the driver, and whose an object is."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 from pathlib import Path
@@ -39,6 +40,15 @@ def version_of(distribution: str) -> str | None:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def driver_version() -> str:
+    """Return the version of NVIDIA's kernel driver from its files; "" if there is none."""
+    with contextlib.suppress(OSError):
+        return Path("/sys/module/nvidia/version").read_text().strip()
+    with contextlib.suppress(OSError):
+        return Path("/proc/driver/nvidia/version").read_text().splitlines()[0]
+    return ""
 
 
 def is_of_datapipe(value: object) -> bool:

@@ -157,12 +157,20 @@ def one_at_a_time(path: Path) -> Iterator[None]:
         lock.release()
 
 
-def remembered(kind: str, circumstances: Mapping[str, Any], *, make: Callable[[], Any], parse: Callable[[Any], T]) -> T:
+def remembered(
+    kind: str,
+    circumstances: Mapping[str, Any],
+    *,
+    make: Callable[[], Any],
+    parse: Callable[[Any], T],
+    is_kept: Callable[[T], bool] = lambda found: True,
+) -> T:
     """Return the earlier result of `make` under the same circumstances, or call it now and keep the result.
 
     `circumstances` and the result of `make` are JSON-safe. `parse` turns the latter into the returned value; if it raises
-    ValueError, KeyError or TypeError on a kept result, the result is made again. One of several processes calls `make`, and the
-    others wait. If nothing can be kept, a warning is logged and `make` is called each time.
+    ValueError, KeyError or TypeError on a kept result, the result is made again. A result for which `is_kept` is False is
+    returned and not kept. One of several processes calls `make`, and the others wait. If nothing can be kept, a warning is logged
+    and `make` is called each time.
     """
     name = hashlib.sha256(json.dumps(dict(circumstances), sort_keys=True).encode()).hexdigest()[:16]
     path = user_cache(kind) / f"{name}.json"
@@ -177,8 +185,10 @@ def remembered(kind: str, circumstances: Mapping[str, Any], *, make: Callable[[]
             return parse(json.loads(read_bytes(path))["found"])
         except (OSError, ValueError, KeyError, TypeError):
             found = make()
+        if not is_kept(parsed := parse(found)):
+            return parsed
         try:
             atomic.write_json(path, {"circumstances": dict(circumstances), "found": found}, mode=0o600)
         except OSError as exc:
             logger.warning("%s cannot be kept in %s (%s)", kind, path.parent, exc)
-        return parse(found)
+        return parsed

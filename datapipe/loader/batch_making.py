@@ -68,8 +68,8 @@ class BatchMaker(Protocol):
         """The pool of workers with which threads make blocks, one each."""
 
     @property
-    def enter_thread(self) -> Callable[[], None] | None:
-        """Called first in each thread that makes batches."""
+    def runtime(self) -> DeviceRuntime | None:
+        """The device that batches go to; None if they stay in host memory."""
 
     @property
     def dali(self) -> Any:

@@ -7,16 +7,17 @@ kernel has not cached yet. The figures are kept in the user's cache directory un
 
 from __future__ import annotations
 
-import itertools
+import contextlib
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
 
 from datapipe.backends.pytree import tensors_of
-from datapipe.core.environment import version_of
+from datapipe.core.environment import driver_version, version_of
+from datapipe.core.errors import BackendError
 from datapipe.core.printable import get_logger
 from datapipe.core.user_cache import RATES, remembered
 from datapipe.core.waiting import reported_wait
@@ -37,26 +38,40 @@ def rates_of(
     device: torch.device,
     packages: Iterable[str],
     circumstances: Mapping[str, Any],
+    release: Callable[[], None] = lambda: None,
 ) -> list[float]:
     """Return the samples per second of each candidate, from the cache if they were measured under the same circumstances before.
 
+    A candidate that raises BackendError has 0, which is logged, and then nothing is kept for later runs.
     `open_loader(candidate)`: returns the batches of an epoch, made by that backend. `circumstances`: JSON-safe; figures are
-    reused if all of it is equal, and so are the device's name and the versions of `packages`.
+    reused if all of it is equal, and so are the device's name, the driver and the versions of `packages`. `release`: called
+    after the measuring, when the loaders of all candidates are closed: most have lost, and nobody needs what they left in
+    memory pools.
     """
+
+    def rate(candidate: C) -> float:
+        try:
+            with contextlib.closing(_endless(open_loader(candidate))) as batches:
+                return measure(batches)
+        except BackendError as exc:
+            logger.warning("%r is left out of the choice of a backend, as it failed when measured: %s", candidate, exc)
+            return 0.0
 
     def make() -> list[float]:
         with reported_wait("the rates of the backends", "measured once on this machine; pass backend=... to choose one yourself"):
-            forward = [measure(_endless(open_loader(candidate))) for candidate in candidates]
-            backward = [measure(_endless(open_loader(candidate))) for candidate in reversed(candidates)]
-        return list(map(max, forward, reversed(backward)))
+            forward = [rate(candidate) for candidate in candidates]
+            backward = [rate(candidate) for candidate in reversed(candidates)]
+        release()
+        return [max(pair) if all(pair) else 0.0 for pair in zip(forward, reversed(backward), strict=True)]
 
     about = {
         **circumstances,
         "candidates": [repr(candidate) for candidate in candidates],
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "driver": driver_version() if device.type == "cuda" else "",
         "versions": {name: version_of(name) for name in packages},
     }
-    return remembered(RATES, about, make=make, parse=lambda rates: [float(rate) for rate in rates])
+    return remembered(RATES, about, make=make, parse=lambda rates: [float(rate) for rate in rates], is_kept=all)
 
 
 def measure(batches: Iterator[Any]) -> float:
@@ -77,8 +92,10 @@ def power_of_two(number: float) -> int:
     return 1 << round(math.log2(max(1, number)))
 
 
-def _endless(loader: Iterable[Any]) -> Iterator[Any]:
-    return itertools.chain.from_iterable(itertools.repeat(loader))
+def _endless(loader: Iterable[Any]) -> Generator[Any]:
+    """Yield batches, epoch after epoch. Closing it ends the loader's pass."""
+    while True:
+        yield from loader
 
 
 def _synchronise(device: torch.device) -> None:

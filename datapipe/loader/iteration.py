@@ -103,11 +103,17 @@ class BatchIterator(Iterator[Any]):
         )
 
     def close(self) -> None:
-        """End the pass: stop threads, drop batches in the making. May be called again."""
+        """End the pass: stop threads, drop batches in the making, release what the device has finished with.
+
+        May be called again.
+        """
         self._is_closed = True
         self._tasks.clear()
         if self._threads is not None:
             self._threads.stop()
+        runtime = None if self._maker is None else self._maker.runtime
+        if runtime is not None and self._process == os.getpid():  # CUDA answers nothing in a forked child
+            runtime.pending.reap()
 
     def _begin(self) -> BatchMaker:
         maker, steps_from = self._open_pass()

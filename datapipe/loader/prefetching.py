@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NoReturn, Protocol
@@ -86,6 +87,7 @@ class PrefetchedLoader:
         self._open_mover = open_mover
         self._observer: Observer = null_observer
         self._mover: Mover | None = None
+        self._runtime: DeviceRuntime | None = None  # of the mover
         self._state: Any = None  # after the batch last delivered; None: ask the inner loader
 
     def __repr__(self) -> str:
@@ -164,6 +166,7 @@ class PrefetchIterator(Iterator[Any]):
         # Raised once the batches before it are delivered, with the state after it; until then nothing more is requested.
         self._failed: tuple[Exception, Any] | None = None
         self._is_over = False
+        self._process = os.getpid()
 
     def __iter__(self) -> PrefetchIterator:
         return self
@@ -200,7 +203,7 @@ class PrefetchIterator(Iterator[Any]):
         )
 
     def close(self) -> None:
-        """End the pass and drop what was copied ahead. May be called again."""
+        """End the pass, drop what was copied ahead, release what the device has finished with. May be called again."""
         self._is_over = True
         self._ahead.clear()
         self._failed = None
@@ -209,12 +212,16 @@ class PrefetchIterator(Iterator[Any]):
             close = getattr(batches, "close", None)
             if callable(close):
                 close()
+        runtime = self._loader._runtime
+        if runtime is not None and self._process == os.getpid():  # CUDA answers nothing in a forked child
+            runtime.pending.reap()
 
     def _begin(self) -> None:
         loader = self._loader
         if loader._mover is None:
-            runtime = None if loader.device.type == "cpu" else loader._open_runtime(loader.device)
-            loader._mover = (loader._open_mover or _open_uploader)(loader._inner, runtime, loader._observer, loader.depth + 2)
+            loader._runtime = None if loader.device.type == "cpu" else loader._open_runtime(loader.device)
+            open_mover = loader._open_mover or _open_uploader
+            loader._mover = open_mover(loader._inner, loader._runtime, loader._observer, loader.depth + 2)
         if loader._state is None:
             loader._state = _state_of(loader._inner)  # later its state is ahead of what was delivered
         self._batches = iter(loader._inner)

@@ -238,8 +238,8 @@ class LoaderThreads:
         torch.set_num_threads(1)
         torch.get_num_threads()
         try:
-            if self._maker.enter_thread is not None:
-                self._maker.enter_thread()
+            if self._maker.runtime is not None:
+                self._maker.runtime.enter_thread()
             if begin is not None:
                 begin()
             worker = self._maker.workers.borrow()

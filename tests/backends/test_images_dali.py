@@ -260,6 +260,27 @@ def test_a_graph_says_where_it_decodes(
     assert decoder_device(built) == where
 
 
+def test_a_gpus_decoder_gets_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    from nvidia.dali import Pipeline, fn
+
+    from datapipe.backends.images_dali.graph import build_graph
+
+    given: list[dict[str, Any]] = []
+    decode = fn.decoders.image_slice
+
+    def noted(*inputs: Any, **options: Any) -> Any:
+        given.append(options)
+        return decode(*inputs, **options)
+
+    monkeypatch.setattr(Pipeline, "build", Pipeline._build_graph)
+    monkeypatch.setattr(fn.decoders, "image_slice", noted)
+    for device_id in (0, None):
+        build_graph(GraphOptions(24, 24, 8, device_id, CutForm(False, (0, 0, 0)), True, 2, 0.35, 250_000))
+    on_gpu, on_cpu = given
+    assert (on_gpu["hw_decoder_load"], on_gpu["hybrid_huffman_threshold"], on_gpu["affine"]) == (0.35, 250_000, False)
+    assert not {"hw_decoder_load", "hybrid_huffman_threshold", "affine"} & on_cpu.keys()
+
+
 def test_a_pipeline_says_what_it_built() -> None:
     pipeline = pipeline_of()
     assert pipeline.decoder_device is None

@@ -132,6 +132,7 @@ def test_the_device_gets_a_resource_that_frees_without_waiting_unless_the_script
         found = library()
         made = stream_ordered_memory(found, device)
         assert type(made) is found.async_memory
+        assert made.release_threshold == 1 << 30, "by default the pool would never shrink"
         assert found.memory_of(3) is made
         assert stream_ordered_memory(found, device) is made
         found.set_memory(3, "a pool")
@@ -398,6 +399,21 @@ def test_the_host_waits_for_nothing(table: Path) -> None:
         later = [on_host(fake, batch) for batch in load(table)]
         fake.drain()
         assert sorted(row for read in later for row in read()[:, 0].tolist()) == list(range(NUM))
+
+
+@pytest.mark.parametrize("backend", ["tables_cudf", "tables_arrow"])
+def test_a_pass_that_ends_keeps_no_memory_that_the_device_is_done_with(
+    table: Path, monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    with fake_gpu() as fake:
+        monkeypatch.setattr(fake, "is_done", lambda event: False)
+        iterator = iter(load(table, backend=backend))
+        for _ in range(len(iterator)):
+            next(iterator)
+        assert len(fake.pending) > 0
+        monkeypatch.setattr(fake, "is_done", lambda event: True)
+        assert next(iterator, None) is None
+        assert len(fake.pending) == 0
 
 
 def test_a_batch_that_fails_half_way_leaves_the_device_its_indices(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:

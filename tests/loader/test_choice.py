@@ -6,8 +6,10 @@ import dataclasses
 import itertools
 import json
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,9 +18,10 @@ import torch
 import datapipe as dp
 from datapipe.backends.images_dali import installation as dali_installation
 from datapipe.backends.images_dali.installation import Installation
+from datapipe.backends.images_dali.pipeline import DaliPipeline
 from datapipe.loader.calibration import measure, rates_of
 from datapipe.loader.images.choice import BackendRequest, Choice
-from datapipe.loader.images.evidence import Measured
+from datapipe.loader.images.evidence import WITH_ENGINES, DataEvidence, Measured
 from datapipe.loader.ranks import resolve_device
 from datapipe.transforms import Recipe
 
@@ -122,7 +125,9 @@ def test_what_cannot_be_done_is_refused(backend: Any, recipe: Recipe, said: str)
         request(backend, recipe)
 
 
-@pytest.mark.parametrize("settings", [{"num_threads": 0}, {"num_pipelines": 0}, {"hw_decoder_load": 1.5}])
+@pytest.mark.parametrize(
+    "settings", [{"num_threads": 0}, {"num_pipelines": 0}, {"hw_decoder_load": 1.5}, {"hybrid_huffman_threshold": -1}]
+)
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(dp.OptionError, match=f"Dali\\({next(iter(settings))}="):
         dp.Dali(**settings)
@@ -294,6 +299,80 @@ def test_evidence_about_real_data(folder: Path, cache: Path, monkeypatch: pytest
     rates = evidence.rates()
     assert [measured.dali for measured in rates] == [None, dp.Dali(num_pipelines=1)]
     assert all(measured.images_per_s > 10 for measured in rates)
+
+
+def test_a_candidate_that_fails_is_left_out_and_measured_again_by_the_next_run(
+    cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def open_batches(candidate: dp.Dali | None) -> Iterator[Any]:
+        if candidate == FAST:
+            raise dp.BackendError("CUDA allocation failed")
+        return steady(candidate)
+
+    works, fails = rates(open_batches, [None, FAST])
+    assert works > fails == 0
+    assert "num_pipelines=3" in caplog.text and "as it failed when measured: CUDA allocation failed" in caplog.text  # noqa: PT018
+    assert not list(cache.rglob("*.json"))
+    assert min(rates(steady, [None, FAST])) > 0
+
+
+def test_rates_belong_to_a_gpu_and_its_driver(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "H100")
+    for driver in ("580.1", "590.2", "580.1"):
+        monkeypatch.setattr("datapipe.loader.calibration.driver_version", lambda driver=driver: driver)
+        rates_of([None], steady, device=CUDA, packages=[], circumstances={})
+    kept = [json.loads(path.read_text())["circumstances"] for path in cache.rglob("*.json")]
+    assert sorted((one["device"], one["driver"]) for one in kept) == [("H100", "580.1"), ("H100", "590.2")]
+
+
+def test_pools_are_released_once_no_candidate_holds_any_memory(
+    folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[weakref.ref[DaliPipeline]] = []
+    held_then: list[int] = []
+
+    def make(graph: Any) -> DaliPipeline:
+        pipeline = DaliPipeline(graph)
+        made.append(weakref.ref(pipeline))
+        return pipeline
+
+    def release() -> None:
+        held_then.append(sum(reference() is not None for reference in made))
+
+    monkeypatch.setattr("datapipe.loader.images.evidence.CANDIDATES", (None, SLOW))
+    monkeypatch.setattr("datapipe.loader.images.dali.DaliPipeline", make)
+    monkeypatch.setattr("nvidia.dali.backend.ReleaseUnusedMemory", release)
+    evidence = dp.DataLoader(folder, batch_size=8, transform=[dp.RandomResizedCrop(24)], num_workers=1)._passes.evidence()
+    evidence.rates()
+    assert len(made) >= 2
+    assert held_then == [0]
+    evidence.rates()
+    assert held_then == [0], "nothing was measured"
+
+
+def test_jpeg_engines_are_measured_where_no_body_can_be_damaged() -> None:
+    """They make garbage of one and report success."""
+
+    def candidates(**options: str) -> tuple[dp.Dali | None, ...]:
+        index: Any = SimpleNamespace(manifest=SimpleNamespace(options=options))
+        return DataEvidence(index, None, {}, None, CUDA, list).candidates()  # type: ignore[arg-type]
+
+    assert candidates(check="decode") == (*candidates(check="header"), *WITH_ENGINES)
+    assert candidates() == candidates(check="header")
+    assert [dali.hw_decoder_load for dali in candidates() if dali is not None] == [0.0] * 4
+    assert [dali.hw_decoder_load for dali in WITH_ENGINES] == [0.35, 0.65]
+    assert dp.Dali(hybrid_huffman_threshold=0) in candidates()
+
+
+def test_the_settings_that_won_are_named() -> None:
+    measured = [Measured(dp.Dali(hw_decoder_load=0.35), 300.0), Measured(dp.Dali(hybrid_huffman_threshold=0), 200.0)]
+    evidence: Any = SimpleNamespace(share_for_dali=lambda: 1.0, rates=lambda: measured)
+    choice = request().choose(CUDA, evidence)
+    assert choice.dali == dp.Dali(hw_decoder_load=0.35)
+    assert choice.reason == (
+        "measured here, images/s: dali (2 pipelines, 35% on JPEG engines) 300, "
+        "dali (2 pipelines, Huffman on the GPU above 0 pixels) 200"
+    )
 
 
 # -- messages ----------------------------------------------------------------------------------------

@@ -153,6 +153,24 @@ def test_every_thread_of_a_loader_enters_the_device(folder: Path, fake: FakeDevi
     assert sorted(fake.entered) == sorted(expected)
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("is_closed", [False, True], ids=["at its end", "closed"])
+def test_a_pass_that_ends_keeps_no_memory_that_the_device_is_done_with(
+    folder: Path, fake: FakeDevice, monkeypatch: pytest.MonkeyPatch, backend: Any, num_workers: int, is_closed: bool
+) -> None:
+    monkeypatch.setattr(fake, "is_done", lambda event: False)
+    iterator = iter(batches(folder, device="cuda", backend=backend, transform=CUT, num_workers=num_workers))
+    for _ in range(2 if is_closed else len(iterator)):
+        next(iterator)
+    assert len(fake.pending) > 0
+    monkeypatch.setattr(fake, "is_done", lambda event: True)
+    if is_closed:
+        iterator.close()
+    else:
+        assert next(iterator, None) is None
+    assert len(fake.pending) == 0
+
+
 @pytest.mark.parametrize("operation", [dp.MixUp(num_classes=2), dp.CutMix(num_classes=2)], ids=repr)
 def test_a_label_that_no_class_has_never_reaches_the_device(folder: Path, fake: FakeDevice, operation: Any) -> None:
     loader = batches(folder, device="cuda", backend="images_cpu", transform=[*NORMALISED, operation], shuffle=False)

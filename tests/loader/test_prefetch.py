@@ -85,6 +85,22 @@ def test_every_batch_in_order(seed: int, num: int, depth: int) -> None:
     assert fake.forbidden == []
 
 
+@pytest.mark.parametrize("is_closed", [False, True], ids=["at its end", "closed"])
+def test_a_pass_that_ends_keeps_no_memory_that_the_device_is_done_with(monkeypatch: pytest.MonkeyPatch, is_closed: bool) -> None:
+    fake = FakeDevice()
+    monkeypatch.setattr(fake, "is_done", lambda event: False)
+    iterator = iter(on_fake(numbered(4), fake))
+    for _ in range(2 if is_closed else 4):
+        next(iterator)
+    assert len(fake.pending) > 0
+    monkeypatch.setattr(fake, "is_done", lambda event: True)
+    if is_closed:
+        iterator.close()
+    else:
+        assert next(iterator, None) is None
+    assert len(fake.pending) == 0
+
+
 def test_torchs_dataloader() -> None:
     fake = FakeDevice(1)
     inner = DataLoader(TensorDataset(torch.arange(10), torch.arange(10) * 2), batch_size=4, shuffle=False)

@@ -242,6 +242,7 @@ class RowsDecoder:
             decodes_regions=index is None or region_problem(index, hw_decoder_load=load) is None,
             num_threads=self._dali.num_threads or default_num_workers(),
             hw_decoder_load=load,
+            hybrid_huffman_threshold=self._dali.hybrid_huffman_threshold,
         )
 
     def _decode(self, stage: DaliStage, rows: EncodedRows) -> Decoded:

@@ -68,6 +68,7 @@ def _decoded(options: GraphOptions) -> Any:
     how |= {"adjust_orientation": False, "jpeg_fancy_upsampling": True}
     if on_gpu:
         how["hw_decoder_load"] = options.hw_decoder_load
+        how["hybrid_huffman_threshold"] = options.hybrid_huffman_threshold
         how["affine"] = False  # otherwise the threads of every pipeline are pinned to the same first cores
     region = {"start": _input("region_at"), "shape": _input("region_size"), "axes": [0, 1]}
     if options.decodes_regions:

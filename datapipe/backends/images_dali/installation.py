@@ -1,9 +1,12 @@
-"""The installed DALI, its compatibility with this torch, and the abilities of its decoder."""
+"""The installed DALI, its compatibility with this torch, the abilities of its decoder, and the nvJPEG that is loaded."""
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -46,6 +49,16 @@ def installation() -> Installation:
     return Installation(version, major, nvjpeg)
 
 
+def release_memory() -> None:
+    """Give back the memory of DALI's pools that nothing uses, on GPUs and page-locked; nothing, if DALI was not imported.
+
+    DALI itself never gives any back, and torch cannot use it. Pipelines may be running.
+    """
+    backend = sys.modules.get("nvidia.dali.backend")
+    if backend is not None:
+        backend.ReleaseUnusedMemory()
+
+
 def mismatch() -> str | None:
     """Return a message if DALI and torch are built for different CUDA versions, else None."""
     found, torchs = installation(), cuda_major_of_torch()
@@ -55,6 +68,35 @@ def mismatch() -> str | None:
         f"DALI {found.version} is built for CUDA {found.cuda_major}, this torch for CUDA {torchs}; "
         f"pip uninstall nvidia-dali-cuda{found.cuda_major}0, then pip install 'gpu-datapipe[dali-cu{torchs}]'"
     )
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedLibrary:
+    """A shared library of this process."""
+
+    path: str
+    version: str  # as the library itself says
+
+    def __str__(self) -> str:
+        return f"nvJPEG {self.version} ({self.path})"
+
+    @property
+    def decodes_regions(self) -> bool:
+        """True if it decodes only the region of a JPEG as smoothly as the whole."""
+        return _numbers(self.version)[:2] >= _REGION_NVJPEG
+
+
+def loaded_nvjpeg() -> LoadedLibrary | None:
+    """Return the nvJPEG that this process has loaded, which need not be that of the wheel; None if none is loaded."""
+    paths = (line.split(maxsplit=5)[5:] for line in Path("/proc/self/maps").read_text().splitlines())
+    for path in sorted({found[0] for found in paths if found}):
+        if Path(path).name.startswith("libnvjpeg.so"):
+            library = ctypes.CDLL(path)
+            numbers = [ctypes.c_int(-1) for _ in range(3)]
+            for part, number in enumerate(numbers):  # libraryPropertyType: MAJOR_VERSION, MINOR_VERSION, PATCH_LEVEL
+                library.nvjpegGetProperty(ctypes.c_int(part), ctypes.byref(number))
+            return LoadedLibrary(path, ".".join(str(number.value) for number in numbers))
+    return None
 
 
 def cuda_major_of_torch() -> int | None:

@@ -11,6 +11,10 @@ import torch
 from datapipe.core.environment import version_of
 from datapipe.core.errors import DependencyError
 
+# Bytes that RMM's pool keeps when they are free: about what a few reads take. RMM's default is never to return any, and memory
+# of its pool is lost to torch's allocator.
+_KEPT_NBYTES = 1 << 30
+
 VERSIONS = ("pylibcudf-cu12", "pylibcudf-cu13")
 
 
@@ -76,10 +80,11 @@ def stream_ordered_memory(library: Library, device: torch.device) -> Any:
     """Return RMM's resource of the current device, after replacing RMM's initial one by one that allocates in a stream's order.
 
     libcudf allocates temporary memory from it, whichever resource a call names for its result (NVIDIA/cudf#20780). The initial
-    one is cudaMalloc, whose cudaFree waits for all work on the device, the training's too. What the script has set stays.
+    one is cudaMalloc, whose cudaFree waits for all work on the device, the training's too. The new one returns free memory beyond
+    1 GiB to the device at the next synchronisation. What the script has set stays.
     """
     memory = library.memory_of(device.index)
     if type(memory) is library.plain_memory:
-        memory = library.async_memory()
+        memory = library.async_memory(release_threshold=_KEPT_NBYTES)
         library.set_memory(device.index, memory)
     return memory

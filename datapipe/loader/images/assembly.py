@@ -96,7 +96,7 @@ def assemble(
         workers=ObjectPool(open_worker),
         repeats=Repeats.of(index),
         kept=kept,
-        enter_thread=None if runtime is None else runtime.enter_thread,
+        runtime=runtime,
     )
 
 
@@ -122,4 +122,5 @@ def _graph_options(
         decodes_regions=not on_gpu or region_problem(device.index, hw_decoder_load=dali.hw_decoder_load) is None,
         num_threads=dali.num_threads or max(1, options.num_workers),
         hw_decoder_load=dali.hw_decoder_load,
+        hybrid_huffman_threshold=dali.hybrid_huffman_threshold,
     )

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from datapipe.backends.device_runtime import DeviceRuntime
 from datapipe.backends.images_cpu import MAX_CACHED, BadRow, BlockReport, BlockWorker
 from datapipe.backends.images_dali.pipeline import DaliPipeline
 from datapipe.backends.kept_images import KeptImages
@@ -59,7 +60,7 @@ class SampleBatchMaker:
     workers: ObjectPool[Worker]
     repeats: Repeats | None
     kept: KeptImages | None = None
-    enter_thread: Callable[[], None] | None = None  # called first in each thread that makes batches for a GPU
+    runtime: DeviceRuntime | None = None  # the GPU that batches go to
 
     def with_seed(self, seed: int) -> SampleBatchMaker:
         """Return the same maker, sharing all that it holds, with draws by another seed."""

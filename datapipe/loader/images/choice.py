@@ -13,7 +13,7 @@ import torch
 
 from datapipe.backends.images_dali.gate import form_of
 from datapipe.backends.images_dali.installation import installation
-from datapipe.backends.images_dali.settings import Dali
+from datapipe.backends.images_dali.settings import HUFFMAN_THRESHOLD, Dali
 from datapipe.core.errors import DependencyError, OptionError
 from datapipe.core.printable import counted
 from datapipe.loader.images.evidence import DataEvidence, Measured
@@ -144,4 +144,9 @@ def _fastest(rates: list[Measured], device: torch.device) -> Choice:
 def _name(dali: Dali | None) -> str:
     if dali is None:
         return "images_cpu"
-    return f"dali ({counted(dali.num_pipelines, 'pipeline')})"
+    how = [counted(dali.num_pipelines, "pipeline")]
+    if dali.hw_decoder_load:
+        how.append(f"{dali.hw_decoder_load:.0%} on JPEG engines")
+    if dali.hybrid_huffman_threshold != HUFFMAN_THRESHOLD:
+        how.append(f"Huffman on the GPU above {dali.hybrid_huffman_threshold} pixels")
+    return f"dali ({', '.join(how)})"

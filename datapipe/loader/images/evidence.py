@@ -10,6 +10,8 @@ import numpy as np
 import torch
 
 from datapipe.backends.images_dali.gate import can_decode
+from datapipe.backends.images_dali.installation import release_memory
+from datapipe.backends.images_dali.region_trial import DISTRIBUTIONS
 from datapipe.backends.images_dali.settings import Dali
 from datapipe.codecs.probe import ImageHeader, checked_header
 from datapipe.core.errors import DatapipeError
@@ -20,12 +22,19 @@ from datapipe.loader.images.fields import IMAGE, LABEL
 from datapipe.loader.options import LoaderOptions
 from datapipe.transforms import Recipe
 
-CANDIDATES: tuple[Dali | None, ...] = (None, Dali(num_pipelines=1), Dali(num_pipelines=2), Dali(num_pipelines=3))
+CANDIDATES: tuple[Dali | None, ...] = (
+    None,
+    Dali(num_pipelines=1),
+    Dali(num_pipelines=2),
+    Dali(num_pipelines=3),
+    Dali(hybrid_huffman_threshold=0),
+)
+WITH_ENGINES = (Dali(hw_decoder_load=0.35), Dali(hw_decoder_load=0.65))  # the JPEG engines of a GPU
 _LOOKED_AT, _LOOKED_AT_FOR_SIZES = 64, 16  # samples, spread over the dataset
 
 # Arguments of a loader that say how an image is processed; the others do not affect the measurement.
 _MEASURED_ARGUMENTS = ("transform", "num_workers", "prefetch_factor", "memory_format")
-_PACKAGES = ("gpu-datapipe", "torch", "nvidia-dali-cuda120", "nvidia-dali-cuda130", "nvidia-nvjpeg", "nvidia-nvjpeg-cu12")
+_PACKAGES = ("gpu-datapipe", "torch", *DISTRIBUTIONS)
 
 Size = tuple[int, int]  # height, width in pixels
 
@@ -54,6 +63,15 @@ class DataEvidence:
         found = [can_decode(data, header) for _, data, header in _some_samples(self.index, self.files, _LOOKED_AT)]
         return sum(found) / max(1, len(found))
 
+    def candidates(self) -> tuple[Dali | None, ...]:
+        """Return the backends to measure.
+
+        The JPEG engines of a GPU decode a damaged body to garbage and report success. They are considered only if a conversion
+        has decoded every image (`--check decode`); its checksums find whatever is damaged afterwards.
+        """
+        bodies_are_whole = self.index.manifest.options.get("check") == "decode"
+        return CANDIDATES + WITH_ENGINES if bodies_are_whole else CANDIDATES
+
     def rates(self) -> list[Measured]:
         """Return the rates of the backends here, at least one of them DALI's."""
         if not len(self.index):
@@ -62,8 +80,9 @@ class DataEvidence:
             (len(data), header.height * header.width) for _, data, header in _some_samples(self.index, self.files, _LOOKED_AT)
         ]
         nbytes, pixels = np.median(np.array(sizes or [(1, 1)]), axis=0)
+        candidates = self.candidates()
         rates = rates_of(
-            CANDIDATES,
+            candidates,
             self._open_loader,
             device=self.device,
             packages=_PACKAGES,
@@ -74,8 +93,9 @@ class DataEvidence:
                 "sample_nbytes": power_of_two(nbytes),
                 "sample_pixels": power_of_two(pixels),
             },
+            release=release_memory,
         )
-        return list(map(Measured, CANDIDATES, rates))
+        return list(map(Measured, candidates, rates))
 
     def _open_loader(self, candidate: Dali | None) -> Iterable[Any]:
         names = [spec.name for spec in self.index.manifest.fields]

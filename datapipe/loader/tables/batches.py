@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from datapipe.backends.device_runtime import DeviceRuntime
 from datapipe.backends.table_windows import LoadedWindow, WindowStore
 from datapipe.backends.tables_arrow import RowGather
 from datapipe.columns.layout import MatrixLayout
@@ -64,8 +65,8 @@ class TableParts(Protocol):
         """The readers of row groups."""
 
     @property
-    def enter_thread(self) -> Callable[[], None] | None:
-        """Called first in each thread that makes batches."""
+    def runtime(self) -> DeviceRuntime | None:
+        """The device that batches go to; None if they stay in host memory."""
 
     @property
     def pieces_at_once(self) -> int:
@@ -202,8 +203,8 @@ class TableMaker:
         return self.parts.workers
 
     @property
-    def enter_thread(self) -> Callable[[], None] | None:
-        return self.parts.enter_thread
+    def runtime(self) -> DeviceRuntime | None:
+        return self.parts.runtime
 
     def prepare(self, span: BatchSpan) -> RowBatch:
         """Lease memory for a batch, and look up where its rows are."""

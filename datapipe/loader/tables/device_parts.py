@@ -9,7 +9,7 @@ from it. The host waits only inside libcudf, in a reader's thread.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -73,10 +73,6 @@ class DeviceTableParts:
             uploads=uploads,
             pieces_at_once=max(1, _ROWS_AT_ONCE * index.num_groups // max(1, len(index))),
         )
-
-    @property
-    def enter_thread(self) -> Callable[[], None]:
-        return self.runtime.enter_thread
 
     def lease_batch(self, span: BatchSpan) -> RowBatch:
         return RowBatch(span, self._allocated(len(span)), [], np.ones(len(span), np.bool_))

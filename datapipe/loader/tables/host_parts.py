@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +41,7 @@ class HostTableParts:
     windows: Sequence[BatchMemory]
     workers: ObjectPool[GroupReader]
     uploader: Uploader | None
-    enter_thread: Callable[[], None] | None
+    runtime: DeviceRuntime | None
     kept: KeptRows | None
     pieces_at_once: int = 1  # a row group is work enough for a thread
 
@@ -63,7 +63,7 @@ class HostTableParts:
             windows=[BatchMemory((matrix.width,), open_pool=open_window_pool) for matrix in layout.matrices],
             workers=ObjectPool(lambda: GroupReader(names, dictionaries=texts)),
             uploader=None if runtime is None else Uploader(runtime, observer=setup.observer),
-            enter_thread=None if runtime is None else runtime.enter_thread,
+            runtime=runtime,
             kept=kept,
         )
 
