@@ -49,6 +49,7 @@ def epochs(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     """What came of each set, with each of the options; all of them in one process."""
     root = tmp_path_factory.mktemp("descriptors")
     paths = [str(make(folder, root / name)) for name, make in SETS.items()]
+    assert all(sum(file.is_file() for file in Path(path).rglob("*")) > LIMIT for path in paths)
     cached = {"cache": str(root / "cache"), "on_error": "skip"}  # one in memory stays open until the process ends
     asked = json.dumps([[path, options] for path in paths for options in ({}, cached)])
     done = subprocess.run(
