@@ -134,6 +134,7 @@ def same(ours: list[list[torch.Tensor]], theirs: list[list[torch.Tensor]]) -> bo
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_batches_are_the_same_for_any_number_of_workers(paths: list[str], name: str) -> None:
     def make(num_workers: int, **options: Any) -> Any:
