@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import gc
+import atexit
 import importlib.metadata
 import os
 import signal
@@ -46,7 +46,20 @@ class TwoNodes:
     def close(self) -> None:
         ray.shutdown()
         self.cluster.shutdown()
-        gc.collect()  # in a child that a later test forks, Ray's client would wait at its end for a thread that only we have
+
+
+def registered_by_ray(patch: pytest.MonkeyPatch) -> list[Any]:
+    """Return the functions that Ray will have registered to be called at exit."""
+    found: list[Any] = []
+    register = atexit.register
+
+    def noted(function: Any, *args: Any, **kwargs: Any) -> Any:
+        if str(getattr(function, "__module__", "")).startswith("ray"):
+            found.append(function)
+        return register(function, *args, **kwargs)
+
+    patch.setattr(atexit, "register", noted)
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -57,12 +70,17 @@ def nodes() -> Iterator[TwoNodes]:
         patch.setenv("RAY_TMPDIR", folder)
         os.mkdir(f"{folder}/ray")
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        at_exit = registered_by_ray(patch)
         patch.delenv("RAY_ADDRESS", raising=False)
         nodes = TwoNodes(folder)
         try:
             yield nodes
         finally:
             nodes.close()
+            # A child that a later test forks forgets these at once (Python 3.14's multiprocessing does so), which frees Ray's
+            # nodes and their clients; these would wait for threads that only this process has.
+            for function in at_exit:
+                atexit.unregister(function)
 
 
 @pytest.fixture(scope="module")
