@@ -9,13 +9,14 @@ from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.utils.data
 
 from datapipe.adapt.deferral import pillow_seams, tensors, torchvision_seams
 from datapipe.adapt.deferral.blocks import COUNTED_BY_ASKING, Block, holds_its_tensors
 from datapipe.adapt.deferral.encoded_rows import blocks_of
 from datapipe.adapt.deferral.engine import Engine, Wanted
-from datapipe.adapt.deferral.recorder import Fetch, place_of, recording
+from datapipe.adapt.deferral.recorder import Fetch, PendingPixels, place_of, recording
 from datapipe.adapt.deferral.reports import FetchReport, OperationCount, leave_report
 from datapipe.adapt.deferral.requests import BatchRequest, random_state_kept, reseed
 from datapipe.loader.options import OnError
@@ -231,11 +232,18 @@ def _finish(engine: Engine, fetch: Fetch, blocks: Sequence[Block] = ()) -> list[
         if image is not None and deferred is not None:
             wanted.append(Wanted(deferred.node, deferred.sample, functools.partial(_give_pixels, image)))
     held, fetch.tensors = fetch.tensors, {}
+    by_memory: dict[int, list[tuple[torch.Tensor, PendingPixels]]] = {}
     for number in list(held):
         tensor, pending = held.pop(number)
-        if sys.getrefcount(tensor) >= _HELD_BY_US:
+        if sys.getrefcount(tensor) < _HELD_BY_US:
+            continue
+        if number in rows:
             give = functools.partial(tensors.give_values, tensor)
-            wanted.append(Wanted(pending.node, pending.sample, give, rows.get(number)))
+            wanted.append(Wanted(pending.node, pending.sample, give, rows[number]))
+        else:
+            by_memory.setdefault(id(pending.memory), []).append((tensor, pending))
+    together = map(tensors.sharing, by_memory.values())
+    wanted += [Wanted(shared.made.node, shared.made.sample, shared.give) for shared in together]
     return sorted(engine.make(wanted))
 
 

@@ -14,15 +14,28 @@ from typing import Any
 
 import torch
 
-from datapipe.adapt.deferral.graph import Node
+from datapipe.adapt.deferral.graph import Node, Step
 
 
 @dataclass(slots=True)
 class PendingPixels:
-    """A tensor whose values are made when the fetch ends."""
+    """A tensor whose values are made when the fetch ends: what makes them, and how they are to lie in memory."""
 
-    node: Node
+    node: Step
     sample: int  # within the fetch
+    shape: tuple[int, int, int]
+    dtype: torch.dtype
+    strides: tuple[int, ...]
+    offset: int  # in the memory, in elements: not 0 only for views
+    memory: SharedMemory
+
+
+@dataclass(slots=True, eq=False)
+class SharedMemory:
+    """The memory in which a tensor and the views of it are to lie, as its owner has it."""
+
+    owner: PendingPixels | None = None
+    members: list[int] = field(default_factory=list)  # ids of the tensors, dead ones too, so that others may have their ids
 
 
 @dataclass(slots=True, eq=False)
@@ -63,14 +76,13 @@ class Fetch:
         return image is not None and getattr(image._im, "node", None) is node
 
     def note_image(self) -> None:
-        """Count an image whose pixels were needed before the fetch ends, by operation and call site while sites are recorded."""
-        name, site = _operation("the code") if self.notes_sites else ("the code", "")
+        """Count an image whose pixels were needed before the fetch ends, by operation and call site."""
+        name, site = _operation("the code")
         self._note(f"an image{site}", f"{name} needs its pixels at once")
 
     def note_tensor(self, function: Any) -> None:
         """Count a tensor whose values a function needed before the fetch ends, as `note_image`."""
-        default = getattr(function, "__name__", "the code")
-        name, site = _operation(default) if self.notes_sites else ("the code", "")
+        name, site = _operation(getattr(function, "__name__", "the code"))
         self._note(f"a tensor, made at once since {name} needs its values{site}", None)
 
     def _note(self, what: str, reason: str | None) -> None:
@@ -124,6 +136,12 @@ def _operation(default: str) -> tuple[str, str]:
             name = _KNOWN_AS.get(function, function)
         frame = frame.f_back
     return transform or name, f" at {frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def site_now() -> str | None:
+    """Return the `call_site` of what is recorded now; None while call sites are not recorded."""
+    fetch = current()
+    return call_site() if fetch is not None and fetch.notes_sites else None
 
 
 def call_site() -> str:
