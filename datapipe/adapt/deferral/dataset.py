@@ -205,7 +205,7 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
         if self._num_failures < _MOST_FAILURES:
             return []
         what = "samples whose tensors are made at once, not at the end of the batch"
-        return [OperationCount(what, f"recording them failed: {self._first_failure}", num)]
+        return [OperationCount(what, f"recording them failed: {self._first_failure}", num, num)]
 
     def _calls(self, request: BatchRequest) -> list[_Call]:
         dataset, keys, seeds = self.dataset, request.keys, request.seeds
@@ -253,9 +253,11 @@ def _give_pixels(image: Any, made: Any) -> None:
 
 def _counts(engine: Engine, fetch: Fetch, num_again: int) -> tuple[OperationCount, ...]:
     counts = engine.taken_counts()
-    counts += [OperationCount(*what, count) for what, count in fetch.materialised.items()]
+    for (what, reason, needed_by), samples in fetch.materialised.items():
+        counts.append(OperationCount(what, reason, len(samples), len(set(samples)), needed_by=needed_by))
     if num_again:
-        counts.append(OperationCount("samples with bytes that do not decode", "run again without deferral", num_again))
+        what = "samples with bytes that do not decode"
+        counts.append(OperationCount(what, "run again without deferral", num_again, num_again))
     return tuple(counts)
 
 

@@ -124,7 +124,8 @@ def _encoded_block(place: Sequence[torch.Tensor], held: Held, engine: Engine, re
     if len(resampled) > 1 or len({row.conversion for row in rows}) > 1:
         engine.made_here |= dict.fromkeys(signatures, "the images of a batch are resized or normalised in different ways")
         return None
-    engine.sent.update(signatures)
+    for tensor, signature in zip(place, signatures, strict=True):
+        engine.sent.setdefault(signature, []).append(held[id(tensor)][1].sample)
     cuts = _cuts([row.front for row in rows], next(iter(resampled), "bilinear"))
     sources = [row.source for row in rows]
     encoded = EncodedRows([one.data for one in sources], [one.header for one in sources], cuts, rows[0].conversion, request)

@@ -55,7 +55,9 @@ class Fetch:
     has_recorded: bool = False  # in the sample that runs now
     has_recorded_tensors: bool = False  # in the sample that runs now
     has_failed: bool = False  # in the sample that runs now: bytes turned out bad where the user's code did not expect it
-    materialised: dict[tuple[str, str | None], int] = field(default_factory=dict)  # by what was made at once, and why by Pillow
+    materialised: dict[tuple[str, str | None, str], list[int]] = field(
+        default_factory=dict
+    )  # samples, by what was made at once, why by Pillow, and what needed it
 
     def begin_sample(self, number: int, *, is_eager: bool = False) -> None:
         """Record what follows as that of another sample."""
@@ -78,15 +80,15 @@ class Fetch:
     def note_image(self) -> None:
         """Count an image whose pixels were needed before the fetch ends, by operation and call site."""
         name, site = _operation("the code")
-        self._note(f"an image{site}", f"{name} needs its pixels at once")
+        self._note(f"an image{site}", f"{name} needs its pixels at once", name + site)
 
     def note_tensor(self, function: Any) -> None:
         """Count a tensor whose values a function needed before the fetch ends, as `note_image`."""
         name, site = _operation(getattr(function, "__name__", "the code"))
-        self._note(f"a tensor, made at once since {name} needs its values{site}", None)
+        self._note(f"a tensor, made at once since {name} needs its values{site}", None, name + site)
 
-    def _note(self, what: str, reason: str | None) -> None:
-        self.materialised[what, reason] = self.materialised.get((what, reason), 0) + 1
+    def _note(self, what: str, reason: str | None, needed_by: str) -> None:
+        self.materialised.setdefault((what, reason, needed_by), []).append(self.sample)
 
 
 class _LocalFetch(threading.local):

@@ -28,9 +28,9 @@ def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     noted: list[str] = []
     real = Fetch._note
 
-    def note(self: Fetch, what: str, reason: str | None) -> None:
-        noted.append(f"{what} {reason}")
-        real(self, what, reason)
+    def note(self: Fetch, what: str, reason: str | None, needed_by: str) -> None:
+        noted.append(needed_by)
+        real(self, what, reason, needed_by)
 
     monkeypatch.setattr(Fetch, "_note", note)
     return noted
