@@ -75,14 +75,14 @@ class Pyramid:
 
     def __init__(self) -> None:
         transforms = _transforms()
-        self.sizes = [transforms.Resize((192 >> level, 640 >> level)) for level in range(4)]
-        self.to_tensor = transforms.ToTensor()
+        self.sizes = [transforms.Resize((CROP >> level, CROP >> level)) for level in range(4)]
+        self.end = transforms.Compose([transforms.ToTensor(), transforms.Normalize(IMAGENET_MEAN, IMAGENET_STD)])
 
     def __call__(self, image: Image.Image) -> list[Any]:
         levels = []
         for resize in self.sizes:
             image = resize(image)
-            levels.append(self.to_tensor(image))
+            levels.append(self.end(image))
         return levels
 
 
@@ -94,7 +94,7 @@ class AsArray:
         self.cut = transforms.Compose([transforms.Resize((256, 256)), transforms.RandomCrop(CROP)])
 
     def __call__(self, image: Image.Image) -> Any:
-        return torch.from_numpy(np.array(self.cut(image)).transpose(2, 0, 1).astype(np.float32) / 255)
+        return torch.from_numpy(np.array(self.cut(image)).transpose(2, 0, 1).astype(np.float32) / 127.5 - 1)
 
 
 class Touching:
