@@ -13,7 +13,7 @@ import torch
 import torch.utils.data
 from torch.utils.data import DistributedSampler
 
-from datapipe.adapt.deferral.requests import request_of_keys
+from datapipe.adapt.deferral.requests import BatchRequest, request_of_keys, request_of_picks
 from datapipe.backends.images_cpu import BlockWorker
 from datapipe.fetch.local import LocalFiles
 from datapipe.index.concat import AnyIndex, Repeats
@@ -27,7 +27,7 @@ from datapipe.order.row_order import ShuffledRows
 from datapipe.order.sample_order import ShuffledOrder
 from datapipe.transforms import Recipe
 
-KeyOf = Callable[[Picks, int], Any]  # from a batch's picks and the seed to the key of the dataset
+KeyOf = Callable[[Picks, int, Rank], Any]  # from a batch's picks, the seed and the rank to the key of the dataset
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class GivenKeys:
             after = Cursor(start.epoch, (step + 1) * self.global_batch)
             add(_key_bytes(keys), after)
             if step >= first:
-                yield request_of_keys(keys, seed, start.epoch, step, self.own_rank.rank) if self.reseeds else keys, after
+                yield request_of_keys(keys, seed, start.epoch, step, self.own_rank) if self.reseeds else keys, after
 
     def check(self, cursor: Cursor) -> None:
         """Accept any place: only iterating the sampler tells how far it goes."""
@@ -102,7 +102,7 @@ class PickedKeys:
         if isinstance(source, Plan) and isinstance(source.order, ShuffledOrder | ShuffledRows):
             source = dataclasses.replace(source, order=dataclasses.replace(source.order, seed=seed))
         for picks in source.steps(start):
-            yield self.key_of(picks, seed), picks.after
+            yield self.key_of(picks, seed, self.rank), picks.after
 
     def check(self, cursor: Cursor) -> None:
         """Raise StateError if no pass could begin at `cursor`."""
@@ -112,7 +112,7 @@ class PickedKeys:
 KeySource = GivenKeys | PickedKeys
 
 
-def places_of(picks: Picks, seed: int) -> list[int]:
+def places_of(picks: Picks, seed: int, rank: Rank) -> list[int]:
     """Return the positions of a batch, as keys of a user's dataset, which draws random numbers itself."""
     return picks.positions.tolist()  # type: ignore[no-any-return]
 
@@ -147,13 +147,18 @@ class SampleKey(NamedTuple):
     occurrence: int
 
 
-def keys_of(picks: Picks, seed: int, *, repeats: Repeats | None) -> list[SampleKey]:
+def keys_of(picks: Picks, seed: int, rank: Rank, *, repeats: Repeats | None) -> list[SampleKey]:
     """Return the keys of a batch."""
     occurrences = np.zeros(len(picks.positions), np.int64) if picks.occurrences is None else picks.occurrences
     if repeats is not None:
         occurrences = repeats.occurrences(picks.positions, occurrences)
     pairs = zip(picks.positions.tolist(), occurrences.tolist(), strict=True)
     return [SampleKey(position, seed, picks.after.epoch, occurrence) for position, occurrence in pairs]
+
+
+def request_of_samples(picks: Picks, seed: int, rank: Rank, *, repeats: Repeats | None) -> BatchRequest:
+    """Return the request for a batch by `SampleKey`s, with seeds for what the user's transforms and `collate_fn` draw."""
+    return request_of_picks(picks, seed, rank, keys_of(picks, seed, rank, repeats=repeats))
 
 
 class SampleDataset(torch.utils.data.Dataset[Any]):

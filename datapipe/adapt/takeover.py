@@ -18,7 +18,7 @@ from datapipe.adapt.deferral.device_decoding import DecodingByDali, choose_decod
 from datapipe.adapt.deferral.requests import request_of_picks
 from datapipe.adapt.explaining import lines_about
 from datapipe.adapt.introspection import Introspection, arguments_of, as_default_collate, introspect
-from datapipe.adapt.keys import GivenKeys, KeyOf, KeySource, PickedKeys, SampleDataset, keys_of, places_of
+from datapipe.adapt.keys import GivenKeys, KeyOf, KeySource, PickedKeys, SampleDataset, keys_of, places_of, request_of_samples
 from datapipe.adapt.loaders import (
     TorchDataLoader,
     generator_of,
@@ -102,7 +102,14 @@ def from_torch(
         return loader
     taken = unwrap_torch_loader(loader)
     source = seed_source(seed, generator_of(taken) if seed is None else None)
-    found = introspect(taken, source, shares=share_among_ranks, takes_cut_files=on_error == "raise")
+    asks_for_ours = on_error != "raise" or backend != "auto" or (data, cache) != (None, None)
+    found = introspect(
+        taken,
+        source,
+        shares=share_among_ranks,
+        takes_cut_files=on_error == "raise",
+        draws_in_workers=not reseed or (taken.num_workers > 0 and not asks_for_ours),
+    )
     if isinstance(found, Introspection) and found.in_workers is None:
         as_theirs = functools.partial(as_default_collate, memory_format=memory_format)
         ours = DataLoader(
@@ -155,16 +162,18 @@ def _kept(
     on_error: OnError,
 ) -> TorchLoader | Any:
     if isinstance(found, Introspection):
-        key_of: KeyOf = functools.partial(keys_of, repeats=Repeats.of(found.index))
+        key_of: KeyOf = functools.partial(request_of_samples if reseeds else keys_of, repeats=Repeats.of(found.index))
+        samples = SampleDataset(found.index, found.recipe)
         return TorchLoader(
             loader,
-            dataset=SampleDataset(found.index, found.recipe),
+            dataset=DeferringDataset(samples, defers=False) if reseeds else samples,
             open_source=functools.partial(
                 _picked, loader=loader, key_of=key_of, shares=shares, original=Original.of(loader.dataset)
             ),
             seed=seed,
             fingerprint=found.index.fingerprint,
             origin=_origin(loader, f"datapipe reads its files, in torch's workers, since {found.in_workers}"),
+            is_seeded=reseeds or not (found.recipe.rest or has_collate_fn(loader)),
         )
     if rows is not None:
         open_rows = functools.partial(_picked, loader=loader, key_of=picked_rows, shares=shares, shuffled=ShuffledRows)

@@ -17,7 +17,7 @@ import torch.utils.data
 
 from datapipe.adapt.deferral.dataset import DeferringDataset, WorkerStart
 from datapipe.adapt.deferral.reports import DeliveringCollate, Tally
-from datapipe.adapt.deferral.requests import BatchRequest
+from datapipe.adapt.deferral.requests import BatchRequest, SeededCollate
 from datapipe.adapt.explaining import lines_about, lines_about_rows
 from datapipe.adapt.keys import KeyPass, KeySource, SampleDataset
 from datapipe.adapt.loaders import TorchDataLoader, length_of, rebuilt_loader, sampler_of
@@ -115,7 +115,8 @@ class TorchLoader:
             return value
         if name == "collate_fn":
             self._dataset.stacks = value is torch.utils.data.default_collate
-        return {"collate_fn": DeliveringCollate, "worker_init_fn": WorkerStart}.get(name, lambda same: same)(value)
+            return DeliveringCollate(value if self._dataset.stacks else SeededCollate(value))
+        return WorkerStart(value) if name == "worker_init_fn" else value
 
     @property
     def _source(self) -> KeySource:
@@ -163,7 +164,8 @@ class TorchLoader:
     @property
     def explanation(self) -> list[str]:
         """The lines of `explain`: which part runs where."""
-        recipe = self._dataset.recipe if isinstance(self._dataset, SampleDataset) else None
+        read = self._dataset.dataset if isinstance(self._dataset, DeferringDataset) else self._dataset
+        recipe = read.recipe if isinstance(read, SampleDataset) else None
         seed = [] if self._source.rank is None else [f"seed      {self._seed.describe()}"]
         if isinstance(self._dataset, NumberRows):
             return [*seed, *lines_about_rows(self._dataset)]
