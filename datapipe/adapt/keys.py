@@ -14,17 +14,20 @@ import torch.utils.data
 from torch.utils.data import DistributedSampler
 
 from datapipe.adapt.deferral.requests import BatchRequest, request_of_keys, request_of_picks
+from datapipe.adapt.introspection import arguments_of
+from datapipe.adapt.loaders import TorchDataLoader, length_of, sampler_of
 from datapipe.backends.images_cpu import BlockWorker
+from datapipe.datasets import Original
 from datapipe.fetch.local import LocalFiles
 from datapipe.index.concat import AnyIndex, Repeats
 from datapipe.loader.images.fields import IMAGE, BatchFields
 from datapipe.loader.images.samplers import SampledSource, SamplerChecksum
 from datapipe.loader.policy import located
-from datapipe.loader.ranks import is_of_group
+from datapipe.loader.ranks import is_of_group, resolve_rank
 from datapipe.order.draws import Draws, apart
-from datapipe.order.plan import Cursor, Picks, Plan, Rank
+from datapipe.order.plan import Cursor, Picks, Plan, Rank, Tail
 from datapipe.order.row_order import ShuffledRows
-from datapipe.order.sample_order import ShuffledOrder
+from datapipe.order.sample_order import Order, SequentialOrder, ShuffledOrder
 from datapipe.transforms import Recipe
 
 KeyOf = Callable[[Picks, int, Rank], Any]  # from a batch's picks, the seed and the rank to the key of the dataset
@@ -110,6 +113,43 @@ class PickedKeys:
 
 
 KeySource = GivenKeys | PickedKeys
+
+
+def given_keys(checksum: SamplerChecksum, *, loader: TorchDataLoader, reseeds: bool) -> GivenKeys:
+    """Return the keys of a pass that begins now, as the loader's batch sampler gives them."""
+    assert loader.batch_sampler is not None
+    sampler = sampler_of(loader)
+    replicas = sampler.num_replicas if isinstance(sampler, DistributedSampler) else 1
+    global_batch = (getattr(loader.batch_sampler, "batch_size", None) or 1) * replicas
+    return GivenKeys(loader.batch_sampler, global_batch, resolve_rank(None, None), checksum, reseeds)
+
+
+def picked_keys(
+    checksum: SamplerChecksum,
+    *,
+    loader: TorchDataLoader,
+    key_of: KeyOf,
+    shares: bool,
+    original: Original | None = None,
+    shuffled: Callable[[int, int], Order] = ShuffledOrder,
+) -> PickedKeys:
+    """Return the keys of a pass that begins now. If the files of the dataset were seen, checks that it is unchanged."""
+    if original is not None:
+        original.check_unchanged()
+    num_samples = length_of(loader.dataset) or 0
+    arguments = arguments_of(loader, None, shares=shares)
+    rank = resolve_rank(arguments.get("rank"), arguments.get("world_size"))
+    if "batch_sampler" in arguments:
+        batches = arguments["batch_sampler"]
+        listed = SampledSource(batches, None, rank, drop_last=False, num_samples=num_samples, checksum=checksum)
+        return PickedKeys(listed, "sampler", key_of)
+    batch_size, drop_last = arguments["batch_size"], arguments["drop_last"]
+    if "shuffle" in arguments:
+        order = shuffled(num_samples, 0) if arguments["shuffle"] else SequentialOrder(num_samples)
+        return PickedKeys(Plan(order, batch_size, rank, Tail.DROP if drop_last else Tail.PAD), order.kind, key_of)
+    sampler = sampler_of(loader)
+    sampled = SampledSource(sampler, batch_size, rank, drop_last=drop_last, num_samples=num_samples, checksum=checksum)
+    return PickedKeys(sampled, "sampler", key_of)
 
 
 def places_of(picks: Picks, seed: int, rank: Rank) -> list[int]:

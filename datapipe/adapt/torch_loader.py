@@ -32,7 +32,7 @@ from datapipe.loader.policy import BadSample
 from datapipe.loader.seeding import Seed, SeedSource
 from datapipe.loader.shown import refuse_position, shown_loader
 from datapipe.loader.state import Epochs, LoaderState
-from datapipe.loader.torch_compat import OwnBatches
+from datapipe.loader.torch_compat import OwnBatches, added_attributes, names_of
 
 
 class TorchLoader:
@@ -42,7 +42,7 @@ class TorchLoader:
     called for each pass, as the dataset may have another length by then. Attributes may be assigned as with
     torch: batch_size, batch_sampler, sampler, drop_last, dataset and persistent_workers raise ValueError, others take effect
     with the next pass. Do not share it between threads. Two passes at once work as with torch: not if workers
-    persist. Pickles as its arguments.
+    persist. Pickles as its arguments, with the attributes that were set on it.
     """
 
     def __init__(
@@ -74,6 +74,7 @@ class TorchLoader:
         if isinstance(dataset, DeferringDataset):
             for name in ("collate_fn", "worker_init_fn"):
                 setattr(self._loader, name, self._as_read(name, getattr(inner, name)))
+        self._names = names_of(self)
 
     def __repr__(self) -> str:
         num, kind = length_of(self._inner.dataset), type(self._inner.dataset).__qualname__
@@ -134,7 +135,7 @@ class TorchLoader:
             is_seeded=self._is_seeded,
             decoding=self.decoding,
         )
-        return make, (self._inner,)
+        return make, (self._inner,), added_attributes(self)
 
     @property
     def batch_sampler(self) -> OwnBatches:
