@@ -286,6 +286,14 @@ def test_what_only_a_datapipe_loader_can_do_is_done_where_the_collate_draws(root
         assert same(copies(loader), expected)
 
 
+def test_explain_says_where_it_is_called_and_why(root: Path) -> None:
+    in_workers, in_next = (str(dp.explain(taken(root, "files seen", Masking(), num_workers=number))) for number in (2, 0))
+    assert "in torch's workers, since its collate_fn may draw random numbers (it uses num_calls)" in in_workers
+    assert "use a collate_fn that takes plain tensors, certainly draws no random numbers" in in_workers
+    assert "collate   by your collate_fn, one batch at a time, in the thread that iterates, seeded for each step" in in_next
+    assert isinstance(taken(root, "files seen", lambda samples: len(samples), num_workers=2), dp.DataLoader)
+
+
 def test_a_collate_fn_over_a_webdataset_pipeline(root: Path, tmp_path: Path) -> None:
     wds = pytest.importorskip("webdataset")
     write_webdataset(root, tmp_path / "set")

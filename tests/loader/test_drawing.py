@@ -174,7 +174,7 @@ def test_only_those_that_may_draw_are_called_by_the_consumer(folder: Path) -> No
     assert "collate " not in str(dp.explain(dp.DataLoader(folder, batch_size=8, transform=CROP, collate_fn=stacked)))
 
 
-def test_draws_do_not_depend_on_threads_and_are_resumed(folder: Path) -> None:
+def test_draws_do_not_depend_on_threads_and_are_resumed(folder: Path, backend: str) -> None:
     def loader(num_workers: int) -> dp.DataLoader:
         arguments: dict[str, Any] = {"batch_size": 8, "shuffle": True, "transform": CROP, "seed": 5}
         return dp.DataLoader(folder, **arguments, num_workers=num_workers, collate_fn=lambda samples: (torch.rand(len(samples)),))
