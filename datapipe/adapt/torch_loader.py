@@ -218,7 +218,10 @@ class TorchLoader:
         rank = source.rank
         seed = 0 if rank is None else self._seed.settle(rank, self._fingerprint)
         start = self._epochs.claim()
-        walk = self._batches.walk = KeyPass(source.keys(start, seed), start.epoch)
+        keys = source.keys(start, seed)
+        if isinstance(self._dataset, DeferringDataset) and self._dataset.may_leave_out:
+            keys = self._tally.paying.marked(keys)
+        walk = self._batches.walk = KeyPass(keys, start.epoch)
         return iter(self._loader), walk
 
     def _state(self) -> LoaderState:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from datapipe.core.errors import DatapipeError, MissingDataError, StorageError
+from datapipe.core.printable import counted
 from datapipe.core.waiting import Wait, reported_wait
 from datapipe.stores.location import Location
 from datapipe.stores.reachability import note_reached, patience_s
@@ -229,7 +230,7 @@ def given_up(failure: Failure, location: Location, *, elapsed_s: float, attempts
     """Return the error after the last attempt; one whose cause may pass says how long was tried, and how long at most."""
     if not failure.may_pass:
         return failure.error(location)
-    tried = f"no success in {elapsed_s:.0f} s and {attempts} attempt{'s' * (attempts != 1)}, with {timeout_s:g} s at most"
+    tried = f"no success in {elapsed_s:.0f} s and {counted(attempts, 'attempt')}, with {timeout_s:g} s at most"
     return StorageError(errno.EIO, f"{location}: {tried}: {failure.what}")
 
 

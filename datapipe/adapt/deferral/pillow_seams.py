@@ -214,6 +214,10 @@ def recording_method(original: Callable[..., Any], plan: Planner) -> Callable[..
         fetch = current()
         if fetch is None or not isinstance(self, Image.Image):
             return original(self, *args, **kwargs)
+        if fetch.is_plain:
+            made = original(self, *args, **kwargs)
+            fetch.note_operation(original.__name__, made)
+            return made
         parent = node_of(self, fetch)
         if parent is None:
             return original(self, *args, **kwargs)
@@ -221,6 +225,7 @@ def recording_method(original: Callable[..., Any], plan: Planner) -> Callable[..
         if planned is None:
             return original(self, *args, **kwargs)
         name, given, mode, size, trait = planned
+        fetch.note_operation(name)
         site = call_site() if fetch.notes_sites else None
         return stand_in(self, Step(parent, name, given, mode, size, trait, site), fetch)
 
@@ -231,9 +236,9 @@ def _lazy_load(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def load(self: Image.Image) -> Any:
         fetch = current()
-        if fetch is not None and (self._im is None or deferred_of(self) is not None) and node_of(self, fetch) is not None:
-            return DeferredPixels(self)
-        return original(self)
+        if fetch is None or fetch.is_plain or not (self._im is None or deferred_of(self) is not None):
+            return original(self)
+        return original(self) if node_of(self, fetch) is None else DeferredPixels(self)
 
     return load
 

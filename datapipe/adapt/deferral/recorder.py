@@ -30,6 +30,7 @@ class Fetch:
     """The images and tensors that the samples of one fetch recorded, and the state of the sample that runs now."""
 
     notes_sites: bool = False  # whether steps record their call sites
+    is_plain: bool = False  # whether nothing is recorded, only whether recording would have given the same pixels
     images: list[weakref.ref[Any]] = field(default_factory=list)  # those that still have no pixels hold a `Deferred`
     tensors: dict[int, tuple[torch.Tensor, PendingPixels]] = field(default_factory=dict)  # by id(tensor)
     sample: int = 0
@@ -41,6 +42,9 @@ class Fetch:
     has_shared_tensors: bool = False  # whether somebody besides a sample may hold its tensors, until their values are there
     has_recorded: bool = False  # in the sample that runs now
     has_recorded_tensors: bool = False  # in the sample that runs now
+    has_approximated: bool = False  # in the sample that runs now: what the engine may carry out otherwise than Pillow
+    has_converted: bool = False  # in the sample that runs now: an image to a tensor
+    is_exact: bool = True  # whether no sample so far has values that depend on whether it was recorded
     has_failed: bool = False  # in the sample that runs now: bytes turned out bad where the user's code did not expect it
     materialised: dict[tuple[str, str | None], int] = field(default_factory=dict)  # by what was made at once, and why by Pillow
 
@@ -48,13 +52,22 @@ class Fetch:
         """Record what follows as that of another sample."""
         self.sample, self.is_eager = number, is_eager
         self.has_recorded = self.has_recorded_tensors = self.has_failed = False
+        self.has_approximated = self.has_converted = False
         self.num_images = len(self.images)
 
     def end_sample(self) -> None:
         """Forget the sample's images that nobody holds, and what was made during it."""
         self.holders.clear()
-        self.engine.end_sample()
-        self.images[self.num_images :] = [image for image in self.images[self.num_images :] if image() is not None]
+        if self.engine is not None:
+            self.engine.end_sample()
+        self.images[self.num_images :] = kept = [image for image in self.images[self.num_images :] if image() is not None]
+        self.is_exact = self.is_exact and not (self.has_approximated and (self.has_converted or kept))
+
+    def note_operation(self, name: str, made: Any = None) -> None:
+        """Note an operation on an image; `made`: the image that came of it, if it was not recorded."""
+        self.has_approximated = self.has_approximated or name in _APPROXIMATED
+        if self.has_approximated and made is not None:
+            self.images.append(weakref.ref(made))
 
     def is_held(self, node: Node) -> bool:
         """Return whether the sample's code holds the image of a node, without pixels yet."""
@@ -75,6 +88,10 @@ class Fetch:
 
     def _note(self, what: str, reason: str | None) -> None:
         self.materialised[what, reason] = self.materialised.get((what, reason), 0) + 1
+
+
+# Operations that the engine may carry out otherwise than Pillow does.
+_APPROXIMATED = frozenset(["resize", "filter", "gaussian_blur", "adjust_hue"])
 
 
 class _LocalFetch(threading.local):

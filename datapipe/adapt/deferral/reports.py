@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -10,6 +12,7 @@ from typing import Any, NamedTuple
 import torch.utils.data
 
 from datapipe.adapt.deferral.blocks import Block, collate_blocks
+from datapipe.adapt.deferral.paying import Cost, Paying
 from datapipe.loader.policy import BadSample, BadSampleLog
 
 
@@ -29,12 +32,27 @@ class Delivered:
     operations: tuple[OperationCount, ...]
     num_samples: int
     bad: tuple[tuple[str, str], ...] = ()  # (sample, reason) of those that raised
+    cost: Cost | None = None
 
     def pin_memory(self, device: str | None = None) -> Delivered:
         """Return the same with the batch in pinned memory; torch's pinning calls this on objects of unknown types."""
         from torch.utils.data._utils.pin_memory import pin_memory
 
-        return Delivered(pin_memory(self.batch, device), self.operations, self.num_samples, self.bad)  # type: ignore[no-untyped-call]
+        return dataclasses.replace(self, batch=pin_memory(self.batch, device))  # type: ignore[no-untyped-call]
+
+
+class Stopwatch(NamedTuple):
+    """The CPU time of the thread that makes a batch, from the beginning of its fetch."""
+
+    began: float
+    is_plain: bool
+    is_exact: bool
+    is_warm: bool
+
+    def stop(self, num_samples: int) -> Cost:
+        """Return the cost until now."""
+        seconds = time.thread_time() - self.began if self.is_warm else None
+        return Cost(self.is_plain, self.is_exact, num_samples, seconds)
 
 
 class FetchReport(NamedTuple):
@@ -45,6 +63,7 @@ class FetchReport(NamedTuple):
     blocks: Sequence[Block] = ()
     bad: tuple[tuple[str, str], ...] = ()
     make_again: Callable[[], Any] | None = None  # returns the samples with values, if some have none because blocks need none
+    stopwatch: Stopwatch | None = None
 
 
 class _LocalReport(threading.local):
@@ -79,7 +98,8 @@ class DeliveringCollate:
                 is_made = False
             if not is_made:
                 return self(report.make_again())
-        return Delivered(batch, report.operations, report.num_samples, report.bad)
+        cost = None if report.stopwatch is None else report.stopwatch.stop(report.num_samples)
+        return Delivered(batch, report.operations, report.num_samples, report.bad, cost)
 
 
 @dataclass(slots=True)
@@ -89,12 +109,16 @@ class Tally:
     num_samples: int = 0
     counts: dict[tuple[str, str | None], int] = field(default_factory=dict)
     bad: BadSampleLog = field(default_factory=BadSampleLog)
+    paying: Paying = field(default_factory=Paying)
 
     def take(self, delivered: Delivered, *, epoch: int, step: int) -> Any:
         """Add the report that came with a batch, and return the batch."""
         for where, raised in delivered.bad:
             self.bad.add(BadSample(epoch, step, -1, where, raised))
-        self.num_samples += delivered.num_samples
+        if delivered.cost is not None:
+            self.paying.take(delivered.cost)
+        if delivered.cost is None or not delivered.cost.is_plain:
+            self.num_samples += delivered.num_samples
         for what, reason, num in delivered.operations:
             self.counts[what, reason] = self.counts.get((what, reason), 0) + num
         return delivered.batch
@@ -115,4 +139,4 @@ class Tally:
             )
         if not ranked:
             lines.append("its samples hold no JPEG images that Pillow opened inside __getitem__")
-        return lines
+        return [*self.paying.lines(), *lines]

@@ -28,10 +28,20 @@ class BatchRequest:
     keys: Any
     seeds: Sequence[int] | None
     may_be_encoded: bool = True  # whether images may be left to DALI, where the dataset does that
+    is_recorded: bool = True  # whether images may be deferred, where the dataset does that
     collation_seed: int | None = None  # of the user's collate_fn; None: leave the random state alone
 
     def __len__(self) -> int:
         return len(self.keys)
+
+    @classmethod
+    def of(cls, key: Any) -> BatchRequest:
+        """Return the request that a key stands for: itself, or bare keys."""
+        return key if isinstance(key, BatchRequest) else cls(key, None)
+
+    def without_recording(self) -> BatchRequest:
+        """Return the request for the same samples, made by the user's code alone."""
+        return dataclasses.replace(self, is_recorded=False)
 
     def with_values(self) -> BatchRequest:
         """Return the request for the same samples with no image left to DALI."""

@@ -123,6 +123,8 @@ def _recording_function(name: str, original: Callable[..., Any]) -> Callable[...
     @functools.wraps(original)
     def function(*args: Any, **kwargs: Any) -> Any:
         fetch = current()
+        if fetch is not None and record is _to_tensor:
+            fetch.has_converted = True
         recorded = None if fetch is None or not _can_record(fetch) else record(name, fetch, *args, **kwargs)
         return original(*args, **kwargs) if recorded is None else recorded
 

@@ -43,7 +43,7 @@ class TableDataset:
 
     @property
     def shown(self) -> str:
-        """What the rows are and where they lie, for people."""
+        """The rows and where they lie, in words."""
         columns = [column.name for column in self.index.columns]
         paths = [file.path for file in self.index.files]
         return shown_rows(len(self), columns, container=self.index.files[0].container, paths=paths)
