@@ -36,6 +36,10 @@ CASES: dict[str, dict[str, Any]] = {
     "bad samples replaced": {"transform": [*CUT, dp.RandomGrayscale(0.5)], "on_error": "replace", "output": "dict"},
     "a function of the batch": {"transform": CUT, "batch_transform": lambda batch: (batch[0].float().mul(2), batch[1])},
     "in the caller's thread": {"transform": NORMALISED, "num_workers": 0},
+    "a collate_fn that draws": {
+        "transform": CUT,
+        "collate_fn": lambda samples: torch.stack([x for x, _ in samples]) * torch.rand(()),
+    },
     "a collate_fn": {"transform": NORMALISED, "collate_fn": lambda samples: {"x": torch.stack([image for image, _ in samples])}},
 }
 

@@ -18,9 +18,10 @@ from datapipe.adapt.deferral.encoded_rows import blocks_of
 from datapipe.adapt.deferral.engine import Engine, Wanted
 from datapipe.adapt.deferral.recorder import Fetch, place_of, recording
 from datapipe.adapt.deferral.reports import FetchReport, OperationCount, Stopwatch, leave_report
-from datapipe.adapt.deferral.requests import BatchRequest, random_state_kept, reseed
+from datapipe.adapt.deferral.requests import BatchRequest, leave_collation_seed
 from datapipe.loader.options import OnError
 from datapipe.loader.policy import MAX_ATTEMPTS
+from datapipe.loader.random_state import random_state_kept, reseed
 from datapipe.order.draws import key64
 
 _HELD_BY_US = 2 + COUNTED_BY_ASKING  # references to a tensor that is still wanted: its holder's, the loop's name
@@ -74,6 +75,7 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
     def __getitems__(self, request: Any) -> Any:
         """Return the samples of a batch. Raises what the user's code raises, as without deferral."""
         request = BatchRequest.of(request)
+        leave_collation_seed(request.collation_seed)
         if request.seeds is None or torch.utils.data.get_worker_info() is not None:
             return self._fetch(request)
         with random_state_kept():
