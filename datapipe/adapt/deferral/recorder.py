@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from datapipe.adapt.deferral.graph import Node
+from datapipe.adapt.deferral.graph import Node, chain_of
 
 
 @dataclass(slots=True)
@@ -42,9 +42,8 @@ class Fetch:
     has_shared_tensors: bool = False  # whether somebody besides a sample may hold its tensors, until their values are there
     has_recorded: bool = False  # in the sample that runs now
     has_recorded_tensors: bool = False  # in the sample that runs now
-    has_approximated: bool = False  # in the sample that runs now: what the engine may carry out otherwise than Pillow
-    has_converted: bool = False  # in the sample that runs now: an image to a tensor
     is_exact: bool = True  # whether no sample so far has values that depend on whether it was recorded
+    traced: dict[int, tuple[weakref.ref[Any], bool]] = field(default_factory=dict)  # see `trace`
     has_failed: bool = False  # in the sample that runs now: bytes turned out bad where the user's code did not expect it
     materialised: dict[tuple[str, str | None], int] = field(default_factory=dict)  # by what was made at once, and why by Pillow
 
@@ -52,7 +51,6 @@ class Fetch:
         """Record what follows as that of another sample."""
         self.sample, self.is_eager = number, is_eager
         self.has_recorded = self.has_recorded_tensors = self.has_failed = False
-        self.has_approximated = self.has_converted = False
         self.num_images = len(self.images)
 
     def end_sample(self) -> None:
@@ -60,14 +58,17 @@ class Fetch:
         self.holders.clear()
         if self.engine is not None:
             self.engine.end_sample()
-        self.images[self.num_images :] = kept = [image for image in self.images[self.num_images :] if image() is not None]
-        self.is_exact = self.is_exact and not (self.has_approximated and (self.has_converted or kept))
+        kept = [image for reference in self.images[self.num_images :] if (image := reference()) is not None]
+        self.images[self.num_images :] = map(weakref.ref, kept)
+        if any(approximates(image._im.node) for image in kept if hasattr(image._im, "node")):
+            self.is_exact = False
+        if any(is_approximated and image() is not None for image, is_approximated in self.traced.values()):
+            self.is_exact = False
+        self.traced.clear()
 
-    def note_operation(self, name: str, made: Any = None) -> None:
-        """Note an operation on an image; `made`: the image that came of it, if it was not recorded."""
-        self.has_approximated = self.has_approximated or name in _APPROXIMATED
-        if self.has_approximated and made is not None:
-            self.images.append(weakref.ref(made))
+    def trace(self, image: Any, *, is_approximated: bool) -> None:
+        """Note, in a plain fetch, an image that would have been recorded, and whether its pixels would be approximated."""
+        self.traced[id(image)] = weakref.ref(image), is_approximated
 
     def is_held(self, node: Node) -> bool:
         """Return whether the sample's code holds the image of a node, without pixels yet."""
@@ -91,7 +92,12 @@ class Fetch:
 
 
 # Operations that the engine may carry out otherwise than Pillow does.
-_APPROXIMATED = frozenset(["resize", "filter", "gaussian_blur", "adjust_hue"])
+APPROXIMATED = frozenset(["resize", "filter", "gaussian_blur", "adjust_hue"])
+
+
+def approximates(node: Node) -> bool:
+    """Return whether an image's chain has such an operation."""
+    return any(step.name in APPROXIMATED for step in chain_of(node)[1])
 
 
 class _LocalFetch(threading.local):

@@ -177,12 +177,32 @@ def test_resized_images_are_recorded_whatever_it_costs(paths: list[str], costs: 
     assert loader._tally.paying.plain.num_asked == 0
 
 
-@pytest.mark.parametrize("after", ["tensors", "images", "blurred"])
+def looked_at(image: Any) -> Any:
+    """Resized after all its pixels were needed, which Pillow does either way."""
+    return RESIZED(Image.fromarray(np.asarray(image)))
+
+
+def looked_at_in_place(image: Any) -> Any:
+    image.getpixel((0, 0))
+    return RESIZED(image)
+
+
+@pytest.mark.parametrize("make", [looked_at, looked_at_in_place])
+def test_what_is_resized_after_it_was_looked_at_may_be_left_out(paths: list[str], costs: Any, make: Any) -> None:
+    costs(recorded=0.002, plain=0.001)
+    loader = load(Images(paths, make))
+    assert_equal(passes(loader), passes(load(Images(paths, make), defer=False)))
+    assert loader._tally.paying.plain.num_samples > MIN_SAMPLES
+
+
+@pytest.mark.parametrize("after", ["tensors", "images", "made a tensor before", "loaded before", "blurred"])
 def test_a_batch_that_turns_out_to_resize_is_made_again(paths: list[str], costs: Any, after: str) -> None:
     """So that it has the values that it would have if recording were cheap."""
     transform = {
         "tensors": RESIZED,
         "images": T.Resize((30, 40)),
+        "made a tensor before": lambda image: (F.to_tensor(image), RESIZED(image))[1],
+        "loaded before": lambda image: (image.load(), RESIZED(image))[1],
         "blurred": lambda image: F.to_tensor(F.gaussian_blur(image.crop((0, 0, 40, 30)), [3, 3], [0.8, 0.8])),
     }[after]
     found, num_plain = [], []
