@@ -49,7 +49,7 @@ from datapipe.loader.torch_compat import (
 from datapipe.order.plan import Tail
 from datapipe.stores.location import is_url
 from datapipe.stores.requests import apply_settings
-from datapipe.stores.settings import Remote
+from datapipe.stores.settings import Remote, remote_settings
 from datapipe.transforms import Recipe
 
 
@@ -138,10 +138,9 @@ class DataLoader:
         options = parse_image_options(arguments)
         seeding = Seed(seed_source(seed, generator))
         self._resolve_device = resolve_device(device)
-        if remote is not None and not isinstance(remote, Remote):
-            raise OptionError(f"remote is {remote!r:.60}; pass datapipe.Remote(...), or nothing")
+        remote = remote_settings(remote)
         if isinstance(dataset, str) and is_url(dataset):
-            apply_settings(Remote() if remote is None else remote)  # for the opening too
+            apply_settings(remote)  # for the opening too
         self.dataset, transform = _open(dataset, transform)
         if fields is not None:
             self.dataset = self.dataset.with_fields(BatchFields.of(self.dataset.index, fields))
