@@ -174,8 +174,7 @@ def warnings_of(plan: ConversionPlan) -> tuple[str, ...]:
         )
     if plan.num_ignored:
         much = ", more than there are samples; --from says what SRC is" if plan.num_ignored > plan.num_samples else ""
-        ignored = f"{counted(plan.num_ignored, 'file')} ignored: names that do not end like those of samples{much}"
-        warnings.append(ignored)
+        warnings.append(f"{counted(plan.num_ignored, 'file')} ignored: names that do not end like those of samples{much}")
     if plan.num_junk:
         warnings.append(f"{counted(plan.num_junk, 'hidden or system file')} ignored")
     if plan.loops:

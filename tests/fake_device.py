@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from fake_tensors import META, DeviceTensor, FactoriesHere
 from numpy.typing import NDArray
@@ -26,6 +27,23 @@ from datapipe.backends.device_runtime import KeepAlive
 from datapipe.backends.slabs import SlabPool
 
 POISON = 0xDB
+
+
+def assert_released_at_the_end(
+    fake: FakeDevice, loader: Any, num_batches: int, monkeypatch: pytest.MonkeyPatch, *, is_closed: bool
+) -> None:
+    """A pass of `num_batches` keeps no memory that the device is done with: at its end, or closed after two."""
+    monkeypatch.setattr(fake, "is_done", lambda event: False)
+    iterator = iter(loader)
+    for _ in range(2 if is_closed else num_batches):
+        next(iterator)
+    assert len(fake.pending) > 0
+    monkeypatch.setattr(fake, "is_done", lambda event: True)
+    if is_closed:
+        iterator.close()
+    else:
+        assert next(iterator, None) is None
+    assert len(fake.pending) == 0
 
 
 class Event:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import ssl
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -27,9 +28,10 @@ class IllServer:
     seen: Counter[str] = field(default_factory=Counter)
     headers: dict[str, list[bytes]] = field(default_factory=dict)
     is_over: threading.Event = field(default_factory=threading.Event)
+    tls: ssl.SSLContext | None = None
 
     def url(self, fault: str, name: str = "set") -> str:
-        return f"http://127.0.0.1:{self.port}/{fault}/{name}"
+        return f"{'http' if self.tls is None else 'https'}://127.0.0.1:{self.port}/{fault}/{name}"
 
 
 Answer = Callable[[IllServer, socket.socket, str, bytes], None]
@@ -63,6 +65,15 @@ def _chain(server: IllServer, client: socket.socket, path: str, request: bytes) 
 
 def _elsewhere(server: IllServer, client: socket.socket, path: str, request: bytes) -> None:
     _redirect(client, server.target + path.removeprefix("/elsewhere"))
+
+
+def _hops(server: IllServer, client: socket.socket, path: str, request: bytes) -> None:
+    """As many redirects as the path says, /hops/N/NAME, then the file."""
+    _, _, left, name = path.split("/", 3)
+    if left == "0":
+        _well(server, client, f"/well/{name}", request)
+    else:
+        _redirect(client, f"/hops/{int(left) - 1}/{name}")
 
 
 def _garbage(server: IllServer, client: socket.socket, path: str, request: bytes) -> None:
@@ -112,6 +123,14 @@ def _endless_head(server: IllServer, client: socket.socket, path: str, request: 
     _pour(server, client, b"X-More: " + b"y" * 1000 + b"\r\n", 0)
 
 
+def _forbidden(server: IllServer, client: socket.socket, path: str, request: bytes) -> None:
+    client.sendall(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+
+
+def _nowhere(server: IllServer, client: socket.socket, path: str, request: bytes) -> None:
+    client.sendall(b"HTTP/1.1 301 Moved Permanently\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+
+
 def _silent(server: IllServer, client: socket.socket, path: str, request: bytes) -> None:
     server.is_over.wait()
 
@@ -143,14 +162,16 @@ FAULTS: dict[str, Answer] = {
     "endless-range": _endless_range, "endless-chunks": _endless_chunks, "endless-head": _endless_head,
     "silent": _silent, "cut": _cut,
 }  # fmt: skip
-_ANSWERS = {**FAULTS, "well": _well, "elsewhere": _elsewhere}
+_ANSWERS = {
+    **FAULTS, "well": _well, "elsewhere": _elsewhere, "hops": _hops, "forbidden": _forbidden, "nowhere": _nowhere,
+}  # fmt: skip
 
 
 @contextlib.contextmanager
-def ill_server(files: Mapping[str, bytes] | None = None) -> Iterator[IllServer]:
-    """Run the server within the block. `files`: what it serves under /well/, by path."""
+def ill_server(files: Mapping[str, bytes] | None = None, *, tls: ssl.SSLContext | None = None) -> Iterator[IllServer]:
+    """Run the server within the block. `files`: what it serves under /well/, by path. `tls`: for https; None: http."""
     listener = socket.create_server(("127.0.0.1", 0), backlog=64)
-    server = IllServer(listener.getsockname()[1], files or {})
+    server = IllServer(listener.getsockname()[1], files or {}, tls=tls)
     threads = [threading.Thread(target=_accept, args=(server, listener), daemon=True)]
     threads[0].start()
     try:
@@ -173,16 +194,24 @@ def _accept(server: IllServer, listener: socket.socket) -> None:
 
 
 def _serve(server: IllServer, client: socket.socket) -> None:
-    with client, contextlib.suppress(OSError, ValueError, IndexError):
-        client.settimeout(60)
-        request = b""
-        while b"\r\n\r\n" not in request:
-            piece = client.recv(_PIECE)
-            if not piece:
-                return
-            request += piece
-        path = request.split(b" ", 2)[1].decode()
-        fault = path.split("/")[1]
-        server.seen[fault] += 1
-        server.headers.setdefault(path, []).append(request)
-        _ANSWERS[fault](server, client, path, request)
+    client.settimeout(60)
+    with contextlib.suppress(OSError, ValueError, IndexError), client:
+        if server.tls is None:
+            _answer(server, client)
+        else:
+            with server.tls.wrap_socket(client, server_side=True) as secured:
+                _answer(server, secured)
+
+
+def _answer(server: IllServer, client: socket.socket) -> None:
+    request = b""
+    while b"\r\n\r\n" not in request:
+        piece = client.recv(_PIECE)
+        if not piece:
+            return
+        request += piece
+    path = request.split(b" ", 2)[1].decode()
+    fault = path.split("/")[1]
+    server.seen[fault] += 1
+    server.headers.setdefault(path, []).append(request)
+    _ANSWERS[fault](server, client, path, request)

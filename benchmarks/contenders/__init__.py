@@ -47,6 +47,12 @@ OWN_DATASETS = {
     "bytes": "images from BytesIO",
     "two-crops": "two crops, SimCLR's recipe",
     "timm": "timm's ImageDataset and training transform",
+    "ten-crops": "ten crops, DINO's recipe",
+    "pyramid": "four sizes, each of the one before",
+    "one-mean": "one mean for three channels",
+    "convert-dtype": "bytes, then convert_image_dtype",
+    "random-collate": "a collate_fn that draws (MixUp)",
+    "array": "an array as the last step",
     "pixels": "every pixel looked at",
 }
 _ALL = (

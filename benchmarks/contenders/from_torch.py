@@ -7,7 +7,7 @@ Datasets: "ImageFolder" is torchvision's; "own" opens the same files by code of 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Sized
+from collections.abc import Callable, Iterator, Sized
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ def make(task: Task, *, taken_over: bool = True, chain: str = "imagenet", datase
     return endlessly(lambda: (images for images, _ in loader))
 
 
-def loader_over(data: Any, task: Task, *, taken_over: bool) -> Any:
+def loader_over(data: Any, task: Task, *, taken_over: bool, collate_fn: Callable[[Any], Any] | None = None) -> Any:
     """torch's loader as scripts make it; with `taken_over`, one line more."""
     loader: Any = DataLoader(
         data,
@@ -47,6 +47,7 @@ def loader_over(data: Any, task: Task, *, taken_over: bool) -> Any:
         drop_last=True,
         num_workers=task.num_threads,
         persistent_workers=True,
+        collate_fn=collate_fn,
     )
     return datapipe.from_torch(loader, device="cpu") if taken_over else loader
 

@@ -1,8 +1,8 @@
 """Datasets as people write them, in torch's DataLoader as it is and taken over by `datapipe.from_torch`.
 
-Kinds: "path" opens files and has a Compose; "functional" draws by Python's `random`; "bytes" holds encoded bytes; "two-crops"
-makes two views of one image by SimCLR's recipe; "timm" is timm's ImageDataset with its training transform; "pixels" looks at
-every pixel, so that nothing can be deferred.
+Kinds: "path" opens files and has a Compose; "functional" draws by Python's `random`; "bytes" holds encoded bytes; "timm" is
+timm's ImageDataset with its training transform; "random-collate" has a `collate_fn` that draws random numbers; the others are
+`own_recipes`.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from collections.abc import Iterator, Sized
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from PIL import Image
 from torch.utils.data import Dataset
 
 from benchmarks.contenders import endlessly
 from benchmarks.contenders.from_torch import loader_over
+from benchmarks.contenders.own_recipes import mixed, recipe_of
 from benchmarks.contenders.torchvision_transforms import import_torchvision, transforms_of
 from benchmarks.task import CROP, IMAGENET_MEAN, IMAGENET_STD, Task
 
@@ -31,8 +31,11 @@ def make(task: Task, *, kind: str, taken_over: bool) -> Iterator[Sized]:
     import_torchvision()
     root = Path(task.data) / "folder"
     data = _timm(root) if kind == "timm" else OwnDataset(root, kind)
-    loader = loader_over(data, task, taken_over=taken_over)
+    loader = loader_over(data, task, taken_over=taken_over, collate_fn=mixed if kind == "random-collate" else None)
     return endlessly(lambda: (images[0] if isinstance(images, list) else images for images, _ in loader))
+
+
+_USUAL = ("path", "bytes", "random-collate")  # kinds whose transform is the usual recipe
 
 
 class OwnDataset(Dataset[tuple[Any, int]]):
@@ -43,8 +46,10 @@ class OwnDataset(Dataset[tuple[Any, int]]):
         self.files = [(str(path), label) for label, name in enumerate(classes) for path in sorted((root / name).iterdir())]
         self.kind = kind
         self.encoded = [Path(path).read_bytes() for path, _ in self.files[:3000]] if kind == "bytes" else []
-        transforms: dict[str, Any] = {"functional": functional, "two-crops": TwoViews(), "pixels": Touching()}
-        self.transform = transforms.get(kind) or transforms_of()
+        if kind == "functional":
+            self.transform: Any = functional
+        else:
+            self.transform = transforms_of() if kind in _USUAL else recipe_of(kind)
 
     def __len__(self) -> int:
         return len(self.files)
@@ -68,38 +73,6 @@ def functional(image: Image.Image) -> Any:
     if random.random() < 0.5:
         image = functions.hflip(image)
     return functions.normalize(functions.to_tensor(image), list(IMAGENET_MEAN), list(IMAGENET_STD))
-
-
-class TwoViews:
-    """Two views of one image, by SimCLR's recipe."""
-
-    def __init__(self) -> None:
-        transforms: Any = importlib.import_module("torchvision.transforms")
-        jitter = transforms.ColorJitter(0.8, 0.8, 0.8, 0.2)
-        self.view = transforms.Compose(
-            [
-                transforms.RandomResizedCrop(CROP),
-                transforms.RandomHorizontalFlip(),
-                transforms.RandomApply([jitter], p=0.8),
-                transforms.RandomGrayscale(0.2),
-                transforms.RandomApply([transforms.GaussianBlur(23)], p=0.5),
-                transforms.ToTensor(),
-                transforms.Normalize(IMAGENET_MEAN, IMAGENET_STD),
-            ]
-        )
-
-    def __call__(self, image: Image.Image) -> tuple[Any, Any]:
-        return self.view(image), self.view(image)
-
-
-class Touching:
-    """The usual recipe after something that looks at every pixel."""
-
-    def __init__(self) -> None:
-        self.transform = transforms_of()
-
-    def __call__(self, image: Image.Image) -> Any:
-        return self.transform(Image.fromarray(np.asarray(image)))
 
 
 def _timm(root: Path) -> Any:

@@ -50,6 +50,7 @@ class JsonSource:
         self._schema = schema
         named = types_of(schema, [name for name in schema if not set(name) & set("*?[")])
         self._named: dict[Member, Any] = {tuple(name.split(".")): kind for name, kind in named.items()}
+        self._may_round_by_name: dict[str, bool] = {}
 
     def blocks(self) -> Iterator[RowBlock]:
         for number, file in enumerate(self.files):
@@ -109,8 +110,11 @@ class JsonSource:
         return kinds
 
     def _may_round(self, name: str) -> bool:
-        kind = types_of(self._schema, [name]).get(name)
-        return kind is not None and bool(pa.types.is_floating(kind))
+        """Return whether integers of a column may be rounded. Asked for each value of a line that is checked."""
+        if name not in self._may_round_by_name:
+            kind = types_of(self._schema, [name]).get(name)
+            self._may_round_by_name[name] = kind is not None and bool(pa.types.is_floating(kind))
+        return self._may_round_by_name[name]
 
     def _checked(
         self, lines: Sequence[bytes], types: Mapping[Member, pa.DataType], kinds: Kinds

@@ -1,4 +1,4 @@
-"""What a scan knows about the columns of a table so far, merged block by block."""
+"""Merge what a scan finds about the columns of a table, block by block."""
 
 from __future__ import annotations
 

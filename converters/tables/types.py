@@ -18,10 +18,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from converters.tables.casting import as_type
+from converters.tables.kinds import EXACT
 from datapipe.core.errors import FormatError, MissingDataError, OptionError
 from datapipe.core.regular_files import read_bytes
 
-_EXACT = 2.0**53  # beyond it, float64 does not hold every integer
 _INTEGERS = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
 _PROBED = 64  # values tried first: most types that are not the column's fail there
 _UNITS = ("s", "ms", "us", "ns")
@@ -44,7 +44,7 @@ class Facts:
             kind = joined(self.kind, other.kind, name)
             if (
                 pa.types.is_floating(_innermost(kind))
-                and max(abs(end) for one in (self, other) for end in (one.low, one.high)) > _EXACT
+                and max(abs(end) for one in (self, other) for end in (one.low, one.high)) > EXACT
             ):
                 raise FormatError(f"column {name!r} holds integers beyond 2^53 beside floats; name its type in --schema")
         except FormatError:
@@ -172,7 +172,7 @@ def _has_leading_zero(array: pa.Array) -> bool:
 
 
 def _has_long_integer(array: pa.Array, typed: pa.Array) -> bool:
-    large = pc.greater_equal(pc.abs(typed), _EXACT)
+    large = pc.greater_equal(pc.abs(typed), float(EXACT))
     found = array.filter(pc.fill_null(large, False))
     return bool(len(found) and pc.any(pc.match_substring_regex(found, "^[+-]?[0-9]+$")).as_py())
 

@@ -142,7 +142,7 @@ def _gain_of_loader(loader: TorchDataLoader, recipe: Recipe | None) -> str:
     if has_collate_fn(loader):
         return (
             f"end the transforms in ToTensor(), and in place of {_name(loader.collate_fn)} use a collate_fn that takes plain "
-            "tensors and needs no worker_init_fn: datapipe's threads then make the batches"
+            "tensors, certainly draws no random numbers and needs no worker_init_fn: datapipe's threads then make the batches"
         )
     return "end the transforms in ToTensor(): datapipe's threads then make the batches"
 

@@ -14,6 +14,7 @@ from datapipe.adapt.loaders import TorchDataLoader, has_collate_fn, is_in_order,
 from datapipe.core.errors import OptionError
 from datapipe.datasets import SeenStream, Unseen, see_through, webdataset_stream
 from datapipe.index.concat import AnyIndex
+from datapipe.loader.drawing import may_draw
 from datapipe.loader.seeding import SeedSource
 from datapipe.transforms import Recipe
 from datapipe.transforms.lowering import flatten
@@ -30,11 +31,14 @@ class Introspection:
     notes: tuple[str, ...] = ()  # differences from the torch loader
 
 
-def introspect(loader: TorchDataLoader, seed: SeedSource, *, shares: bool, takes_cut_files: bool) -> Introspection | Unseen:
+def introspect(
+    loader: TorchDataLoader, seed: SeedSource, *, shares: bool, takes_cut_files: bool, draws_in_workers: bool
+) -> Introspection | Unseen:
     """Return what a loader reads and does, or why that cannot be determined.
 
-    `takes_cut_files`: whether truncated files must stay images if Pillow is set to accept them. Raises OptionError for a loader
-    that torch could not run either.
+    `takes_cut_files`: whether truncated files must stay images if Pillow is set to accept them. `draws_in_workers`: whether a
+    collate_fn that may draw random numbers is left to torch's workers. Raises OptionError for a loader that torch could not
+    run either.
     """
     if takes_cut_files and ImageFile.LOAD_TRUNCATED_IMAGES:
         return Unseen("PIL.ImageFile.LOAD_TRUNCATED_IMAGES is set, and to datapipe truncated files are bad samples")
@@ -53,7 +57,7 @@ def introspect(loader: TorchDataLoader, seed: SeedSource, *, shares: bool, takes
     if not seen.gives_tuples:
         return Unseen("its samples are dicts of PIL images, meant for its collate_fn")
     recipe = Recipe.of(seen.transform, input_kind="pil")
-    why = recipe.rest_reason or _needs_workers(loader, seen.transform, recipe)
+    why = recipe.rest_reason or _needs_workers(loader, seen.transform, recipe, draws=draws_in_workers)
     if why is not None and not recipe.rest:
         recipe = Recipe.of([seen.transform, handover_point], input_kind="pil")
     arguments = arguments_of(loader, seed, shares=shares)
@@ -66,7 +70,7 @@ def _of_stream(loader: TorchDataLoader, stream: SeenStream, seed: SeedSource, *,
     if stream.batch_size is not None and has_collate_fn(loader):
         return Unseen("its collate_fn takes the batches that the webdataset pipeline has made")
     recipe = Recipe.of(stream.transform, input_kind="pil")
-    why = recipe.rest_reason or _needs_workers(loader, stream.transform, recipe)
+    why = recipe.rest_reason or _needs_workers(loader, stream.transform, recipe, draws=False)
     if why is not None:  # torch's workers could not split what datapipe decodes
         return Unseen(why)
     notes = ["its buffered shuffle became one of all samples, which resumes exactly"] if stream.shuffles else []
@@ -76,8 +80,11 @@ def _of_stream(loader: TorchDataLoader, stream: SeenStream, seed: SeedSource, *,
     return _with_any_sizes(Introspection(stream.index, recipe, arguments, notes=tuple(notes)))
 
 
-def _needs_workers(loader: TorchDataLoader, transform: object, recipe: Recipe) -> str | None:
-    """Return why torch's workers must give the samples as the transforms leave them; None if they need not."""
+def _needs_workers(loader: TorchDataLoader, transform: object, recipe: Recipe, *, draws: bool) -> str | None:
+    """Return why torch's workers must give the samples as the transforms leave them; None if they need not.
+
+    `draws`: whether a collate_fn that may draw random numbers is a reason.
+    """
     if not all(map(callable, flatten(transform))):  # datapipe's own transforms, which torch cannot call
         return None
     collates = has_collate_fn(loader)
@@ -92,6 +99,8 @@ def _needs_workers(loader: TorchDataLoader, transform: object, recipe: Recipe) -
         return "its collate_fn takes tv_tensors.Image"
     if collates and loader.worker_init_fn is not None and loader.num_workers:
         return "its worker_init_fn prepares workers for its collate_fn"
+    if collates and draws and (what := may_draw(loader.collate_fn)) is not None:
+        return f"its collate_fn may draw random numbers (it uses {what})"
     return None
 
 

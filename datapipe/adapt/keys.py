@@ -13,21 +13,24 @@ import torch
 import torch.utils.data
 from torch.utils.data import DistributedSampler
 
-from datapipe.adapt.deferral.requests import request_of_keys
+from datapipe.adapt.deferral.requests import BatchRequest, request_of_keys, request_of_picks
+from datapipe.adapt.introspection import arguments_of
+from datapipe.adapt.loaders import TorchDataLoader, length_of, sampler_of
 from datapipe.backends.images_cpu import BlockWorker
+from datapipe.datasets import Original
 from datapipe.fetch.local import LocalFiles
 from datapipe.index.concat import AnyIndex, Repeats
 from datapipe.loader.images.fields import IMAGE, BatchFields
 from datapipe.loader.images.samplers import SampledSource, SamplerChecksum
 from datapipe.loader.policy import located
-from datapipe.loader.ranks import is_of_group
+from datapipe.loader.ranks import is_of_group, resolve_rank
 from datapipe.order.draws import Draws, apart
-from datapipe.order.plan import Cursor, Picks, Plan, Rank
+from datapipe.order.plan import Cursor, Picks, Plan, Rank, Tail
 from datapipe.order.row_order import ShuffledRows
-from datapipe.order.sample_order import ShuffledOrder
+from datapipe.order.sample_order import Order, SequentialOrder, ShuffledOrder
 from datapipe.transforms import Recipe
 
-KeyOf = Callable[[Picks, int], Any]  # from a batch's picks and the seed to the key of the dataset
+KeyOf = Callable[[Picks, int, Rank], Any]  # from a batch's picks, the seed and the rank to the key of the dataset
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ class GivenKeys:
             after = Cursor(start.epoch, (step + 1) * self.global_batch)
             add(_key_bytes(keys), after)
             if step >= first:
-                yield request_of_keys(keys, seed, start.epoch, step, self.own_rank.rank) if self.reseeds else keys, after
+                yield request_of_keys(keys, seed, start.epoch, step, self.own_rank) if self.reseeds else keys, after
 
     def check(self, cursor: Cursor) -> None:
         """Accept any place: only iterating the sampler tells how far it goes."""
@@ -102,7 +105,7 @@ class PickedKeys:
         if isinstance(source, Plan) and isinstance(source.order, ShuffledOrder | ShuffledRows):
             source = dataclasses.replace(source, order=dataclasses.replace(source.order, seed=seed))
         for picks in source.steps(start):
-            yield self.key_of(picks, seed), picks.after
+            yield self.key_of(picks, seed, self.rank), picks.after
 
     def check(self, cursor: Cursor) -> None:
         """Raise StateError if no pass could begin at `cursor`."""
@@ -112,7 +115,44 @@ class PickedKeys:
 KeySource = GivenKeys | PickedKeys
 
 
-def places_of(picks: Picks, seed: int) -> list[int]:
+def given_keys(checksum: SamplerChecksum, *, loader: TorchDataLoader, reseeds: bool) -> GivenKeys:
+    """Return the keys of a pass that begins now, as the loader's batch sampler gives them."""
+    assert loader.batch_sampler is not None
+    sampler = sampler_of(loader)
+    replicas = sampler.num_replicas if isinstance(sampler, DistributedSampler) else 1
+    global_batch = (getattr(loader.batch_sampler, "batch_size", None) or 1) * replicas
+    return GivenKeys(loader.batch_sampler, global_batch, resolve_rank(None, None), checksum, reseeds)
+
+
+def picked_keys(
+    checksum: SamplerChecksum,
+    *,
+    loader: TorchDataLoader,
+    key_of: KeyOf,
+    shares: bool,
+    original: Original | None = None,
+    shuffled: Callable[[int, int], Order] = ShuffledOrder,
+) -> PickedKeys:
+    """Return the keys of a pass that begins now. If the files of the dataset were seen, checks that it is unchanged."""
+    if original is not None:
+        original.check_unchanged()
+    num_samples = length_of(loader.dataset) or 0
+    arguments = arguments_of(loader, None, shares=shares)
+    rank = resolve_rank(arguments.get("rank"), arguments.get("world_size"))
+    if "batch_sampler" in arguments:
+        batches = arguments["batch_sampler"]
+        listed = SampledSource(batches, None, rank, drop_last=False, num_samples=num_samples, checksum=checksum)
+        return PickedKeys(listed, "sampler", key_of)
+    batch_size, drop_last = arguments["batch_size"], arguments["drop_last"]
+    if "shuffle" in arguments:
+        order = shuffled(num_samples, 0) if arguments["shuffle"] else SequentialOrder(num_samples)
+        return PickedKeys(Plan(order, batch_size, rank, Tail.DROP if drop_last else Tail.PAD), order.kind, key_of)
+    sampler = sampler_of(loader)
+    sampled = SampledSource(sampler, batch_size, rank, drop_last=drop_last, num_samples=num_samples, checksum=checksum)
+    return PickedKeys(sampled, "sampler", key_of)
+
+
+def places_of(picks: Picks, seed: int, rank: Rank) -> list[int]:
     """Return the positions of a batch, as keys of a user's dataset, which draws random numbers itself."""
     return picks.positions.tolist()  # type: ignore[no-any-return]
 
@@ -147,13 +187,18 @@ class SampleKey(NamedTuple):
     occurrence: int
 
 
-def keys_of(picks: Picks, seed: int, *, repeats: Repeats | None) -> list[SampleKey]:
+def keys_of(picks: Picks, seed: int, rank: Rank, *, repeats: Repeats | None) -> list[SampleKey]:
     """Return the keys of a batch."""
     occurrences = np.zeros(len(picks.positions), np.int64) if picks.occurrences is None else picks.occurrences
     if repeats is not None:
         occurrences = repeats.occurrences(picks.positions, occurrences)
     pairs = zip(picks.positions.tolist(), occurrences.tolist(), strict=True)
     return [SampleKey(position, seed, picks.after.epoch, occurrence) for position, occurrence in pairs]
+
+
+def request_of_samples(picks: Picks, seed: int, rank: Rank, *, repeats: Repeats | None) -> BatchRequest:
+    """Return the request for a batch by `SampleKey`s, with seeds for what the user's transforms and `collate_fn` draw."""
+    return request_of_picks(picks, seed, rank, keys_of(picks, seed, rank, repeats=repeats))
 
 
 class SampleDataset(torch.utils.data.Dataset[Any]):

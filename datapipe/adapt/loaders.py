@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -11,10 +12,13 @@ import torch.utils.data
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, SequentialSampler
 
 from datapipe.core.errors import OptionError
+from datapipe.loader.prefetching import PrefetchedLoader
 
 TorchDataLoader = torch.utils.data.DataLoader[Any]
 
 _DECIDES = ("__iter__", "__len__", "_get_iterator", "_index_sampler", "_auto_collation")  # decide which batches come
+_NAMES_OF_OTHERS = ("pipeline", "length", "repetitions", "nsamples", "iterator")  # that webdataset and timm set on theirs
+_MISSING = object()
 _REPEATS = "timm.data.loader.MultiEpochsDataLoader"
 _TAKEN_OVER = (
     "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator",
@@ -29,7 +33,7 @@ def unwrap_torch_loader(loader: Any) -> TorchDataLoader:
     """
     kind = type(loader)
     name = f"{kind.__module__}.{kind.__qualname__}"
-    if kind.__module__.startswith("webdataset.") and kind.__name__ == "WebLoader":
+    if _is_webloader(loader):
         return _unwrap_webloader(loader)
     if not isinstance(loader, torch.utils.data.DataLoader):
         raise OptionError(
@@ -67,14 +71,24 @@ def has_collate_fn(loader: TorchDataLoader) -> bool:
     return loader.collate_fn is not (torchs or torch.utils.data.default_collate)
 
 
+def _is_webloader(loader: object) -> bool:
+    return any(kind.__module__.startswith("webdataset.") and kind.__name__ == "WebLoader" for kind in type(loader).__mro__)
+
+
+def inside_of_stages(loader: Any) -> TorchDataLoader | None:
+    """Return the torch loader inside a webdataset.WebLoader whose batches go through further stages; None for other loaders."""
+    if not _is_webloader(loader) or (len(loader.pipeline) == 1 and loader.repetitions == 1 and loader.nsamples == -1):
+        return None
+    return unwrap_torch_loader(loader.pipeline[0])
+
+
 def _unwrap_webloader(loader: Any) -> TorchDataLoader:
-    stages = loader.pipeline
-    if len(stages) != 1 or loader.repetitions != 1 or loader.nsamples != -1:
+    if inside_of_stages(loader) is not None:
         raise OptionError(
             "from_torch: a webdataset.WebLoader with stages or epochs of its own, which run after its batches; pass "
             "torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=...), with shuffle() and batched() in the dataset"
         )
-    return unwrap_torch_loader(stages[0])
+    return unwrap_torch_loader(loader.pipeline[0])
 
 
 def _without_repeats(loader: TorchDataLoader) -> TorchDataLoader:
@@ -89,6 +103,38 @@ def _without_repeats(loader: TorchDataLoader) -> TorchDataLoader:
     return torch.utils.data.DataLoader(
         loader.dataset, batches.batch_size, sampler=batches.sampler, drop_last=batches.drop_last, **kept
     )
+
+
+# -- what a script sets on its loader -------------------------------------------------------------------
+
+
+def carry_attributes(theirs: Any, ours: Any) -> None:
+    """Set on `ours` what a script, or a subclass, has set on its own loader, unless it is there already.
+
+    Warns of attributes whose names are datapipe's own: these stay as they are.
+    """
+    inner = [ours._inner] if isinstance(ours, PrefetchedLoader) and ours._inner is not theirs else []
+    taken, clashing = {}, []
+    for name, value in vars(theirs).items():
+        if name in _names_of_torch() or name in _NAMES_OF_OTHERS:
+            continue
+        if any(hasattr(type(part), name) or name in vars(part) for part in (ours, *inner)):
+            clashing.append(name)
+        elif getattr(ours, name, _MISSING) is not value:
+            taken[name] = value
+    vars(ours).update(taken)
+    if clashing:
+        warnings.warn(
+            f"from_torch: the attributes {', '.join(map(repr, clashing))} that the script set on its loader are not carried "
+            f"over, as datapipe's {type(ours).__qualname__} has one of that name; rename them",
+            stacklevel=3,
+        )
+
+
+@functools.cache
+def _names_of_torch() -> frozenset[str]:
+    """Return the attributes that torch sets on each loader."""
+    return frozenset(vars(torch.utils.data.DataLoader([0])))  # type: ignore[arg-type]
 
 
 # -- the order -----------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Subset, TensorDataset
 
-from datapipe.order.plan import Picks
+from datapipe.order.plan import Picks, Rank
 
 _NUMPYS = frozenset(
     (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64)
@@ -167,7 +167,7 @@ def identity_collate(batch: Any) -> Any:
     return batch
 
 
-def picked_rows(picks: Picks, seed: int) -> NDArray[np.int64]:
+def picked_rows(picks: Picks, seed: int, rank: Rank) -> NDArray[np.int64]:
     """Return the positions of a batch, as the key of `NumberRows`."""
     return picks.positions
 

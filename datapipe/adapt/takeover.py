@@ -11,18 +11,20 @@ from typing import Any
 
 import torch
 import torch.utils.data
-from torch.utils.data import DistributedSampler, IterableDataset
+from torch.utils.data import IterableDataset
 
 from datapipe.adapt.deferral.dataset import DeferringDataset, is_switched_off, reads_batches
 from datapipe.adapt.deferral.device_decoding import DecodingByDali, choose_decoder
 from datapipe.adapt.deferral.requests import request_of_picks
 from datapipe.adapt.explaining import lines_about
-from datapipe.adapt.introspection import Introspection, arguments_of, as_default_collate, introspect
-from datapipe.adapt.keys import GivenKeys, KeyOf, KeySource, PickedKeys, SampleDataset, keys_of, places_of
+from datapipe.adapt.introspection import Introspection, as_default_collate, introspect
+from datapipe.adapt.keys import KeyOf, KeySource, SampleDataset, given_keys, keys_of, picked_keys, places_of, request_of_samples
 from datapipe.adapt.loaders import (
     TorchDataLoader,
+    carry_attributes,
     generator_of,
     has_collate_fn,
+    inside_of_stages,
     is_plain_shuffle,
     length_of,
     sampler_of,
@@ -35,14 +37,12 @@ from datapipe.datasets import Original, Unseen, converted_index
 from datapipe.index.concat import Repeats
 from datapipe.loader import DataLoader, Dataset
 from datapipe.loader.images.choice import Backend, Choice
-from datapipe.loader.images.samplers import SampledSource, SamplerChecksum
+from datapipe.loader.images.samplers import SamplerChecksum
 from datapipe.loader.options import OnError
 from datapipe.loader.prefetching import PrefetchedLoader, prefetch
-from datapipe.loader.ranks import resolve_device, resolve_rank
+from datapipe.loader.ranks import resolve_device
 from datapipe.loader.seeding import SeedSource, seed_source
-from datapipe.order.plan import Plan, Tail
 from datapipe.order.row_order import ShuffledRows
-from datapipe.order.sample_order import Order, SequentialOrder, ShuffledOrder
 
 AnyLoader = DataLoader | TorchLoader | PrefetchedLoader
 
@@ -67,8 +67,8 @@ def from_torch(
     - A dataset whose files can be seen (torchvision's folders, `Subset` and `ConcatDataset` of them) with transforms that
       datapipe has: a `datapipe.DataLoader`. So too a `webdataset` pipeline over local shards that shuffles, decodes to PIL
       images, maps them by such transforms, and batches.
-    - Such a dataset with transforms of your own among them, or a collate_fn for samples that are not tensors: torch's workers, in
-      which datapipe decodes and runs the transforms that come before.
+    - Such a dataset with transforms of your own among them, or a collate_fn that draws or is for samples that are not tensors:
+      torch's workers, in which datapipe decodes and runs the transforms that come before.
     - A `TensorDataset`, a Hugging Face dataset of numbers, or a `Subset` of one: whole batches gathered from its tensors or
       columns, in the training process.
     - Any other dataset: its own code, unchanged, in torch's workers. `defer`: JPEGs that it opens with Pillow are decoded,
@@ -78,10 +78,14 @@ def from_torch(
       `reseed`: torch's default generator, `random` and numpy are seeded for each sample by (seed, epoch, sample), so that the
       batches do not depend on the number of workers and a saved place is resumed exactly; without it torch seeds each worker.
 
+    A collate_fn that may draw random numbers is called in torch's workers, or, without workers, when its batch is asked for; its
+    draws are seeded by (seed, epoch, step), and the training's are left alone. `reseed=False` leaves both to torch.
+
     In each case batches come on `device` ("auto": this process's GPU, or the CPU if there is none), and the loader has
-    `state_dict`, `load_state_dict` and `set_epoch`. Two kinds are returned unchanged, without these, and ignore `seed`:
-    any other IterableDataset, which has no place that could be saved, and batch_size=None. `explain` says which part runs
-    where, what was left out, and why.
+    `state_dict`, `load_state_dict` and `set_epoch`. Three kinds are returned unchanged (for a GPU: only prefetched), without
+    these, and ignore `seed`: any other IterableDataset, which has no place that could be saved, batch_size=None, and a
+    webdataset.WebLoader with stages of its own. `explain` says which part runs where, what was left out, and why.
+    Attributes that were set on `loader` are set on the result, unless it has one of that name: then a warning names them.
 
     A sampler goes on deciding the order, with one exception: a `RandomSampler`, for which torch promises no order, is
     replaced by a shuffle by `seed` (None: drawn from the generator or torch.initial_seed() when the first pass begins), which
@@ -100,9 +104,20 @@ def from_torch(
     """
     if isinstance(loader, (DataLoader, TorchLoader, PrefetchedLoader)):
         return loader
+    if (inner := inside_of_stages(loader)) is not None:
+        stages = "its WebLoader has stages or epochs of its own, which run after its batches; in the dataset they could be seen"
+        _refuse(stages, data=(data, None), cache=(cache, None), backend=(backend, "auto"), on_error=(on_error, "raise"))
+        return _unchanged(loader, inner, stages, resolve_device(device)(), shares=share_among_ranks)
     taken = unwrap_torch_loader(loader)
     source = seed_source(seed, generator_of(taken) if seed is None else None)
-    found = introspect(taken, source, shares=share_among_ranks, takes_cut_files=on_error == "raise")
+    asks_for_ours = on_error != "raise" or backend != "auto" or (data, cache) != (None, None)
+    found = introspect(
+        taken,
+        source,
+        shares=share_among_ranks,
+        takes_cut_files=on_error == "raise",
+        draws_in_workers=not reseed or (taken.num_workers > 0 and not asks_for_ours),
+    )
     if isinstance(found, Introspection) and found.in_workers is None:
         as_theirs = functools.partial(as_default_collate, memory_format=memory_format)
         ours = DataLoader(
@@ -122,6 +137,7 @@ def from_torch(
         )
         notes = ["worker_init_fn is not called"] if taken.worker_init_fn and taken.num_workers else []
         ours.origin = _origin(taken, "datapipe reads its files", *found.notes, *notes)
+        carry_attributes(loader, ours)
         return ours
     why = found.in_workers if isinstance(found, Introspection) else found.reason
     _refuse(why, data=(data, None), cache=(cache, None))
@@ -133,11 +149,18 @@ def from_torch(
     decoding = None if is_seen or rows is not None or not defers or _is_stream(taken) else choose_decoder(taken, backend, place)
     if decoding is None:
         _refuse(why if defers else "their images are not deferred", backend=(backend, "auto"))
-    kept = _kept(taken, found, source, rows, shares=share_among_ranks, decoding=decoding, reseeds=reseed, on_error=on_error)
+    if isinstance(found, Unseen) and _is_stream(taken):
+        return _unchanged(loader, taken, found.reason, place, shares=share_among_ranks)
+    result: Any = _kept(
+        taken, found, source, rows, shares=share_among_ranks, decoding=decoding, reseeds=reseed, on_error=on_error
+    )
     if decoding is not None and decoding.dali is not None:
         opened = DecodingByDali(decoding.dali, place)
-        return PrefetchedLoader(kept, place, depth=max(2, decoding.dali.num_pipelines), open_mover=opened)
-    return kept if place.type == "cpu" else prefetch(kept, place)
+        result = PrefetchedLoader(result, place, depth=max(2, decoding.dali.num_pipelines), open_mover=opened)
+    elif place.type != "cpu":
+        result = prefetch(result, place)
+    carry_attributes(loader, result)
+    return result  # type: ignore[no-any-return]
 
 
 # -- torch's workers --------------------------------------------------------------------------------
@@ -153,21 +176,23 @@ def _kept(
     decoding: Choice | None,
     reseeds: bool,
     on_error: OnError,
-) -> TorchLoader | Any:
+) -> TorchLoader:
     if isinstance(found, Introspection):
-        key_of: KeyOf = functools.partial(keys_of, repeats=Repeats.of(found.index))
+        key_of: KeyOf = functools.partial(request_of_samples if reseeds else keys_of, repeats=Repeats.of(found.index))
+        samples = SampleDataset(found.index, found.recipe)
         return TorchLoader(
             loader,
-            dataset=SampleDataset(found.index, found.recipe),
+            dataset=DeferringDataset(samples, defers=False) if reseeds else samples,
             open_source=functools.partial(
-                _picked, loader=loader, key_of=key_of, shares=shares, original=Original.of(loader.dataset)
+                picked_keys, loader=loader, key_of=key_of, shares=shares, original=Original.of(loader.dataset)
             ),
             seed=seed,
             fingerprint=found.index.fingerprint,
             origin=_origin(loader, f"datapipe reads its files, in torch's workers, since {found.in_workers}"),
+            is_seeded=reseeds or not (found.recipe.rest or has_collate_fn(loader)),
         )
     if rows is not None:
-        open_rows = functools.partial(_picked, loader=loader, key_of=picked_rows, shares=shares, shuffled=ShuffledRows)
+        open_rows = functools.partial(picked_keys, loader=loader, key_of=picked_rows, shares=shares, shuffled=ShuffledRows)
         open_rows(SamplerChecksum())  # raises if the samples cannot be shared
         what = "columns" if isinstance(rows.columns, Mapping) else "tensors"
         return TorchLoader(
@@ -178,12 +203,10 @@ def _kept(
             fingerprint=_name_of(loader.dataset),
             origin=_origin(loader, f"datapipe gathers whole batches from its {what}"),
         )
-    if _is_stream(loader):
-        return _unchanged(loader, found.reason, shares=shares)
-    open_source: Callable[[SamplerChecksum], KeySource] = functools.partial(_given, loader=loader, reseeds=reseeds)
+    open_source: Callable[[SamplerChecksum], KeySource] = functools.partial(given_keys, loader=loader, reseeds=reseeds)
     if is_plain_shuffle(loader) or shares:
         key_of = request_of_picks if reseeds else places_of
-        open_source = functools.partial(_picked, loader=loader, key_of=key_of, shares=shares)
+        open_source = functools.partial(picked_keys, loader=loader, key_of=key_of, shares=shares)
         open_source(SamplerChecksum())  # raises if the samples cannot be shared
     if callable(getattr(loader.dataset, "state_dict", None)):
         warnings.warn(
@@ -210,16 +233,21 @@ def _is_stream(loader: TorchDataLoader) -> bool:
     return isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None
 
 
-def _unchanged(loader: TorchDataLoader, reason: str, *, shares: bool) -> TorchDataLoader:
+def _unchanged(loader: Any, inner: TorchDataLoader, reason: str, place: torch.device, *, shares: bool) -> AnyLoader:
+    """Return the loader itself; for a GPU, one that copies its batches there. `inner`: torch's loader in it."""
     if shares:
         raise OptionError(
             f"share_among_ranks=True: {reason}, so datapipe cannot divide its samples among ranks; "
             "leave it out, and let the dataset itself give each rank a part"
         )
-    name = type(loader.dataset).__qualname__
-    loader.origin = f"{name}: left to torch: {reason}; the loader is unchanged, and has no state to save"
-    loader.explanation = lines_about(loader, None)
-    return loader
+    result: AnyLoader = loader
+    what = "the loader is unchanged, and has no state to save"
+    if place.type != "cpu":
+        result, what = prefetch(loader, place), f"its batches are copied to {place} ahead, and it has no state to save"
+        carry_attributes(loader, result)
+    origin = f"{type(inner.dataset).__qualname__}: left to torch: {reason}; {what}"
+    vars(result).update(origin=origin, explanation=lines_about(inner, None))
+    return result
 
 
 def _check_policy(
@@ -236,42 +264,6 @@ def _check_policy(
         )
     if on_error == "replace" and not reseeds:
         raise OptionError("on_error='replace' takes another sample by the seed of the bad one; leave reseed=False out")
-
-
-def _given(checksum: SamplerChecksum, *, loader: TorchDataLoader, reseeds: bool) -> GivenKeys:
-    assert loader.batch_sampler is not None
-    sampler = sampler_of(loader)
-    replicas = sampler.num_replicas if isinstance(sampler, DistributedSampler) else 1
-    global_batch = (getattr(loader.batch_sampler, "batch_size", None) or 1) * replicas
-    return GivenKeys(loader.batch_sampler, global_batch, resolve_rank(None, None), checksum, reseeds)
-
-
-def _picked(
-    checksum: SamplerChecksum,
-    *,
-    loader: TorchDataLoader,
-    key_of: KeyOf,
-    shares: bool,
-    original: Original | None = None,
-    shuffled: Callable[[int, int], Order] = ShuffledOrder,
-) -> PickedKeys:
-    """Return the keys of a pass that begins now. If the files of the dataset were seen, checks that it is unchanged."""
-    if original is not None:
-        original.check_unchanged()
-    num_samples = length_of(loader.dataset) or 0
-    arguments = arguments_of(loader, None, shares=shares)
-    rank = resolve_rank(arguments.get("rank"), arguments.get("world_size"))
-    if "batch_sampler" in arguments:
-        batches = arguments["batch_sampler"]
-        listed = SampledSource(batches, None, rank, drop_last=False, num_samples=num_samples, checksum=checksum)
-        return PickedKeys(listed, "sampler", key_of)
-    batch_size, drop_last = arguments["batch_size"], arguments["drop_last"]
-    if "shuffle" in arguments:
-        order = shuffled(num_samples, 0) if arguments["shuffle"] else SequentialOrder(num_samples)
-        return PickedKeys(Plan(order, batch_size, rank, Tail.DROP if drop_last else Tail.PAD), order.kind, key_of)
-    sampler = sampler_of(loader)
-    sampled = SampledSource(sampler, batch_size, rank, drop_last=drop_last, num_samples=num_samples, checksum=checksum)
-    return PickedKeys(sampled, "sampler", key_of)
 
 
 def _name_of(dataset: Any) -> str:

@@ -17,7 +17,7 @@ import torch.utils.data
 
 from datapipe.adapt.deferral.dataset import DeferringDataset, WorkerStart
 from datapipe.adapt.deferral.reports import DeliveringCollate, Tally
-from datapipe.adapt.deferral.requests import BatchRequest
+from datapipe.adapt.deferral.requests import BatchRequest, SeededCollate
 from datapipe.adapt.explaining import lines_about, lines_about_rows
 from datapipe.adapt.keys import KeyPass, KeySource, SampleDataset
 from datapipe.adapt.loaders import TorchDataLoader, length_of, rebuilt_loader, sampler_of
@@ -32,7 +32,7 @@ from datapipe.loader.policy import BadSample
 from datapipe.loader.seeding import Seed, SeedSource
 from datapipe.loader.shown import refuse_position, shown_loader
 from datapipe.loader.state import Epochs, LoaderState
-from datapipe.loader.torch_compat import OwnBatches
+from datapipe.loader.torch_compat import OwnBatches, added_attributes, names_of
 
 
 class TorchLoader:
@@ -42,7 +42,7 @@ class TorchLoader:
     called for each pass, as the dataset may have another length by then. Attributes may be assigned as with
     torch: batch_size, batch_sampler, sampler, drop_last, dataset and persistent_workers raise ValueError, others take effect
     with the next pass. Do not share it between threads. Two passes at once work as with torch: not if workers
-    persist. Pickles as its arguments.
+    persist. Pickles as its arguments, with the attributes that were set on it.
     """
 
     def __init__(
@@ -74,6 +74,7 @@ class TorchLoader:
         if isinstance(dataset, DeferringDataset):
             for name in ("collate_fn", "worker_init_fn"):
                 setattr(self._loader, name, self._as_read(name, getattr(inner, name)))
+        self._names = names_of(self)
 
     def __repr__(self) -> str:
         num, kind = length_of(self._inner.dataset), type(self._inner.dataset).__qualname__
@@ -115,7 +116,8 @@ class TorchLoader:
             return value
         if name == "collate_fn":
             self._dataset.stacks = value is torch.utils.data.default_collate
-        return {"collate_fn": DeliveringCollate, "worker_init_fn": WorkerStart}.get(name, lambda same: same)(value)
+            return DeliveringCollate(value if self._dataset.stacks else SeededCollate(value))
+        return WorkerStart(value) if name == "worker_init_fn" else value
 
     @property
     def _source(self) -> KeySource:
@@ -133,7 +135,7 @@ class TorchLoader:
             is_seeded=self._is_seeded,
             decoding=self.decoding,
         )
-        return make, (self._inner,)
+        return make, (self._inner,), added_attributes(self)
 
     @property
     def batch_sampler(self) -> OwnBatches:
@@ -163,7 +165,8 @@ class TorchLoader:
     @property
     def explanation(self) -> list[str]:
         """The lines of `explain`: which part runs where."""
-        recipe = self._dataset.recipe if isinstance(self._dataset, SampleDataset) else None
+        read = self._dataset.dataset if isinstance(self._dataset, DeferringDataset) else self._dataset
+        recipe = read.recipe if isinstance(read, SampleDataset) else None
         seed = [] if self._source.rank is None else [f"seed      {self._seed.describe()}"]
         if isinstance(self._dataset, NumberRows):
             return [*seed, *lines_about_rows(self._dataset)]
@@ -215,7 +218,10 @@ class TorchLoader:
         rank = source.rank
         seed = 0 if rank is None else self._seed.settle(rank, self._fingerprint)
         start = self._epochs.claim()
-        walk = self._batches.walk = KeyPass(source.keys(start, seed), start.epoch)
+        keys = source.keys(start, seed)
+        if isinstance(self._dataset, DeferringDataset) and self._dataset.may_leave_out:
+            keys = self._tally.paying.marked(keys)
+        walk = self._batches.walk = KeyPass(keys, start.epoch)
         return iter(self._loader), walk
 
     def _state(self) -> LoaderState:

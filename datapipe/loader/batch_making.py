@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -89,7 +90,7 @@ class BatchMaker(Protocol):
     def decode(self, batch: Any, pipeline: Any, worker: Any, /) -> None: ...
 
     def finish(self, batch: Any, /) -> Any:
-        """Return what the user gets, or its arrival on a device."""
+        """Return what the user gets, its arrival on a device, or `LeftToConsumer`."""
 
 
 class Latch:
@@ -111,6 +112,13 @@ class Latch:
     def wait(self, timeout_s: float | None) -> bool:
         """Return whether it was opened in time; None waits without a limit."""
         return self._is_open or self._closed.acquire(timeout=-1 if timeout_s is None else timeout_s)
+
+
+@dataclass(frozen=True, slots=True)
+class LeftToConsumer:
+    """A batch whose last step may draw from the training's random state, and so runs in the consumer's thread, at `next()`."""
+
+    finish: Callable[[], Any]  # may be interrupted, and called again
 
 
 class BatchTask:
@@ -171,6 +179,15 @@ class BatchTask:
         except BaseException as exc:
             self._hold(exc)
         self.done.open()
+
+    def finish_here(self) -> None:
+        """Do what is left to the consumer's thread, which calls this. May be interrupted, and called again."""
+        if type(self._result) is LeftToConsumer:
+            try:
+                self._result = self._result.finish()
+            except Exception as exc:
+                self._result = None
+                self._hold(exc)
 
     def take(self) -> Any:
         """Return the finished batch, once. Raises the error of its making."""

@@ -80,6 +80,11 @@ def explanation(loader: DataLoader) -> list[str]:
     where = "device" if on_gpu and options.collate_fn is None else "CPU"
     lines += [f"{'recipe' if number == 0 else '':<10}{step}" for number, step in enumerate(steps)]
     lines.append(f"pixels    uint8 until the pixel operations, which run on the {where}")
+    if options.may_draw is not None:
+        lines.append(
+            "collate   by your collate_fn, one batch at a time, in the thread that iterates, seeded for each step: it may draw "
+            f"random numbers (it uses {options.may_draw})"
+        )
     if on_gpu:
         lines.append("transfer  pinned memory, a copy stream of its own; your stream waits for events, the host does not")
     ahead = far_enough_ahead(options, choice.dali, is_remote=loader.dataset.index.is_remote)

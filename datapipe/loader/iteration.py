@@ -70,6 +70,7 @@ class BatchIterator(Iterator[Any]):
             start_ns = time.perf_counter_ns()
             if self._tasks:
                 self._wait(self._tasks[0], maker)
+                self._tasks[0].finish_here()
         except Exception:
             self.close()
             raise

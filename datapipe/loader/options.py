@@ -11,6 +11,7 @@ import torch
 from datapipe.core.checks import callable_or_none, iterable_or_none, real_number, whole_number
 from datapipe.core.environment import num_usable_cores, positive_environment
 from datapipe.core.errors import OptionError
+from datapipe.loader.drawing import may_draw
 from datapipe.loader.images.samplers import WeightedSampler
 from datapipe.order.plan import Tail
 
@@ -49,6 +50,7 @@ class LoaderOptions:
     rename: Mapping[str, str] = field(default_factory=dict)
     boxes: BoxesForm = "list"
     collate_fn: Callable[[list[Any]], Any] | None = None
+    may_draw: str | None = None  # what in collate_fn may draw random numbers; None: nothing
 
     def block_size_of(self, num_samples: int, /) -> int:
         """Return the samples per unit of work in a batch of `num_samples`, with equally many units for every thread."""
@@ -116,12 +118,14 @@ def parse_image_options(arguments: Mapping[str, Any]) -> LoaderOptions:
     output = _one_of(Output, arguments["output"], "output")
     if rename and output != "dict":
         raise OptionError("rename needs output='dict'")
+    collate_fn = callable_or_none(arguments["collate_fn"], "collate_fn")
     return parse_options(
         arguments,
         output=output,
         rename=dict(rename or {}),
         boxes=_one_of(BoxesForm, arguments["boxes"], "boxes"),
-        collate_fn=callable_or_none(arguments["collate_fn"], "collate_fn"),
+        collate_fn=collate_fn,
+        may_draw=None if collate_fn is None else may_draw(collate_fn),
     )
 
 

@@ -17,6 +17,7 @@ from datapipe.core.checks import whole_number
 from datapipe.core.errors import LifecycleError, OptionError
 from datapipe.core.observe import Observer, null_observer
 from datapipe.loader.shown import refuse_position
+from datapipe.loader.torch_compat import added_attributes, names_of
 
 _NONE_LEFT = object()
 
@@ -67,7 +68,8 @@ class PrefetchedLoader:
 
     Each `iter()` is a new pass, which begins at its first `next()`. Other attributes (`dataset`, `sampler`,
     `set_epoch`, ...) are the inner loader's. `state_dict` and `load_state_dict`, if it has them, refer to
-    the batch last delivered, not to those copied ahead. Do not share it between threads. Pickles as its arguments.
+    the batch last delivered, not to those copied ahead. Do not share it between threads. Pickles as its arguments, with the
+    attributes that were set on it.
     `open_mover`: opens what makes the inner loader's batches complete on their way; None: they are only copied.
     """
 
@@ -89,6 +91,7 @@ class PrefetchedLoader:
         self._mover: Mover | None = None
         self._runtime: DeviceRuntime | None = None  # of the mover
         self._state: Any = None  # after the batch last delivered; None: ask the inner loader
+        self._names = names_of(self)
 
     def __repr__(self) -> str:
         return f"<datapipe.prefetch onto {self.device}: {self._inner!r:.400}>"
@@ -121,8 +124,8 @@ class PrefetchedLoader:
         else:
             setattr(inner, name, value)
 
-    def __reduce__(self) -> tuple[Callable[..., PrefetchedLoader], tuple[Any, ...]]:
-        return _from_arguments, (self._inner, self.device, self.depth, self._open_mover)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _from_arguments, (self._inner, self.device, self.depth, self._open_mover), added_attributes(self)
 
     @property
     def observer(self) -> Observer:

@@ -1,4 +1,4 @@
-"""Give a loader the sampler, batch sampler and `worker_init_fn` that frameworks expect of a torch DataLoader.
+"""Give a loader the sampler, batch sampler, `worker_init_fn` and attributes that are expected of a torch DataLoader.
 
 Frameworks set epochs through them, ask them whether data is shuffled, and make torch loaders out of them. A torch loader made
 so would silently lose transforms, backend and place, so neither sampler gives any positions.
@@ -48,6 +48,16 @@ class OwnBatches:
 
     def __iter__(self) -> Iterator[list[int]]:
         _refuse("batch_sampler")
+
+
+def names_of(loader: object) -> frozenset[str]:
+    """Return the attributes that a loader has once it is made; all others are those of scripts and frameworks."""
+    return frozenset(vars(loader)) | {"_names"}
+
+
+def added_attributes(loader: Any) -> dict[str, Any] | None:
+    """Return what scripts and frameworks have set on a loader, which a copy of it gets too; None if there is nothing."""
+    return {name: value for name, value in vars(loader).items() if name not in loader._names} or None
 
 
 def leave_random_state(worker: int) -> None:

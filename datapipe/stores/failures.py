@@ -12,13 +12,11 @@ import errno
 import random
 import re
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
 
 from datapipe.core.errors import DatapipeError, MissingDataError, StorageError
-from datapipe.core.waiting import Wait, reported_wait
-from datapipe.stores.location import Location
+from datapipe.core.printable import counted
+from datapipe.stores.location import WEB_SCHEMES, Location, redacted
 from datapipe.stores.reachability import note_reached, patience_s
 
 _STATUS = re.compile(r"status code: (\d{3})|status: (\d{3})")
@@ -27,11 +25,17 @@ _REGION = re.compile(r"<Region>\s*([a-z0-9-]{3,30})\s*</Region>|expecting '([a-z
 _METADATA_HOSTS = ("169.254.169.254", "metadata.google.internal")  # asked by the library where it finds no other credentials
 _NO_CREDENTIALS = ("InvalidCredential", "MissingCredential", "credential")
 _PERMANENT_TRANSPORT = ("CertificateError", "invalid peer certificate", "UnknownIssuer", "URL scheme is not allowed")
-_REDIRECTED = ("error following redirect", "kind: Redirect", "builder error")
-_REDIRECTS = (
-    "the server redirects in a circle, more than ten times, or to a scheme that is not read; check the URL, or pass the one to "
-    "which it leads"
+_PLAIN_TARGET = re.compile(r'url: "(http://[^"\s]+)",\s*source: BadScheme')
+_TO_PLAIN = (
+    "redirects from https to plain http are not followed, as anyone on the way could read and change the data; have the server "
+    "redirect to https, or pass the http:// URL itself if you trust the network"
 )
+_CIRCLE = "the server redirects in a circle, or more than ten times; check the URL, or pass the one to which it leads"
+_NO_TARGET = "the server redirects, but not to a URL; check the URL, or pass the one of the file"
+_BAD_TARGET = (
+    "the server redirects to a damaged URL, or to one of a scheme that is not read; check the URL, or pass the one of the file"
+)
+_BAD_ENDPOINT = "the endpoint is not a URL of http:// or https://, or redirects to one that is not; check it"
 _NO_ANSWER_IN_TIME = "no answer in time; check the network and the endpoint"
 _IGNORES_RANGES = "the server ignores ranges (200 in place of 206); take another server, or copy the data to a disk"
 
@@ -56,15 +60,21 @@ class Failure:
 
     kind: Cause
     what: str  # for users: what was found, and what to do
+    target: str = ""  # the URL to which the request was redirected, without its query, where that is known
 
     @property
     def may_pass(self) -> bool:
         """Whether a retry may succeed."""
         return self.kind in (Cause.THROTTLED, Cause.TRANSIENT, Cause.UNREACHED, Cause.SILENT)
 
+    def place(self, location: Location) -> str:
+        """Return the object's URL, and the one to which the request was redirected, if that is another."""
+        url = str(location)
+        return f"{url} (redirected to {self.target})" if self.target not in ("", url) else url
+
     def error(self, location: Location) -> DatapipeError:
         """Return the exception for it."""
-        text = f"{location}: {self.what}"
+        text = f"{self.place(location)}: {self.what}"
         if self.kind is Cause.MISSING:
             return MissingDataError(text)
         number = {Cause.CHANGED: errno.ESTALE, Cause.DENIED: errno.EACCES, Cause.EXISTS: errno.EEXIST}.get(self.kind, errno.EIO)
@@ -116,6 +126,8 @@ def examine(exc: BaseException, location: Location) -> Failure:
         return Failure(Cause.EXISTS, "exists already; another conversion finished first, or pass --overwrite")
     if type(exc).__name__ == "PreconditionError" or status == 412:
         return Failure(Cause.CHANGED, "changed")
+    if location.scheme in WEB_SCHEMES and (300 <= status < 400 or "redirect without LOCATION" in text):
+        return Failure(Cause.BROKEN, _NO_TARGET)
     if status in _BY_STATUS:
         kind, what = _BY_STATUS[status]
         return Failure(kind, what.format(root=location.root, code=f" {code}" if code else ""))
@@ -132,10 +144,15 @@ def _without_answer(text: str, location: Location) -> Failure:
     """Classify a failure without a status: no credentials, no such host, no connection, a timeout."""
     if "redirect without LOCATION" in text:
         return Failure(Cause.DENIED, "the bucket is in another region; set AWS_REGION to it")
+    plain = _PLAIN_TARGET.search(text)
+    if plain is not None:
+        return Failure(Cause.BROKEN, _TO_PLAIN, redacted(plain.group(1)))
     if any(sign in text for sign in _NO_CREDENTIALS):
         return _without_credentials(location)
-    if any(sign in text for sign in _REDIRECTED):
-        return Failure(Cause.BROKEN, _REDIRECTS)
+    if "builder error" in text or "BadScheme" in text:
+        return Failure(Cause.BROKEN, _BAD_TARGET if location.scheme in WEB_SCHEMES else _BAD_ENDPOINT)
+    if "error following redirect" in text:
+        return Failure(Cause.BROKEN, _CIRCLE)
     if any(sign in text for sign in _PERMANENT_TRANSPORT):
         return Failure(Cause.BROKEN, "no trusted connection (TLS); check the endpoint's scheme and certificate")
     if "dns error" in text or "failed to lookup address" in text or "Name or service not known" in text:
@@ -200,8 +217,6 @@ TIMEOUT_S = 120.0  # without success, after which a request has failed
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 10.0
 NO_ANSWER = "no answer yet"  # the reason of a wait in which nothing has failed
 
-T = TypeVar("T")
-
 
 def pause_s(attempts: int) -> float:
     """Return how many seconds to wait before the next attempt, after so many that failed (0 for the first of them)."""
@@ -229,63 +244,5 @@ def given_up(failure: Failure, location: Location, *, elapsed_s: float, attempts
     """Return the error after the last attempt; one whose cause may pass says how long was tried, and how long at most."""
     if not failure.may_pass:
         return failure.error(location)
-    tried = f"no success in {elapsed_s:.0f} s and {attempts} attempt{'s' * (attempts != 1)}, with {timeout_s:g} s at most"
-    return StorageError(errno.EIO, f"{location}: {tried}: {failure.what}")
-
-
-class Attempts:
-    """The attempts of the calling thread at one piece of work, until nothing has succeeded for too long.
-
-    `location`: what messages name. `timeout_s`: seconds without success after which it has failed. `wait`: what reports
-    failures that go on; None: one of its own.
-    """
-
-    def __init__(self, location: Location, *, timeout_s: float = TIMEOUT_S, wait: Wait | None = None) -> None:
-        self._location = location
-        self._timeout_s = timeout_s
-        self._wait = Wait(str(location), NO_ANSWER) if wait is None else wait
-        self.num_failed, self._last_s = 0, time.monotonic()
-        self._failure: Failure | None = None
-
-    @property
-    def left_s(self) -> float:
-        """Return for how many seconds the next attempt may last."""
-        return max(0.0, self._last_s + self._timeout_s - time.monotonic())
-
-    def succeeded(self) -> None:
-        """Begin to count failures and seconds again, as some of the work is done."""
-        note_reached(self._location)
-        self.num_failed, self._last_s, self._wait = 0, time.monotonic(), Wait(str(self._location), NO_ANSWER)
-        self._failure = None
-
-    def failed(self, failure: Failure) -> None:
-        """Wait until the next attempt is due. Raises MissingDataError or StorageError if there is to be none."""
-        failure = self._failure = told(failure, self._failure)
-        left_s = retry_s(failure, self._location, since_s=self._last_s, timeout_s=self._timeout_s)
-        if not left_s:
-            elapsed_s, tried = time.monotonic() - self._last_s, self.num_failed + 1
-            raise given_up(failure, self._location, elapsed_s=elapsed_s, attempts=tried, timeout_s=self._timeout_s) from None
-        self._wait.reason = failure.what
-        self._wait.report_if_long()
-        time.sleep(min(pause_s(self.num_failed), left_s))
-        self.num_failed += 1
-
-
-def retried(attempt: Callable[[float], T], location: Location, *, timeout_s: float = TIMEOUT_S) -> T:
-    """Return what `attempt` returns, made again as long as its failure may pass, from the calling thread.
-
-    `attempt`: is given the seconds that are left to it, after which it raises TimeoutError. `location`, `timeout_s`: as of
-    `Attempts`. A long wait is reported. Raises MissingDataError and StorageError.
-    """
-    with reported_wait(str(location), NO_ANSWER) as wait:
-        attempts = Attempts(location, timeout_s=timeout_s, wait=wait)
-        while True:
-            try:
-                found = attempt(attempts.left_s)
-            except DatapipeError:  # no client could be opened
-                raise
-            except Exception as exc:
-                attempts.failed(examine(exc, location))
-            else:
-                attempts.succeeded()
-                return found
+    tried = f"no success in {elapsed_s:.0f} s and {counted(attempts, 'attempt')}, with {timeout_s:g} s at most"
+    return StorageError(errno.EIO, f"{failure.place(location)}: {tried}: {failure.what}")

@@ -8,7 +8,8 @@ from urllib.parse import quote, unquote, urlsplit
 
 from datapipe.core.errors import OptionError
 
-SCHEMES = ("s3", "gs", "az", "http", "https", "hf")
+WEB_SCHEMES = ("http", "https", "hf")  # of web servers, which list nothing, and may redirect
+SCHEMES = ("s3", "gs", "az", *WEB_SCHEMES)
 _URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
 
 

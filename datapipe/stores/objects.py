@@ -12,8 +12,9 @@ from typing import Any
 from datapipe.core.errors import DatapipeError, OptionError
 from datapipe.core.printable import listed
 from datapipe.core.waiting import reported_wait
-from datapipe.stores.failures import NO_ANSWER, Attempts, examine, retried
-from datapipe.stores.location import Location
+from datapipe.stores.attempts import Attempts, retried
+from datapipe.stores.failures import NO_ANSWER, examine
+from datapipe.stores.location import WEB_SCHEMES, Location
 from datapipe.stores.opening import open_store
 from datapipe.stores.pending import PendingBytes, RemoteObject
 from datapipe.stores.requests import requests
@@ -88,7 +89,7 @@ def _listed_object(meta: Any, prefix: str) -> ListedObject:
 
 def refuse_unlistable(location: Location) -> None:
     """Raise OptionError where the store cannot list."""
-    if location.scheme in ("http", "https", "hf"):
+    if location.scheme in WEB_SCHEMES:
         raise OptionError(f"{location}: a web server does not list what it has; name the objects, as in train-{{000..099}}.tar")
 
 
@@ -97,7 +98,7 @@ def list_names(location: Location, *, at_most: int = 1000) -> list[str]:
 
     Empty if the store cannot list, as an HTTP server. Raises StorageError if it refuses.
     """
-    if location.scheme in ("http", "https", "hf"):
+    if location.scheme in WEB_SCHEMES:
         return []
     found, prefix = _directly_under(location)
     names = [f"{name.removeprefix(prefix).rstrip('/')}/" for name in found["common_prefixes"]]

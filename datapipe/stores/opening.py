@@ -149,9 +149,14 @@ def _open_az(location: Location, silence_s: float | None, retry_config: Any) -> 
 def _open_http(location: Location, silence_s: float | None, retry_config: Any) -> ObjectStore:
     from obstore.store import HTTPStore
 
-    url, token = http_url(location), os.environ.get("HF_TOKEN")
-    headers = {"Authorization": f"Bearer {token}"} if location.scheme == "hf" and token else None
+    url, headers = web_server(location)
     return HTTPStore.from_url(url, client_options=_client(url, silence_s, headers=headers), retry_config=retry_config)
+
+
+def web_server(location: Location) -> tuple[str, dict[str, str]]:
+    """Return the URL to which keys are relative, and the headers of requests; these are for the host of that URL alone."""
+    token = os.environ.get("HF_TOKEN")
+    return http_url(location), {"Authorization": f"Bearer {token}"} if location.scheme == "hf" and token else {}
 
 
 _OPENERS: dict[str, Callable[[Location, float | None, Any], ObjectStore]] = {

@@ -33,9 +33,11 @@ from datapipe.stores.failures import (
     retry_s,
     told,
 )
+from datapipe.stores.location import WEB_SCHEMES
 from datapipe.stores.opening import open_store
 from datapipe.stores.pending import PendingBytes, RemoteObject
 from datapipe.stores.reachability import note_reached
+from datapipe.stores.redirects import with_target
 from datapipe.stores.settings import Remote
 from datapipe.stores.window import MAX_NBYTES, RequestWindow
 
@@ -209,7 +211,7 @@ class Requests:
         """
         target = pending.object
         store = open_store(target.location)
-        is_own = target.location.scheme not in ("http", "https", "hf")  # whose server the settings name; its answers fit
+        is_own = target.location.scheme not in WEB_SCHEMES  # whose server the settings name; its answers fit
         if is_own and pending.has_checksum and pending.end is not None and target.nbytes >= 0:
             data = bytes(await store.get_range_async(target.location.key, start=pending.start, end=pending.end))
             return _checked(data, pending.nbytes, target.nbytes)
@@ -236,6 +238,7 @@ class Requests:
             now = await self._etag_now(pending.object)
             change = f"etag {pending.object.etag} -> {now or 'gone'}"
             return StorageError(errno.ESTALE, f"{location}: changed since the loader opened it ({change}); open it again")
+        failure = await with_target(failure, location)
         return given_up(failure, location, elapsed_s=elapsed_s, attempts=pending.attempts + 1, timeout_s=timeout_s)
 
     async def _etag_now(self, target: RemoteObject) -> str | None:

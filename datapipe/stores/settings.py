@@ -39,3 +39,12 @@ class Remote:
     @property
     def cache_path(self) -> Path | None:
         return None if self.cache_dir is None else Path(self.cache_dir)
+
+
+def remote_settings(remote: object) -> Remote:
+    """Return what was passed as `remote=`, the defaults for None. Raises OptionError for anything but a `Remote`."""
+    if remote is None:
+        return Remote()
+    if not isinstance(remote, Remote):
+        raise OptionError(f"remote is {remote!r:.60}; pass datapipe.Remote(...), or nothing")
+    return remote

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from datapipe.core.atomic import write_at
 from datapipe.core.errors import DatapipeError, MissingDataError, OptionError, StorageError
 from datapipe.core.regular_files import open_file
-from datapipe.stores.failures import TIMEOUT_S, Attempts, Cause, ChangedError, ShortBodyError, WholeObjectError, examine, retried
+from datapipe.stores.attempts import Attempts, retried
+from datapipe.stores.failures import TIMEOUT_S, Cause, ChangedError, ShortBodyError, WholeObjectError, examine
 from datapipe.stores.location import Location
 from datapipe.stores.objects import ListedObject, next_of, object_facts
 from datapipe.stores.opening import open_store

@@ -165,9 +165,8 @@ class TrainingState:
             _restore(self.loader, saved.loader, path=path, remedy="pass a loader of the kind that it was saved with")
         elif saved.place.batches_done:
             raise StateError(
-                f"{path}: was saved after {counted(saved.place.batches_done, 'batch')} of an epoch, and a loader without"
-                " state_dict and "
-                "load_state_dict cannot resume there; use datapipe.DataLoader"
+                f"{path}: was saved after {counted(saved.place.batches_done, 'batch')} of an epoch, and a loader without "
+                "state_dict and load_state_dict cannot resume there; use datapipe.DataLoader"
             )
 
 

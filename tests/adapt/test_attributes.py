@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import pickle
 import warnings
@@ -205,3 +206,104 @@ def test_torchs_warning_about_too_many_workers_comes_once(monkeypatch: pytest.Mo
         theirs = DataLoader(Numbers(), 4, num_workers=2)
         dp.from_torch(theirs)
     assert ["suggested max number of worker" in str(one.message) for one in heard] == [True]
+
+
+# -- attributes that a script set on torch's loader ----------------------------------------------------
+
+
+class Graphs(DataLoader[Any]):
+    """A subclass with an attribute of its own, as those of other libraries."""
+
+    def __init__(self, *arguments: Any, **others: Any) -> None:
+        self.follow = ["x"]
+        super().__init__(*arguments, **others)
+
+
+def timms(*arguments: Any, **others: Any) -> Any:
+    return pytest.importorskip("timm.data.loader").MultiEpochsDataLoader(*arguments, **others)
+
+
+def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+
+
+RESULTS: dict[str, Any] = {
+    "seen through": lambda root: DataLoader(folder(root), 4),
+    "torch's workers": lambda root: DataLoader(folder(root, torch.clone), 4),
+    "left to torch": lambda root: DataLoader(Numbers(), 4),
+    "rows": lambda root: DataLoader(torch.utils.data.TensorDataset(torch.arange(12)), 4),
+    "single samples": lambda root: DataLoader(Numbers(), None),
+    "a subclass": lambda root: Graphs(Numbers(), 4),
+    "a subclass, seen through": lambda root: Graphs(folder(root), 4),
+    "timm's": lambda root: timms(Numbers(), 4),
+    "timm's, seen through": lambda root: timms(folder(root), 4),
+}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("name", RESULTS)
+def test_attributes_of_a_script_are_carried_over(root: Path, name: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As open_clip's training reads num_batches and num_samples."""
+    theirs = RESULTS[name](root)
+    theirs.num_batches, theirs.num_samples, theirs._note = 3, 12, ["private"]
+    if device == "cuda":
+        fake_gpu(monkeypatch)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ours: Any = dp.from_torch(theirs, device=device)
+    assert isinstance(ours, dp.DataLoader) is ("seen through" in name)
+    assert (ours.num_batches, ours.num_samples, ours._note) == (3, 12, ["private"])
+    if isinstance(theirs, Graphs):
+        assert ours.follow == ["x"]
+    ours.num_batches = 5
+    ours.later, ours._later = "after", "private too"
+    for loader in (ours, pickle.loads(pickle.dumps(ours)), copy.copy(ours)):
+        assert (loader.num_batches, loader.num_samples, loader._note) == (5, 12, ["private"])
+        assert (loader.later, loader._later) == ("after", "private too")
+    assert not hasattr(ours, "never set")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("name", ["seen through", "left to torch"])
+def test_datapipes_own_attributes_stay_and_a_clash_is_named(
+    root: Path, name: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if device == "cuda":
+        fake_gpu(monkeypatch)
+    theirs: Any = RESULTS[name](root)
+    theirs.seed, theirs.set_epoch, theirs._epochs, theirs.num_batches = "mine", "mine", "mine", 3
+    expected: Any = dp.from_torch(RESULTS[name](root), device=device, seed=4)
+    with pytest.warns(UserWarning, match="the attributes? .*'seed'.* that the script set .* has one of that name") as heard:
+        ours: Any = dp.from_torch(theirs, device=device, seed=4)
+    assert "'set_epoch'" in str(heard[0].message)
+    assert heard[0].filename == __file__
+    assert (ours.seed, ours.num_batches) == (expected.seed, 3)
+    assert callable(ours.set_epoch)
+    if device == "cpu":
+        assert len(told(ours)) == len(told(expected))
+    assert theirs.seed == "mine"
+
+
+def test_a_changed_attribute_of_torchs_is_none_of_the_scripts() -> None:
+    theirs = DataLoader(Numbers(), 4)
+    theirs.collate_fn = sum
+    list(theirs)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert told(dp.from_torch(theirs)) == [6, 22, 38]
+
+
+def test_what_is_unchanged_is_the_object_and_on_a_gpu_it_says_what_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs: Any = timms(Numbers(), None)
+    assert dp.from_torch(theirs, device="cpu") is theirs
+    assert "the loader is unchanged, and has no state to save" in str(dp.explain(theirs))
+    fake_gpu(monkeypatch)
+    single = DataLoader(Numbers(), None)
+    before = dict(vars(single))
+    ours: Any = dp.from_torch(single)
+    assert vars(single) == before
+    explained = str(dp.explain(ours))
+    assert "unchanged" not in explained.splitlines()[0]
+    assert "its batches are copied to cuda:0 ahead, and it has no state to save" in explained

@@ -133,8 +133,54 @@ def test_a_webloader_is_what_it_wraps(shards: Path, capsys: pytest.CaptureFixtur
         "WebDataset: datapipe reads its files; its buffered shuffle became one of all samples, which resumes exactly; "
         "batches are made of all shards together, not of the shards of each worker"
     )
-    with pytest.raises(dp.OptionError, match=r"pass torch.utils.data.DataLoader\(dataset, batch_size=None"):
-        dp.from_torch(wds.WebLoader(batches, batch_size=None).shuffle(10))
+
+
+def unseen(shards: Path) -> Any:
+    return classification(shards).map_tuple(lambda image: torch.tensor(image.size), same).batched(4)
+
+
+WEB_LOADERS: dict[str, Any] = {
+    "over a pipeline that is not seen": lambda shards: wds.WebLoader(unseen(shards), batch_size=None),
+    "rebatched": lambda shards: wds.WebLoader(unseen(shards), batch_size=None).unbatched().shuffle(10).batched(5),
+    "rebatched, over a pipeline that could be seen": lambda shards: wds.WebLoader(
+        classification(shards).map_tuple(CENTRE, same).batched(4), batch_size=None
+    ).unbatched().shuffle(10),
+    "with an epoch": lambda shards: wds.WebLoader(unseen(shards), batch_size=None).with_epoch(3),
+    "with a length": lambda shards: wds.WebLoader(unseen(shards), batch_size=None).with_length(3, silent=True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WEB_LOADERS)
+def test_a_webloader_that_is_unchanged_is_the_object(shards: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = WEB_LOADERS[name](shards)
+    theirs.num_batches = 3
+    ours: Any = dp.from_torch(theirs, device="cpu")
+    assert ours is theirs
+    assert ours.num_batches == 3
+    told = str(dp.explain(ours)).splitlines()[0]
+    assert told.endswith("the loader is unchanged, and has no state to save")
+    if name.startswith(("rebatched", "with an epoch")):
+        assert "its WebLoader has stages or epochs of its own" in told
+    if "could be seen" not in name:  # webdataset cannot call datapipe's transforms
+        assert len(list(ours)) == (3 if name == "with an epoch" else len(list(WEB_LOADERS[name](shards))))
+    with pytest.raises(dp.OptionError, match="share_among_ranks=True: "):
+        dp.from_torch(theirs, share_among_ranks=True)
+    with pytest.raises(dp.OptionError, match="on_error='skip'"):
+        dp.from_torch(theirs, on_error="skip")
+    with pytest.raises(dp.OptionError, match=r"cache='x': torch's workers make the samples"):
+        dp.from_torch(theirs, cache="x")
+    for attribute in ("is_available", "device_count", "current_device"):
+        monkeypatch.setattr(torch.cuda, attribute, lambda attribute=attribute: attribute != "current_device")
+    copied: Any = dp.from_torch(WEB_LOADERS[name](shards))
+    assert "its batches are copied to cuda:0 ahead, and it has no state to save" in str(dp.explain(copied))
+
+
+def test_attributes_of_a_webloader_are_carried_over(shards: Path) -> None:
+    theirs = wds.WebLoader(classification(shards).map_tuple(CENTRE, same).batched(4), batch_size=None)
+    theirs.num_batches, theirs.num_samples = 10, NUM_SAMPLES
+    ours: Any = dp.from_torch(theirs)
+    assert isinstance(ours, dp.DataLoader)
+    assert (ours.num_batches, ours.num_samples) == (10, NUM_SAMPLES)
 
 
 def test_ranks_share_a_stream_where_asked(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:

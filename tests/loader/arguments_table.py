@@ -40,7 +40,11 @@ ARGUMENTS: dict[str, Row] = {
     "num_workers": Row(
         Status.HONOURED, "decode threads; by default the cores this process may use (torch: 0); 0: in the caller's thread"
     ),
-    "collate_fn": Row(Status.HONOURED, "called, in a decode thread, with a list of `(image, label)`, the label an int"),
+    "collate_fn": Row(
+        Status.HONOURED,
+        "called with a list of `(image, label)`, the label an int: in a decode thread if it certainly draws no random numbers, "
+        "otherwise in `next()`, [seeded](#a-collate_fn-that-draws)",
+    ),
     "pin_memory": Row(
         Status.HONOURED,
         'images are made in page-locked memory if there is a GPU, for `device="cuda"` always; this needs no extra copy',

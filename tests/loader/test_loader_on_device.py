@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from fake_device import FakeDevice
+from fake_device import FakeDevice, assert_released_at_the_end
 from fixtures import jpeg
 from labelled_scenes import convert_scenes
 
@@ -36,6 +36,10 @@ CASES: dict[str, dict[str, Any]] = {
     "bad samples replaced": {"transform": [*CUT, dp.RandomGrayscale(0.5)], "on_error": "replace", "output": "dict"},
     "a function of the batch": {"transform": CUT, "batch_transform": lambda batch: (batch[0].float().mul(2), batch[1])},
     "in the caller's thread": {"transform": NORMALISED, "num_workers": 0},
+    "a collate_fn that draws": {
+        "transform": CUT,
+        "collate_fn": lambda samples: torch.stack([x for x, _ in samples]) * torch.rand(()),
+    },
     "a collate_fn": {"transform": NORMALISED, "collate_fn": lambda samples: {"x": torch.stack([image for image, _ in samples])}},
 }
 
@@ -158,17 +162,8 @@ def test_every_thread_of_a_loader_enters_the_device(folder: Path, fake: FakeDevi
 def test_a_pass_that_ends_keeps_no_memory_that_the_device_is_done_with(
     folder: Path, fake: FakeDevice, monkeypatch: pytest.MonkeyPatch, backend: Any, num_workers: int, is_closed: bool
 ) -> None:
-    monkeypatch.setattr(fake, "is_done", lambda event: False)
-    iterator = iter(batches(folder, device="cuda", backend=backend, transform=CUT, num_workers=num_workers))
-    for _ in range(2 if is_closed else len(iterator)):
-        next(iterator)
-    assert len(fake.pending) > 0
-    monkeypatch.setattr(fake, "is_done", lambda event: True)
-    if is_closed:
-        iterator.close()
-    else:
-        assert next(iterator, None) is None
-    assert len(fake.pending) == 0
+    loader = batches(folder, device="cuda", backend=backend, transform=CUT, num_workers=num_workers)
+    assert_released_at_the_end(fake, loader, len(loader), monkeypatch, is_closed=is_closed)
 
 
 @pytest.mark.parametrize("operation", [dp.MixUp(num_classes=2), dp.CutMix(num_classes=2)], ids=repr)

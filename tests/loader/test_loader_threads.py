@@ -73,16 +73,17 @@ def test_ctrl_c_while_threads_start_leaves_nothing(folder: Path) -> None:
 @pytest.mark.parametrize("end", ["close", "drop"])
 def test_ctrl_c_while_threads_are_waited_for_is_heard(folder: Path, end: str) -> None:
     """Also where the iterator was dropped: Python ignores what is raised in a finaliser."""
-    is_waiting, is_collating = threading.Event(), threading.Event()
+    is_waiting, is_transforming = threading.Event(), threading.Event()
 
-    def collate(rows: list[Any]) -> int:
-        if rows[0][1]:  # of the second batch, which threads may well come to first
-            is_collating.set()
+    def transform(batch: Any) -> int:
+        _, labels = batch
+        if labels[0]:  # of the second batch, which threads may well come to first
+            is_transforming.set()
             is_waiting.wait(30)
             time.sleep(0.1)
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
             time.sleep(0.1)
-        return len(rows)
+        return len(labels)
 
     def end_pass(iterators: list[dp.BatchIterator]) -> None:
         is_waiting.set()
@@ -93,9 +94,9 @@ def test_ctrl_c_while_threads_are_waited_for_is_heard(folder: Path, end: str) ->
 
     labels = dp.DataLoader(folder).dataset.targets
     batches = [[labels.index(0)], [labels.index(1)]]
-    iterators = [iter(dp.DataLoader(folder, batch_sampler=batches, transform=CROP, num_workers=1, collate_fn=collate))]
+    iterators = [iter(dp.DataLoader(folder, batch_sampler=batches, transform=CROP, num_workers=1, batch_transform=transform))]
     next(iterators[0])
-    assert is_collating.wait(30), "the thread may not have come to the second batch yet"
+    assert is_transforming.wait(30), "the thread may not have come to the second batch yet"
     with pytest.raises(KeyboardInterrupt):
         end_pass(iterators)
     wait_until_no_thread_is_left()
@@ -132,11 +133,11 @@ def test_the_callers_work_is_single_threaded_and_leaves_the_setting(folder: Path
 def test_timeout_raises_in_time(folder: Path) -> None:
     release = threading.Event()
 
-    def slow(samples: list[Any]) -> int:
+    def slow(batch: Any) -> int:
         release.wait(20)
-        return len(samples)
+        return len(batch[1])
 
-    iterator = iter(make(folder, timeout=0.2, collate_fn=slow))
+    iterator = iter(make(folder, timeout=0.2, batch_transform=slow))
     started = time.monotonic()
     try:
         with pytest.raises(dp.LifecycleError, match=r"no batch within timeout=0\.2 s \(step 0\)"):
@@ -152,11 +153,11 @@ def test_timeout_raises_in_time(folder: Path) -> None:
 
 
 def test_timeout_counts_one_batch_not_the_pass(folder: Path) -> None:
-    def slow(samples: list[Any]) -> int:
+    def slow(batch: Any) -> int:
         time.sleep(0.03)
-        return len(samples)
+        return len(batch[1])
 
-    assert sum(make(folder, timeout=5, collate_fn=slow, num_workers=1)) == NUM_SAMPLES
+    assert sum(make(folder, timeout=5, batch_transform=slow, num_workers=1)) == NUM_SAMPLES
 
 
 @pytest.mark.parametrize(("environment", "expected"), [

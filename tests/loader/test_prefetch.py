@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from fake_device import FakeDevice
+from fake_device import FakeDevice, assert_released_at_the_end
 from fixtures import NUM_SAMPLES, make_folder, quick
 from hypothesis import given
 from hypothesis import strategies as st
@@ -88,17 +88,7 @@ def test_every_batch_in_order(seed: int, num: int, depth: int) -> None:
 @pytest.mark.parametrize("is_closed", [False, True], ids=["at its end", "closed"])
 def test_a_pass_that_ends_keeps_no_memory_that_the_device_is_done_with(monkeypatch: pytest.MonkeyPatch, is_closed: bool) -> None:
     fake = FakeDevice()
-    monkeypatch.setattr(fake, "is_done", lambda event: False)
-    iterator = iter(on_fake(numbered(4), fake))
-    for _ in range(2 if is_closed else 4):
-        next(iterator)
-    assert len(fake.pending) > 0
-    monkeypatch.setattr(fake, "is_done", lambda event: True)
-    if is_closed:
-        iterator.close()
-    else:
-        assert next(iterator, None) is None
-    assert len(fake.pending) == 0
+    assert_released_at_the_end(fake, on_fake(numbered(4), fake), 4, monkeypatch, is_closed=is_closed)
 
 
 def test_torchs_dataloader() -> None:

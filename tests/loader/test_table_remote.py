@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,10 @@ from stand_in_stores import BUCKET, moto_store, needs_moto, upload
 from table_values import table_of, write_table
 
 import datapipe as dp
+from datapipe.stores.failures import TIMEOUT_S
+from datapipe.stores.requests import apply_settings, requests
+from datapipe.stores.settings import Remote
+from datapipe.stores.window import MAX_REQUESTS
 
 pytestmark = [pytest.mark.slow, needs_moto]
 URL = f"s3://{BUCKET}/table"
@@ -42,6 +47,7 @@ def server(table: Path) -> Iterator[FaultyStore]:
 def store(server: FaultyStore) -> Iterator[FaultyStore]:
     yield server
     server.weather.faults.clear()
+    apply_settings(Remote())
 
 
 def rows_of(loader: dp.TableLoader) -> list[list[int]]:
@@ -87,15 +93,54 @@ def test_a_bad_network_changes_nothing(store: FaultyStore, table: Path) -> None:
     assert sum(fault.done for fault in store.weather.faults) > 10
 
 
-def test_a_store_that_stays_away_is_an_error_under_every_policy(store: FaultyStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    from datapipe.stores.requests import requests
-
-    loader = dp.TableLoader(URL, **OPTIONS, on_error="skip")
-    monkeypatch.setattr(requests(), "timeout_s", 0.3)
+def test_a_store_that_stays_away_is_an_error_under_every_policy(store: FaultyStore) -> None:
+    loader = dp.TableLoader(URL, **OPTIONS, on_error="skip", remote=dp.Remote(timeout_s=0.5))
     store.weather.faults = [PlantedFault("status", status=503, path=".parquet")]
-    with pytest.raises(dp.StorageError, match="no success in"):
+    with pytest.raises(dp.StorageError, match=r"no success in \d s and \d+ attempts, with 0.5 s at most"):
         rows_of(loader)
     assert loader.bad_samples == []
+
+
+def test_settings_of_requests_hold_for_the_opening(store: FaultyStore) -> None:
+    store.weather.faults = [PlantedFault("status", status=503, path=".parquet")]
+    with pytest.raises(dp.StorageError, match=r"attempts, with 0.5 s at most"):
+        dp.TableLoader([f"{URL}/part-a.parquet"], **OPTIONS, remote=dp.Remote(timeout_s=0.5))
+
+
+@pytest.mark.parametrize("is_pickled", [False, True])
+def test_settings_of_requests_hold_for_each_pass(store: FaultyStore, table: Path, is_pickled: bool) -> None:
+    """Also where another loader had its own in the meantime."""
+    loader = dp.TableLoader(URL, **OPTIONS, remote=dp.Remote(requests=3, timeout_s=60))
+    if is_pickled:
+        loader = pickle.loads(pickle.dumps(loader))
+    expected = rows_of(dp.TableLoader(table, **OPTIONS))
+    dp.TableLoader(URL, **OPTIONS)
+    assert (requests().window.most, requests().timeout_s) == (MAX_REQUESTS, TIMEOUT_S)
+    assert rows_of(loader) == expected
+    assert (requests().window.most, requests().timeout_s) == (3, 60)
+    dp.TableLoader(table, **OPTIONS, remote=dp.Remote(requests=5, cache_dir="/no/such"))  # of local files it changes nothing
+    assert requests().window.most == 3
+
+
+def test_a_cache_of_shards_is_refused(store: FaultyStore, tmp_path: Path) -> None:
+    for source in (URL, [f"{URL}/part-a.parquet"]):
+        with pytest.raises(dp.OptionError, match=r"keeps shards of images, and this is a table; .* pass cache='disk'"):
+            dp.TableLoader(source, **OPTIONS, remote=dp.Remote(cache_dir=tmp_path))
+
+
+def test_the_cache_of_rows_takes_its_place(store: FaultyStore, table: Path, tmp_path: Path) -> None:
+    here = dp.TableLoader(table, **OPTIONS, cache=tmp_path / "here")
+    there = dp.TableLoader(URL, **OPTIONS, cache=tmp_path / "there")
+    assert rows_of(there) == rows_of(here)
+    before = store.num_requests
+    assert rows_of(there) == rows_of(here)
+    assert store.num_requests == before
+
+
+@pytest.mark.parametrize("remote", [{"timeout_s": 1}, 5, "s3"])
+def test_settings_of_another_type_are_refused(remote: Any, table: Path) -> None:
+    with pytest.raises(dp.OptionError, match=r"remote is .*; pass datapipe\.Remote"):
+        dp.TableLoader(table, **OPTIONS, remote=remote)
 
 
 def test_a_file_replaced_since_the_table_was_opened(store: FaultyStore, table: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 import datapipe as dp
 from datapipe.stores import failures
+from datapipe.stores.attempts import retried
 from datapipe.stores.failures import ShortBodyError
 from datapipe.stores.location import parse_location
 
@@ -29,7 +30,7 @@ def failing(times: int, error: Exception) -> list[int]:
             raise error
         return "done"
 
-    assert failures.retried(attempt, PLACE) == "done"
+    assert retried(attempt, PLACE) == "done"
     return left
 
 
@@ -55,5 +56,5 @@ def test_it_ends_after_a_while_without_success(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(
         dp.StorageError, match=r"s3://b/x: no success in 0 s and \d+ attempts, with 0.05 s at most: the answer was cut"
     ):
-        failures.retried(attempt, PLACE, timeout_s=0.05)
+        retried(attempt, PLACE, timeout_s=0.05)
     assert attempts > 1

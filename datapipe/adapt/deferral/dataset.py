@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
@@ -17,10 +18,11 @@ from datapipe.adapt.deferral.blocks import COUNTED_BY_ASKING, Block, holds_its_t
 from datapipe.adapt.deferral.encoded_rows import blocks_of
 from datapipe.adapt.deferral.engine import Engine, Wanted
 from datapipe.adapt.deferral.recorder import Fetch, PendingPixels, place_of, recording
-from datapipe.adapt.deferral.reports import FetchReport, OperationCount, leave_report
-from datapipe.adapt.deferral.requests import BatchRequest, random_state_kept, reseed
+from datapipe.adapt.deferral.reports import FetchReport, OperationCount, Stopwatch, leave_report
+from datapipe.adapt.deferral.requests import BatchRequest, leave_collation_seed
 from datapipe.loader.options import OnError
 from datapipe.loader.policy import MAX_ATTEMPTS
+from datapipe.loader.random_state import random_state_kept, reseed
 from datapipe.order.draws import key64
 
 _HELD_BY_US = 2 + COUNTED_BY_ASKING  # references to a tensor that is still wanted: its holder's, the loop's name
@@ -55,6 +57,11 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
         make = functools.partial(DeferringDataset, defers=self.defers, on_error=self.on_error, encodes=self.encodes)
         return make, (self.dataset,), {"stacks": self.stacks}
 
+    @property
+    def may_leave_out(self) -> bool:
+        """Whether requests may say that nothing is recorded."""
+        return self.defers and not self.encodes
+
     def __len__(self) -> int:
         return len(self.dataset)
 
@@ -68,27 +75,36 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
 
     def __getitems__(self, request: Any) -> Any:
         """Return the samples of a batch. Raises what the user's code raises, as without deferral."""
-        if not isinstance(request, BatchRequest):
-            request = BatchRequest(request, None)
+        request = BatchRequest.of(request)
+        leave_collation_seed(request.collation_seed)
         if request.seeds is None or torch.utils.data.get_worker_info() is not None:
             return self._fetch(request)
         with random_state_kept():
             return self._fetch(request)
 
     def _fetch(self, request: BatchRequest) -> Any:
+        began = time.thread_time()
         calls = self._calls(request)
-        defers = self.defers and pillow_seams.is_available()
-        self._num_fetches += defers
-        if not defers:
+        if not self.defers or not pillow_seams.is_available():
             made = [self._plainly(call) for call in calls]
             leave_report(FetchReport((), len(calls), bad=_bad_among(made)))
             return self._settled(made, calls)
         pillow_seams.install()
         torchvision_seams.install()
         tensors.install()
-        if self._engine is None or self._process != os.getpid():
-            self._engine, self._process = Engine(), os.getpid()
-        engine = self._engine
+        if self._process != os.getpid():
+            self._engine, self._process, self._num_fetches = None, os.getpid(), 0
+        num = len(request) if isinstance(request.keys, Sized) else 1
+        if not request.is_recorded:
+            watched = Fetch(is_plain=True)
+            made = [self._watched(call, watched, number) for number, call in enumerate(calls)]
+            if watched.is_exact:
+                stopwatch = Stopwatch(began, is_plain=True, is_exact=True, is_warm=self._num_fetches > 0)
+                self._num_fetches += 1
+                leave_report(FetchReport((), num, bad=_bad_among(made), stopwatch=stopwatch))
+                return self._settled(made, calls)
+        is_warm, self._num_fetches = self._num_fetches > 0, self._num_fetches + 1
+        engine = self._engine = self._engine or Engine()
         fetch = Fetch(notes_sites=self._num_fetches <= _FETCHES_WITH_SITES, engine=engine)
         fetch.mode = tensors.TensorMode(fetch)
         made = []
@@ -111,11 +127,20 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
                 block.ids.clear()  # ids of freed tensors are reused; the rows stay where they are
         for number in again:
             made[number] = self._plainly(calls[number])
-        num = len(request) if isinstance(request.keys, Sized) else 1
         make_again = functools.partial(self.__getitems__, request.with_values()) if encoded else None
         counts = (*_counts(engine, fetch, len(again)), *self._counts_of_failures(num))
-        leave_report(FetchReport(counts, num, blocks, _bad_among(made), make_again))
+        stopwatch = Stopwatch(began, is_plain=False, is_exact=fetch.is_exact, is_warm=is_warm)
+        leave_report(FetchReport(counts, num, blocks, _bad_among(made), make_again, stopwatch))
         return self._settled(made, calls)
+
+    def _watched(self, call: _Call, watched: Fetch, number: int) -> Any:
+        """The sample without deferral, and in `watched` whether it would have other values with it."""
+        watched.begin_sample(number)
+        with recording(watched):
+            made = self._plainly(call)
+        torchvision_seams.install()
+        watched.end_sample()
+        return made
 
     def _plainly(self, call: _Call) -> Any:
         """The sample without deferral; a `_Bad` for one that raises and is not to."""

@@ -9,18 +9,15 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from PIL import Image
 
 from datapipe.adapt.deferral import execution
-from datapipe.adapt.deferral.families import EXACT, FAST, PILLOW, Family, KnownUses, OpenUses, Scratch, Way
+from datapipe.adapt.deferral.families import EXACT, FAST, PILLOW, Decoding, Family, KnownUses, OpenUses, Scratch, Way
 from datapipe.adapt.deferral.graph import JpegSource, Node, Step, chain_of, signature_of
 from datapipe.adapt.deferral.recorder import recording
 from datapipe.adapt.deferral.reports import OperationCount
 from datapipe.adapt.deferral.rules import AMPLIFIED, NOT_BEGUN, RARE, reason_against, reason_against_decoding
-from datapipe.codecs import decode
 from datapipe.core.errors import DecodeError
 
 UNDECODABLE = (DecodeError, OSError, SyntaxError, ValueError)  # what executing a chain raises for bytes that are bad
@@ -45,11 +42,10 @@ class Engine:
     sent: dict[Hashable, list[int]] = field(default_factory=dict)  # the samples of chains left to DALI, by signature
     made_here: dict[Hashable, str] = field(default_factory=dict)  # why chains were executed here instead, by signature
     _lines: dict[Hashable, str] = field(default_factory=dict)  # the operations as `explain` shows them, by signature
-    _open: dict[tuple[int, int], tuple[Family, OpenUses]] = field(
-        default_factory=dict
-    )  # of this sample, by ids of source and way
+    # of this sample, by ids of source and way
+    _open: dict[tuple[int, int], tuple[Family, OpenUses]] = field(default_factory=dict)
     _decodes_whole: bool = False  # at the first look at an image, as samples look at theirs more than once
-    _decoding: Decoding = field(default_factory=lambda: Decoding())
+    _decoding: Decoding = field(default_factory=Decoding)
     _scratch: Scratch = field(default_factory=Scratch)
 
     def reason_on(self, source: JpegSource, steps: list[Step]) -> str | None:
@@ -152,22 +148,6 @@ class Engine:
         for signature, samples in sent.items():
             found.append(OperationCount(f"{self._lines[signature]}, by DALI", None, len(samples), len(set(samples))))
         return found
-
-
-class Decoding:
-    """The decoder of an engine, opened at its first use; see `families.Decoding`."""
-
-    def __init__(self) -> None:
-        self.latest: NDArray[np.uint8] | None = None
-        self._decoder: decode.Decoder | None = None
-
-    def __call__(self, source: JpegSource, region: list[int]) -> NDArray[np.uint8]:
-        """Return (h, w, 3) of a region. Raises DecodeError."""
-        if self._decoder is None:
-            self._decoder = decode.open_decoder()
-        self.latest = None  # its memory is written to, also by a call that fails
-        self.latest = self._decoder(source.data, source.header, region)
-        return self.latest
 
 
 def _is_image(node: Node) -> bool:

@@ -18,16 +18,24 @@ from PIL import Image
 from datapipe.adapt.deferral.execution import as_batch, by_engine, by_pillow, planes_of
 from datapipe.adapt.deferral.graph import Front, JpegSource, Node, Step, chain_of, fold
 from datapipe.adapt.deferral.pillow_seams import replay
+from datapipe.codecs import decode
 from datapipe.transforms.execute import RESIZES, cut, refuse_large
 
 
-class Decoding(Protocol):
-    """A decoder for one thread. Each call overwrites what the one before returned."""
+class Decoding:
+    """A decoder for one thread, opened at its first use. Each call overwrites what the one before returned."""
 
-    latest: NDArray[np.uint8] | None  # what the latest call returned
+    def __init__(self) -> None:
+        self.latest: NDArray[np.uint8] | None = None  # what the latest call returned
+        self._decoder: decode.Decoder | None = None
 
     def __call__(self, source: JpegSource, region: list[int]) -> NDArray[np.uint8]:
         """Return (h, w, 3) of a region. Raises DecodeError."""
+        if self._decoder is None:
+            self._decoder = decode.open_decoder()
+        self.latest = None  # its memory is written to, also by a call that fails
+        self.latest = self._decoder(source.data, source.header, region)
+        return self.latest
 
 
 class Way(NamedTuple):
@@ -43,7 +51,7 @@ PILLOW = Way(lambda source, steps: None, by_pillow)  # which decodes too
 
 
 class Uses(Protocol):
-    """What is known about the uses of a family's nodes."""
+    """Decides which pixels of a family to keep, and for how long."""
 
     def keeps(self, node: Node) -> bool:
         """Return whether the pixels of a node are kept once they are made."""
@@ -61,8 +69,8 @@ class Uses(Protocol):
 class Family:
     """The images of one source in one way. For one thread."""
 
-    def __init__(self, source: JpegSource, way: Way, decode: Decoding, uses: Uses) -> None:
-        self.source, self.way, self._decode, self._uses = source, way, decode, uses
+    def __init__(self, source: JpegSource, way: Way, decoding: Decoding, uses: Uses) -> None:
+        self.source, self.way, self._decode, self._uses = source, way, decoding, uses
         self._kept: dict[int, tuple[Node, Image.Image]] = {}  # by id of the node, which is kept too so that no other gets its id
         self._region: list[int] = []
         self._pixels: NDArray[np.uint8] | None = None  # of the region

@@ -19,7 +19,7 @@ import numpy as np
 from PIL import Image, ImageFile, ImageFilter, JpegImagePlugin
 
 from datapipe.adapt.deferral.graph import JpegSource, Node, Step, chain_of, is_whole
-from datapipe.adapt.deferral.recorder import Fetch, call_site, current, recording
+from datapipe.adapt.deferral.recorder import APPROXIMATED, Fetch, call_site, current, recording
 from datapipe.codecs.probe import probe
 from datapipe.core.errors import DecodeError
 
@@ -101,6 +101,8 @@ def install() -> None:
 def _pixels(original: Callable[[Image.Image], Any], image: Image.Image) -> Any:
     if deferred_of(image) is not None:
         materialise(image)
+    elif (fetch := current()) is not None:
+        fetch.traced.pop(id(image), None)  # its pixels would have been made at once, by Pillow's methods
     return original(image)
 
 
@@ -214,6 +216,8 @@ def recording_method(original: Callable[..., Any], plan: Planner) -> Callable[..
         fetch = current()
         if fetch is None or not isinstance(self, Image.Image):
             return original(self, *args, **kwargs)
+        if fetch.is_plain:
+            return _watched(self, fetch, original, *args, **kwargs)
         parent = node_of(self, fetch)
         if parent is None:
             return original(self, *args, **kwargs)
@@ -227,13 +231,37 @@ def recording_method(original: Callable[..., Any], plan: Planner) -> Callable[..
     return method
 
 
+def is_watched(image: Image.Image, fetch: Fetch) -> bool | None:
+    """Return, in a plain fetch, whether the pixels of an image would be approximated; None: it would not be recorded."""
+    reference, is_approximated = fetch.traced.get(id(image), (None, False))
+    if reference is not None and reference() is image:
+        return is_approximated
+    if image._im is not None or type(image) is not JpegImagePlugin.JpegImageFile:
+        return None
+    fetch.trace(image, is_approximated=False)
+    return False
+
+
+def _watched(image: Image.Image, fetch: Fetch, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    is_approximated = is_watched(image, fetch)
+    with recording(None):
+        made = original(image, *args, **kwargs)
+    if is_approximated is not None and isinstance(made, Image.Image):
+        fetch.trace(made, is_approximated=is_approximated or original.__name__ in APPROXIMATED)
+    return made
+
+
 def _lazy_load(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def load(self: Image.Image) -> Any:
         fetch = current()
-        if fetch is not None and (self._im is None or deferred_of(self) is not None) and node_of(self, fetch) is not None:
-            return DeferredPixels(self)
-        return original(self)
+        if fetch is not None and fetch.is_plain:
+            is_watched(self, fetch)
+            with recording(None):
+                return original(self)
+        if fetch is None or not (self._im is None or deferred_of(self) is not None):
+            return original(self)
+        return original(self) if node_of(self, fetch) is None else DeferredPixels(self)
 
     return load
 

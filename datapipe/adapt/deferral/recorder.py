@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from datapipe.adapt.deferral.graph import Node, Step
+from datapipe.adapt.deferral.graph import Node, Step, chain_of
 
 
 @dataclass(slots=True)
@@ -43,6 +43,7 @@ class Fetch:
     """The images and tensors that the samples of one fetch recorded, and the state of the sample that runs now."""
 
     notes_sites: bool = False  # whether steps record their call sites
+    is_plain: bool = False  # whether nothing is recorded, only whether recording would have given the same pixels
     images: list[weakref.ref[Any]] = field(default_factory=list)  # those that still have no pixels hold a `Deferred`
     tensors: dict[int, tuple[torch.Tensor, PendingPixels]] = field(default_factory=dict)  # by id(tensor)
     sample: int = 0
@@ -54,6 +55,8 @@ class Fetch:
     has_shared_tensors: bool = False  # whether somebody besides a sample may hold its tensors, until their values are there
     has_recorded: bool = False  # in the sample that runs now
     has_recorded_tensors: bool = False  # in the sample that runs now
+    is_exact: bool = True  # whether no sample so far has values that depend on whether it was recorded
+    traced: dict[int, tuple[weakref.ref[Any], bool]] = field(default_factory=dict)  # see `trace`
     has_failed: bool = False  # in the sample that runs now: bytes turned out bad where the user's code did not expect it
     materialised: dict[tuple[str, str | None, str], list[int]] = field(
         default_factory=dict
@@ -68,8 +71,19 @@ class Fetch:
     def end_sample(self) -> None:
         """Forget the sample's images that nobody holds, and what was made during it."""
         self.holders.clear()
-        self.engine.end_sample()
-        self.images[self.num_images :] = [image for image in self.images[self.num_images :] if image() is not None]
+        if self.engine is not None:
+            self.engine.end_sample()
+        kept = [image for reference in self.images[self.num_images :] if (image := reference()) is not None]
+        self.images[self.num_images :] = map(weakref.ref, kept)
+        if any(approximates(image._im.node) for image in kept if hasattr(image._im, "node")):
+            self.is_exact = False
+        if any(is_approximated and image() is not None for image, is_approximated in self.traced.values()):
+            self.is_exact = False
+        self.traced.clear()
+
+    def trace(self, image: Any, *, is_approximated: bool) -> None:
+        """Note, in a plain fetch, an image that would have been recorded, and whether its pixels would be approximated."""
+        self.traced[id(image)] = weakref.ref(image), is_approximated
 
     def is_held(self, node: Node) -> bool:
         """Return whether the sample's code holds the image of a node, without pixels yet."""
@@ -89,6 +103,15 @@ class Fetch:
 
     def _note(self, what: str, reason: str | None, needed_by: str) -> None:
         self.materialised.setdefault((what, reason, needed_by), []).append(self.sample)
+
+
+# Operations that the engine may carry out otherwise than Pillow does.
+APPROXIMATED = frozenset(["resize", "filter", "gaussian_blur", "adjust_hue"])
+
+
+def approximates(node: Node) -> bool:
+    """Return whether an image's chain has such an operation."""
+    return any(step.name in APPROXIMATED for step in chain_of(node)[1])
 
 
 class _LocalFetch(threading.local):

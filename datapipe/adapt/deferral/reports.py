@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +13,7 @@ from typing import Any, NamedTuple
 import torch.utils.data
 
 from datapipe.adapt.deferral.blocks import Block, collate_blocks
+from datapipe.adapt.deferral.paying import Cost, Paying
 from datapipe.core.printable import counted
 from datapipe.loader.policy import BadSample, BadSampleLog
 
@@ -39,12 +42,27 @@ class Delivered:
     operations: tuple[OperationCount, ...]
     num_samples: int
     bad: tuple[tuple[str, str], ...] = ()  # (sample, reason) of those that raised
+    cost: Cost | None = None
 
     def pin_memory(self, device: str | None = None) -> Delivered:
         """Return the same with the batch in pinned memory; torch's pinning calls this on objects of unknown types."""
         from torch.utils.data._utils.pin_memory import pin_memory
 
-        return Delivered(pin_memory(self.batch, device), self.operations, self.num_samples, self.bad)  # type: ignore[no-untyped-call]
+        return dataclasses.replace(self, batch=pin_memory(self.batch, device))  # type: ignore[no-untyped-call]
+
+
+class Stopwatch(NamedTuple):
+    """The CPU time of the thread that makes a batch, from the beginning of its fetch."""
+
+    began: float
+    is_plain: bool
+    is_exact: bool
+    is_warm: bool
+
+    def stop(self, num_samples: int) -> Cost:
+        """Return the cost until now."""
+        seconds = time.thread_time() - self.began if self.is_warm else None
+        return Cost(self.is_plain, self.is_exact, num_samples, seconds)
 
 
 class FetchReport(NamedTuple):
@@ -55,6 +73,7 @@ class FetchReport(NamedTuple):
     blocks: Sequence[Block] = ()
     bad: tuple[tuple[str, str], ...] = ()
     make_again: Callable[[], Any] | None = None  # returns the samples with values, if some have none because blocks need none
+    stopwatch: Stopwatch | None = None
 
 
 class _LocalReport(threading.local):
@@ -89,7 +108,8 @@ class DeliveringCollate:
                 is_made = False
             if not is_made:
                 return self(report.make_again())
-        return Delivered(batch, report.operations, report.num_samples, report.bad)
+        cost = None if report.stopwatch is None else report.stopwatch.stop(report.num_samples)
+        return Delivered(batch, report.operations, report.num_samples, report.bad, cost)
 
 
 @dataclass(slots=True)
@@ -101,14 +121,18 @@ class Tally:
     counts: dict[tuple[str, str | None], OperationCount] = field(default_factory=dict)
     bad: BadSampleLog = field(default_factory=BadSampleLog)
     has_warned: bool = False
+    paying: Paying = field(default_factory=Paying)
 
     def take(self, delivered: Delivered, *, epoch: int, step: int) -> Any:
         """Add the report that came with a batch, and return the batch. Warns once of trials of the engine that failed."""
         for where, raised in delivered.bad:
             self.bad.add(BadSample(epoch, step, -1, where, raised))
-        if epoch != self.epoch:
-            self.epoch, self.num_samples, self.counts = epoch, 0, {}
-        self.num_samples += delivered.num_samples
+        if delivered.cost is not None:
+            self.paying.take(delivered.cost)
+        if delivered.cost is None or not delivered.cost.is_plain:
+            if epoch != self.epoch:
+                self.epoch, self.num_samples, self.counts = epoch, 0, {}
+            self.num_samples += delivered.num_samples
         for one in delivered.operations:
             there = self.counts.get(one[:2])
             if there is not None:
@@ -134,8 +158,8 @@ class Tally:
             return ["nothing seen yet: operations are listed once batches have come"]
         ranked = sorted(self.counts.values(), key=lambda one: -one.num)
         if not ranked:
-            return ["its samples hold no JPEG images that Pillow opened inside __getitem__"]
-        lines = [f"in {counted(self.num_samples, 'sample')} of the latest pass, epoch {self.epoch}:"]
+            return [*self.paying.lines(), "its samples hold no JPEG images that Pillow opened inside __getitem__"]
+        lines = [*self.paying.lines(), f"in {counted(self.num_samples, 'sample')} that were recorded in epoch {self.epoch}:"]
         for one in ranked[:most]:
             several = f", {one.num / one.num_samples:.3g} in each" if one.num > one.num_samples else ""
             by, why = ("", "") if one.reason is None else (", by Pillow", f" ({one.reason})")

@@ -1,23 +1,21 @@
-"""Requests for the samples of a batch, and the random state in which each sample is made.
-
-That is the state of torch's default generator, Python's `random` and numpy's.
-"""
+"""Requests for the samples of a batch, with the seeds of the random states in which they are made and collated."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import random
-from collections.abc import Iterator, Sequence, Sized
+import threading
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
+import torch.utils.data
 from numpy.typing import NDArray
 
+from datapipe.loader.random_state import collation_seed, random_state_kept, reseed
 from datapipe.order.draws import apart, key64, mix64
-from datapipe.order.plan import Picks
+from datapipe.order.plan import Picks, Rank
 
 _PLACES = 1 << 24  # of a batch; separates the samples of a sampler's batches
 _SAMPLES = 0x5EED  # separates these draws from those of operations, whose numbers are small
@@ -30,27 +28,45 @@ class BatchRequest:
     keys: Any
     seeds: Sequence[int] | None
     may_be_encoded: bool = True  # whether images may be left to DALI, where the dataset does that
+    is_recorded: bool = True  # whether images may be deferred, where the dataset does that
+    collation_seed: int | None = None  # of the user's collate_fn; None: leave the random state alone
 
     def __len__(self) -> int:
         return len(self.keys)
+
+    @classmethod
+    def of(cls, key: Any) -> BatchRequest:
+        """Return the request that a key stands for: itself, or bare keys."""
+        return key if isinstance(key, BatchRequest) else cls(key, None)
+
+    def without_recording(self) -> BatchRequest:
+        """Return the request for the same samples, made by the user's code alone."""
+        return dataclasses.replace(self, is_recorded=False)
 
     def with_values(self) -> BatchRequest:
         """Return the request for the same samples with no image left to DALI."""
         return dataclasses.replace(self, may_be_encoded=False)
 
 
-def request_of_picks(picks: Picks, seed: int) -> BatchRequest:
-    """Return the request for a batch of positions; a sample's seed depends on its position and occurrence."""
+def request_of_picks(picks: Picks, seed: int, rank: Rank, keys: Any = None) -> BatchRequest:
+    """Return the request for a batch of positions; a sample's seed depends on its position and occurrence.
+
+    `keys`: those of the samples in the dataset; None: their positions.
+    """
+    epoch = picks.after.epoch
     return BatchRequest(
-        picks.positions.tolist(), sample_seeds(seed, picks.after.epoch, apart(picks.positions, picks.occurrences))
+        picks.positions.tolist() if keys is None else keys,
+        sample_seeds(seed, epoch, apart(picks.positions, picks.occurrences)),
+        collation_seed=collation_seed(seed, epoch, picks.step, rank),
     )
 
 
-def request_of_keys(keys: Any, seed: int, epoch: int, step: int, rank: int) -> BatchRequest:
+def request_of_keys(keys: Any, seed: int, epoch: int, step: int, rank: Rank) -> BatchRequest:
     """Return the request for a batch that a batch sampler gave; a sample's seed depends on its place in the epoch."""
     num = len(keys) if isinstance(keys, Sized) else 1
     places = np.arange(num, dtype=np.int64) + step * _PLACES
-    return BatchRequest(keys, sample_seeds(seed ^ rank << 32, epoch, places))
+    seeds = sample_seeds(seed ^ rank.rank << 32, epoch, places)
+    return BatchRequest(keys, seeds, collation_seed=collation_seed(seed, epoch, step, rank))
 
 
 def sample_seeds(seed: int, epoch: int, keys: NDArray[np.int64]) -> list[int]:
@@ -59,20 +75,29 @@ def sample_seeds(seed: int, epoch: int, keys: NDArray[np.int64]) -> list[int]:
     return (words >> np.uint64(1)).tolist()  # type: ignore[no-any-return]
 
 
-def reseed(seed: int) -> None:
-    """Seed torch's default CPU generator, `random` and numpy's global state."""
-    torch.default_generator.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed & 0xFFFFFFFF)
+class _Local(threading.local):
+    seed: int | None = None
 
 
-@contextlib.contextmanager
-def random_state_kept() -> Iterator[None]:
-    """Restore the three states afterwards, for samples that are made in the training process."""
-    states = torch.default_generator.get_state(), random.getstate(), np.random.get_state()
-    try:
-        yield
-    finally:
-        torch.default_generator.set_state(states[0])
-        random.setstate(states[1])
-        np.random.set_state(states[2])
+_of_last_fetch = _Local()
+
+
+def leave_collation_seed(seed: int | None) -> None:
+    """Leave the seed of a batch, None if it has none, for the collation that follows in the same thread."""
+    _of_last_fetch.seed = seed
+
+
+@dataclass(frozen=True, slots=True)
+class SeededCollate:
+    """The user's `collate_fn`, called in the random state of its batch; in the training process that is restored afterwards."""
+
+    collate_fn: Callable[[Any], Any]
+
+    def __call__(self, samples: Any) -> Any:
+        seed, _of_last_fetch.seed = _of_last_fetch.seed, None
+        if seed is None:
+            return self.collate_fn(samples)
+        is_in_worker = torch.utils.data.get_worker_info() is not None
+        with contextlib.nullcontext() if is_in_worker else random_state_kept():
+            reseed(seed)
+            return self.collate_fn(samples)

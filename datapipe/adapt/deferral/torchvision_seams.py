@@ -18,8 +18,8 @@ from PIL import Image
 
 from datapipe.adapt.deferral import tensors
 from datapipe.adapt.deferral.graph import Step
-from datapipe.adapt.deferral.pillow_seams import PILLOW_STEPS, Planned, node_of, recording_method
-from datapipe.adapt.deferral.recorder import Fetch, PendingPixels, current, site_now
+from datapipe.adapt.deferral.pillow_seams import PILLOW_STEPS, Planned, is_watched, node_of, recording_method
+from datapipe.adapt.deferral.recorder import Fetch, PendingPixels, approximates, current, recording, site_now
 from datapipe.adapt.deferral.tensor_operations import Derived, as_float, bordered, calculated, padded, resized, sides_of
 
 _FUNCTIONAL = "torchvision.transforms.functional"
@@ -148,6 +148,12 @@ def _recording_function(name: str, original: Callable[..., Any]) -> Callable[...
     @functools.wraps(original)
     def function(*args: Any, **kwargs: Any) -> Any:
         fetch = current()
+        if fetch is not None and fetch.is_plain:
+            image = next(iter((*args, *kwargs.values())), None)
+            if isinstance(image, Image.Image) and is_watched(image, fetch):
+                fetch.is_exact = False
+            with recording(None):
+                return original(*args, **kwargs)
         recorded = None if fetch is None or not _can_record(fetch) else record(name, fetch, *args, **kwargs)
         return original(*args, **kwargs) if recorded is None else recorded
 
@@ -168,6 +174,7 @@ def _to_tensor(name: str, fetch: Fetch, *args: Any, **kwargs: Any) -> torch.Tens
     parent = node_of(image, fetch)
     if parent is None or image.mode not in ("RGB", "L"):
         return None
+    fetch.is_exact = fetch.is_exact and not approximates(parent)
     step = Step(parent, name, (), "tensor", image.size, (image.mode, None), site_now())
     channels, (width, height) = 3 if image.mode == "RGB" else 1, image.size
     strides = None if scales and channels == 3 else (1, width * channels, channels)

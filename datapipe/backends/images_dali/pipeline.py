@@ -157,8 +157,8 @@ _engine_locks: defaultdict[int | None, threading.Lock] = defaultdict(threading.L
 def _copied(images: Any, stream: torch.cuda.Stream) -> torch.Tensor:
     """Return a copy of DALI's uint8 tensor in torch's memory, complete for work queued on `stream`. Does not wait.
 
-    A tensor shared by DLPack would save the copy. But DALI calls cudaDeviceSynchronize before it
-    takes such memory back: that holds up every stream, and is refused while a CUDA graph is captured (NVIDIA/DALI#6259).
+    A tensor shared by DLPack would save the copy. But DALI calls cudaDeviceSynchronize before it takes such memory back: that
+    holds up every stream, and is refused while a CUDA graph is captured (NVIDIA/DALI#6259).
     """
     with torch.cuda.device(stream.device), torch.cuda.stream(stream):  # torch reuses the memory in this stream's order
         pixels = torch.empty(images.shape(), dtype=torch.uint8, device=stream.device)

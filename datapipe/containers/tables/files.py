@@ -214,7 +214,7 @@ def _scan_remote(url: str) -> _Scanned:
 
 
 def _described(file: TableFile, opened: pq.ParquetFile, data: ByteSource) -> _Scanned:
-    """What the footer of a Parquet file says. Raises DamagedError if it cannot have that many rows."""
+    """Return what the footer of a Parquet file says. Raises DamagedError if it cannot have that many rows."""
     columns, metadata = columns_of(opened.schema_arrow, file.path), opened.metadata
     rows = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
     check_parquet_rows(rows, total=metadata.num_rows, data=data)

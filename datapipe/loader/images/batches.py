@@ -7,6 +7,7 @@ rows; with DALI it leaves fetched bytes, and the batch goes through `decode` as 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,12 +27,13 @@ from datapipe.core.observe import Observer, Stage, StageEvent
 from datapipe.fetch.files import Files
 from datapipe.index.concat import AnyIndex, Repeats
 from datapipe.index.entries import Entries, Extents
-from datapipe.loader.batch_making import ObjectPool
+from datapipe.loader.batch_making import LeftToConsumer, ObjectPool
 from datapipe.loader.images.collate import Batch, Collator
 from datapipe.loader.images.dali import DaliStage, Fetched, FetchWorker
 from datapipe.loader.images.fields import FurtherFields
 from datapipe.loader.options import LoaderOptions
 from datapipe.loader.policy import MAX_ATTEMPTS, BadSample, BadSampleLog, check_classes, located, replacement_id
+from datapipe.loader.random_state import collation_seed, random_state_kept, reseed
 from datapipe.order.draws import Draws, apart
 from datapipe.order.plan import Picks
 from datapipe.transforms import Recipe
@@ -145,7 +147,24 @@ class SampleBatchMaker:
             self._observe(Stage.AUGMENT, batch, start_ns)
 
     def finish(self, batch: Batch) -> Any:
-        """Return what the user gets, or an `Arrival` of it on a device."""
+        """Return what the user gets, or an `Arrival` of it on a device; `LeftToConsumer` if `collate_fn` may draw."""
+        if self.options.may_draw is not None:
+            return LeftToConsumer(functools.partial(self._finish_seeded, batch))
+        return self._finish(batch)
+
+    def _finish_seeded(self, batch: Batch) -> Any:
+        """Finish in the random state of the batch, with torch's operators on one thread, as in decode threads; restore both."""
+        num_intraop = torch.get_num_threads()
+        picks = batch.picks
+        try:
+            torch.set_num_threads(1)
+            with random_state_kept():
+                reseed(collation_seed(self.seed, picks.after.epoch, picks.step, self.collator.rank))
+                return self._finish(batch)
+        finally:
+            torch.set_num_threads(num_intraop)
+
+    def _finish(self, batch: Batch) -> Any:
         start_ns = time.perf_counter_ns()
         check_classes(self.collator.recipe, batch.labels[batch.good], batch.ids[batch.good], self.index)
         result = self.collator.collate(batch)

@@ -69,7 +69,7 @@ class Dataset:
 
     @property
     def shown(self) -> str:
-        """What the samples are and where they lie, for people."""
+        """The samples and where they lie, in words."""
         container, names = self.index.manifest.container, self.fields.names
         text = shown_samples(len(self), names, container=container, where=self.index.where)
         return text if self.mixture is None else f"{sum(self.mixture.counts):,} an epoch of {text}"

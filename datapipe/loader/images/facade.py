@@ -38,11 +38,18 @@ from datapipe.loader.ranks import resolve_device
 from datapipe.loader.seeding import Seed, seed_source
 from datapipe.loader.shown import refuse_position, shown_loader
 from datapipe.loader.state import LoaderProgress
-from datapipe.loader.torch_compat import EpochSetter, OwnBatches, SequentialEpochSetter, leave_random_state
+from datapipe.loader.torch_compat import (
+    EpochSetter,
+    OwnBatches,
+    SequentialEpochSetter,
+    added_attributes,
+    leave_random_state,
+    names_of,
+)
 from datapipe.order.plan import Tail
 from datapipe.stores.location import is_url
 from datapipe.stores.requests import apply_settings
-from datapipe.stores.settings import Remote
+from datapipe.stores.settings import Remote, remote_settings
 from datapipe.transforms import Recipe
 
 
@@ -131,10 +138,9 @@ class DataLoader:
         options = parse_image_options(arguments)
         seeding = Seed(seed_source(seed, generator))
         self._resolve_device = resolve_device(device)
-        if remote is not None and not isinstance(remote, Remote):
-            raise OptionError(f"remote is {remote!r:.60}; pass datapipe.Remote(...), or nothing")
+        remote = remote_settings(remote)
         if isinstance(dataset, str) and is_url(dataset):
-            apply_settings(Remote() if remote is None else remote)  # for the opening too
+            apply_settings(remote)  # for the opening too
         self.dataset, transform = _open(dataset, transform)
         if fields is not None:
             self.dataset = self.dataset.with_fields(BatchFields.of(self.dataset.index, fields))
@@ -169,6 +175,7 @@ class DataLoader:
         if options.shuffle == "windows":
             self.dataset.stored_order()
         self._apply(arguments, options)
+        self._names = names_of(self)
 
     def _apply(self, arguments: dict[str, Any], options: LoaderOptions) -> None:
         """Use these arguments for passes that begin from now on. Raises OptionError, and changes nothing, if they do not fit."""
@@ -222,8 +229,8 @@ class DataLoader:
         """Return batches per epoch on this rank; the same on all. Raises TypeError for a sampler without a length."""
         return self._passes.num_steps()
 
-    def __reduce__(self) -> tuple[Callable[..., DataLoader], tuple[dict[str, Any]]]:
-        return _from_arguments, (self._arguments,)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _from_arguments, (self._arguments,), added_attributes(self)
 
     # -- epochs, state, observation ---------------------------------------------------------------
 

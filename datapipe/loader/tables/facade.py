@@ -28,6 +28,9 @@ from datapipe.loader.tables.choice import TABLE_BACKENDS, TableBackend, TableCho
 from datapipe.loader.tables.passes import WINDOW_NBYTES, TablePasses
 from datapipe.loader.torch_compat import EpochSetter, OwnBatches, SequentialEpochSetter
 from datapipe.order.plan import Plan, Tail
+from datapipe.stores.location import is_url
+from datapipe.stores.requests import apply_settings
+from datapipe.stores.settings import Remote, remote_settings
 
 _MIN_BLOCK = 4096  # rows gathered at once, if a batch has so many
 
@@ -43,7 +46,7 @@ class TableDataset:
 
     @property
     def shown(self) -> str:
-        """What the rows are and where they lie, for people."""
+        """The rows and where they lie, in words."""
         columns = [column.name for column in self.index.columns]
         paths = [file.path for file in self.index.files]
         return shown_rows(len(self), columns, container=self.index.files[0].container, paths=paths)
@@ -61,7 +64,7 @@ class TableLoader:
     ...     train(x, label)
 
     `source`: a Parquet, Arrow or Feather file, a directory of them, a glob pattern, a list of paths, or the row-major file that
-    `datapipe convert --to hdf5` makes. What a batch is:
+    `datapipe convert --to hdf5` makes; of Parquet also URLs in an object store. What a batch is:
 
     columns: names and shell patterns, `["I*", "age"]`, for one matrix; a mapping of names to them, `{"dense": ["I*"], "ids":
       ["C*"]}`, for several; None: all columns but the label, in one. A matrix is (b, columns), contiguous, in one dtype: the
@@ -89,6 +92,8 @@ class TableLoader:
     device: where batches are delivered; "auto" is this rank's GPU, or the CPU if torch finds none.
     backend: "tables_arrow" reads on CPU threads; "tables_cudf" decodes, packs and gathers on the GPU; "auto" measures both for a
       GPU, once per machine and table, and takes Arrow for the CPU and for what cuDF cannot serve (`choice()` says why).
+    remote: a `datapipe.Remote(...)`: how files are read if the source is URLs in an object store. Its `cache_dir` keeps shards of
+      images; `cache` keeps rows.
     seed, generator, rank, world_size, prefetch_factor, pin_memory, timeout, worker_init_fn, drop_last: as for `DataLoader`.
 
     Lengths, epochs, ranks, states and iterators are those of `DataLoader`. A batch belongs to whoever holds it. Raises
@@ -121,6 +126,7 @@ class TableLoader:
         window_nbytes: int = WINDOW_NBYTES,
         cache: str | os.PathLike[str] | None = None,
         batch_transform: Callable[..., Any] | None = None,
+        remote: Remote | None = None,
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
@@ -131,6 +137,9 @@ class TableLoader:
         self.options = parse_options(self._arguments, min_block=_MIN_BLOCK, max_block=sys.maxsize)
         seeding = Seed(seed_source(seed, generator))
         self._resolve_device = resolve_device(device)
+        settings = _settings_of(source, remote)
+        if settings is not None:
+            apply_settings(settings)  # for the opening too
         self.dataset = TableDataset(open_table(source))
         if transform is not None and not isinstance(transform, Columns):
             raise OptionError(f"transform is {transform!r:.60}; pass a dp.Columns, such as dp.Columns.load('recipe.json')")
@@ -149,6 +158,7 @@ class TableLoader:
             options=self.options,
             progress=LoaderProgress(seeding, index.fingerprint, (rank, world_size)),
             arguments=self._arguments,
+            remote=settings,
             device=self._resolve_device,
             open_loader=TableLoader,
         )
@@ -233,6 +243,20 @@ class TableLoader:
     def plan(self) -> Plan:
         """Return the steps of an epoch; their number depends on no seed."""
         return self._passes.plan()
+
+
+def _settings_of(source: object, remote: Remote | None) -> Remote | None:
+    """Return the settings of requests for a source, None for local files. Raises OptionError for a cache of shards."""
+    settings = remote_settings(remote)
+    sources = source if isinstance(source, Sequence) and not isinstance(source, str) else [source]
+    if not any(isinstance(one, str) and is_url(one) for one in sources):
+        return None
+    if settings.cache_dir is not None:
+        raise OptionError(
+            f"remote has cache_dir={str(settings.cache_dir)!r:.60}, which keeps shards of images, and this is a table; "
+            "leave it out, and pass cache='disk' or cache=DIRECTORY to keep its rows"
+        )
+    return settings
 
 
 def _from_arguments(arguments: dict[str, Any]) -> TableLoader:

@@ -29,6 +29,8 @@ from datapipe.loader.tables.host_parts import HostTableParts
 from datapipe.loader.tables.kept_rows import KeptRows, cache_directory, mapped_rows
 from datapipe.order.plan import Plan
 from datapipe.order.row_order import PLACE_NBYTES, FirstWindowed, ShuffledRows, StoredRows, WindowedRows
+from datapipe.stores.requests import apply_settings
+from datapipe.stores.settings import Remote
 
 WINDOW_NBYTES = 1 << 30
 
@@ -37,7 +39,8 @@ class TablePasses:
     """The passes over the table `index`, one after the other. What they share is made when the first one needs it.
 
     Iterators refer to this, not to the loader. All calls come from the consumer's thread. `arguments`: those of the loader.
-    `open_loader`: makes a loader from such arguments, for measuring backends.
+    `remote`: the settings of requests, None for local files. `open_loader`: makes a loader from such arguments, for measuring
+    backends.
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class TablePasses:
         options: LoaderOptions,
         progress: LoaderProgress,
         arguments: Mapping[str, Any],
+        remote: Remote | None,
         device: Callable[[], torch.device],
         open_loader: Callable[..., Iterable[Any]],
     ) -> None:
@@ -55,6 +59,7 @@ class TablePasses:
         self.progress = progress
         self.backend: TableBackend = arguments["backend"]
         self._arguments = arguments
+        self._remote = remote
         self._device = device
         self._open_loader = open_loader
         self._kept = _open_kept(arguments["cache"], self.setup)
@@ -78,6 +83,8 @@ class TablePasses:
 
     def begin(self) -> tuple[TableMaker, Steps]:
         """Return the maker and the steps of a pass that begins now."""
+        if self._remote is not None:
+            apply_settings(self._remote)  # as another loader may have applied others
         index = self.setup.index
         seed = self.progress.seed.settle(self.progress.rank, index.fingerprint)
         plan = self._latest = self.plan(seed)

@@ -313,10 +313,10 @@ def test_explain_counts_images_of_which_a_sample_has_several(paths: list[str], c
     loader = loaded(Images(paths, lambda image: [crop(image) for _ in range(10)]))
     batches(loader)
     lines = told(loader, capsys)
-    assert f"in {len(paths)} samples of the latest pass, epoch 0:" in lines
+    assert f"in {len(paths)} samples that were recorded in epoch 0:" in lines
     assert "100% of samples, 10 in each: JPEG (RGB) -> convert('RGB') at " in lines
     batches(loader)
-    assert f"in {len(paths)} samples of the latest pass, epoch 1:" in told(loader, capsys)
+    assert f"in {len(paths)} samples that were recorded in epoch 1:" in told(loader, capsys)
 
 
 def of_many_kinds(image: Any) -> list[Any]:

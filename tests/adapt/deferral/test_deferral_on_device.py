@@ -132,11 +132,13 @@ def test_what_is_only_cut_is_exact(paths: list[str]) -> None:
 
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_the_same_batches_by_any_number_of_workers(paths: list[str], num_workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With bytes in memory that is lent, and goes back to the worker."""
+    """With bytes in memory that is lent, and goes back to the worker. A forked worker sees what is patched."""
     monkeypatch.setattr(lending, "MIN_NBYTES", 1)
     dataset = Images(paths * 8, TRAIN)
     expected = load(dataset, batch_size=8, shuffle=True)
-    found = load(dataset, batch_size=8, shuffle=True, num_workers=num_workers, persistent_workers=True)
+    found = load(
+        dataset, batch_size=8, shuffle=True, num_workers=num_workers, persistent_workers=True, multiprocessing_context="fork"
+    )
     first = batches(found)
     assert equal(first, batches(expected))
     assert not equal(batches(found), first)
@@ -258,11 +260,14 @@ def test_bytes_that_do_not_decode_by_policy(flawed: list[str], policy: str) -> N
     assert [bad.reason for bad in ours.bad_samples] == [bad.reason for bad in theirs.bad_samples]
 
 
+def cut_and_jittered(image: Any) -> Any:
+    return TRAIN(image), data.TRANSFORMS["jitter"][0](image)
+
+
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_bytes_of_which_a_worker_makes_one_tensor_and_dali_another(flawed: list[str], num_workers: int) -> None:
     """The worker finds that they do not decode, and makes the whole batch."""
-    jittered, _ = data.TRANSFORMS["jitter"]
-    dataset = Images(flawed, lambda image: (TRAIN(image), jittered(image)))
+    dataset = Images(flawed, cut_and_jittered)
     found = batches(load(dataset, num_workers=num_workers, on_error="skip"))
     expected = batches(load(dataset, backend="auto", on_error="skip"))
     assert_close(found, expected, 255 * 0.229)

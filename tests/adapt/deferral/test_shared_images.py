@@ -14,8 +14,8 @@ from deferral_datasets import NUM, F, Images, T
 from PIL import Image
 
 from datapipe.adapt.deferral import families
-from datapipe.adapt.deferral.engine import Decoding
 from datapipe.adapt.deferral.execution import by_engine
+from datapipe.adapt.deferral.families import Decoding
 from datapipe.codecs import decode
 
 
