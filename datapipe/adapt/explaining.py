@@ -8,6 +8,7 @@ from typing import Any
 
 import torch.utils.data
 
+from datapipe.adapt.deferral.reports import Tally
 from datapipe.adapt.introspection import handover_point
 from datapipe.adapt.loaders import TorchDataLoader, has_collate_fn
 from datapipe.adapt.number_rows import NumberRows
@@ -21,21 +22,21 @@ from datapipe.transforms.lowering import described
 
 
 def lines_about(
-    loader: TorchDataLoader, recipe: Recipe | None, deferral: list[str] | None = None, decoding: Choice | None = None
+    loader: TorchDataLoader, recipe: Recipe | None, deferral: Tally | None = None, decoding: Choice | None = None
 ) -> list[str]:
     """Return the lines, each with its heading. `recipe`: what follows datapipe's decoding; None if datapipe does not decode.
 
     `deferral`: what was deferred so far; None if nothing is. `decoding`: which backend makes what is deferred.
     """
     dataset = type(loader.dataset).__qualname__
-    lines = [f"workers   {_workers(loader)}"]
+    lines = [f"workers   {_workers(loader)}", *_lines_about_calls(loader)]
     is_stream = isinstance(loader.dataset, torch.utils.data.IterableDataset)
     if deferral is not None and not is_stream:
         lines += [
             *([] if decoding is None else _lines_about_backend(decoding, _place(loader))),
             f"decoder   datapipe's ({default_decoder_name()}) for JPEGs that {dataset} opens with Pillow, in {_place(loader)}; "
             "Pillow for the rest",
-            *[f"{'deferred' if number == 0 else '':<10}{line}" for number, line in enumerate(deferral)],
+            *[f"{'deferred' if number == 0 else '':<10}{line}" for number, line in enumerate(deferral.lines())],
         ]
     elif recipe is None:
         why = "images of an IterableDataset are not deferred" if is_stream else "datapipe does not see its files"
@@ -48,7 +49,8 @@ def lines_about(
         steps = _steps(recipe, _place(loader))
         lines += [f"{'recipe' if number == 0 else '':<10}{step}" for number, step in enumerate(steps)]
     lines.append(f"batches   {_batches(loader)}")
-    gains = [*_gains_of_workers(loader), _gain_of_loader(loader, recipe)]
+    seen = None if is_stream else deferral
+    gains = [*_gains_of_workers(loader), _gain_of_loader(loader, recipe) if seen is None else seen.gain(dataset)]
     return lines + [f"{'to gain' if number == 0 else '':<10}{gain}" for number, gain in enumerate(gains)]
 
 
@@ -84,6 +86,17 @@ def _workers(loader: TorchDataLoader) -> str:
     return f"{counted(loader.num_workers, 'process')} of torch's, {counted(ahead, 'batch')} ahead in all"
 
 
+def _lines_about_calls(loader: TorchDataLoader) -> list[str]:
+    """Return what of the user's own is called besides the dataset and the collate_fn, and where."""
+    lines = []
+    if loader.worker_init_fn is not None:
+        where = "at the start of each of torch's workers" if loader.num_workers else "never, as there are no workers"
+        lines.append(f"          worker_init_fn: {_name(loader.worker_init_fn)}, called {where}")
+    if loader.batch_sampler is not None and type(loader.batch_sampler) is not torch.utils.data.BatchSampler:
+        lines.append(f"          batch_sampler: {_name(loader.batch_sampler)}, called in the training process")
+    return lines
+
+
 def _place(loader: TorchDataLoader) -> str:
     return "torch's workers" if loader.num_workers else "the training process"
 
@@ -100,7 +113,8 @@ def _steps(recipe: Recipe, place: str) -> list[str]:
 def _batches(loader: TorchDataLoader) -> str:
     if loader.batch_size is None and loader.batch_sampler is None:
         return f"not made by the loader: single samples, or the dataset's own batches, in {_place(loader)}"
-    return f"by {_name(loader.collate_fn)}, in {_place(loader)}"
+    own = "collate_fn " if has_collate_fn(loader) else ""
+    return f"by {own}{_name(loader.collate_fn)}, in {_place(loader)}"
 
 
 def _gains_of_workers(loader: TorchDataLoader) -> list[str]:

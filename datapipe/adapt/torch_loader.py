@@ -170,7 +170,7 @@ class TorchLoader:
         seed = [] if self._source.rank is None else [f"seed      {self._seed.describe()}"]
         if isinstance(self._dataset, NumberRows):
             return [*seed, *lines_about_rows(self._dataset)]
-        deferral = self._tally.lines() if isinstance(self._dataset, DeferringDataset) and self._dataset.defers else None
+        deferral = self._tally if isinstance(self._dataset, DeferringDataset) and self._dataset.defers else None
         return [*seed, *lines_about(self._inner, recipe, deferral, self.decoding)]
 
     def set_epoch(self, epoch: int) -> None:

@@ -134,6 +134,33 @@ def test_what_makes_a_step_longer_is_said_however_many_others_there_are() -> Non
     assert len(text.splitlines()) <= MAX_LINES
 
 
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("datapipe.from_torch, the Dataset as it is", "datapipe.from_torch, the Dataset as it is (1.75 times as long), 9 more"),
+        ("a remedy " * 12 + "of a long name", "a remedy a remedy a remedy "),
+    ],
+)
+def test_a_loss_is_said_in_one_line_with_its_factor_however_long_its_name_is(name: str, shown: str) -> None:
+    found = document("no remedy")
+    (one,) = [outlook for outlook in found["remedies"]["within_noise"] if outlook["name"] == "1 worker"]
+    others = [
+        dict(
+            one,
+            name=f"{'slower too ' * 4}{number}",
+            gain=dict.fromkeys(one["gain"], -0.3),
+            step_s=dict.fromkeys(one["step_s"], 1.3),
+        )
+        for number in range(9)
+    ]
+    loss = dict(one, name=name, gain=dict.fromkeys(one["gain"], -0.75), step_s=dict.fromkeys(one["step_s"], 1.75))
+    found["remedies"]["within_noise"] = [*others, loss]
+    (line,) = [line for line in screen(found).splitlines() if "Would make it slower" in line]
+    assert line.startswith(f"  Would make it slower: {shown}")
+    assert "(1.75 times as long), 9 more" in line
+    assert len(line) <= 100
+
+
 def test_the_whole_run_is_told_where_steady_steps_are_little_of_it() -> None:
     joined = " ".join(screen(document("no remedy")).split())
     for line in (

@@ -10,13 +10,14 @@ from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.utils.data
 
 from datapipe.adapt.deferral import pillow_seams, tensors, torchvision_seams
 from datapipe.adapt.deferral.blocks import COUNTED_BY_ASKING, Block, holds_its_tensors
 from datapipe.adapt.deferral.encoded_rows import blocks_of
 from datapipe.adapt.deferral.engine import Engine, Wanted
-from datapipe.adapt.deferral.recorder import Fetch, place_of, recording
+from datapipe.adapt.deferral.recorder import Fetch, PendingPixels, place_of, recording
 from datapipe.adapt.deferral.reports import FetchReport, OperationCount, Stopwatch, leave_report
 from datapipe.adapt.deferral.requests import BatchRequest, leave_collation_seed
 from datapipe.loader.options import OnError
@@ -229,7 +230,7 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
         if self._num_failures < _MOST_FAILURES:
             return []
         what = "samples whose tensors are made at once, not at the end of the batch"
-        return [OperationCount(what, f"recording them failed: {self._first_failure}", num)]
+        return [OperationCount(what, f"recording them failed: {self._first_failure}", num, num)]
 
     def _calls(self, request: BatchRequest) -> list[_Call]:
         dataset, keys, seeds = self.dataset, request.keys, request.seeds
@@ -256,11 +257,18 @@ def _finish(engine: Engine, fetch: Fetch, blocks: Sequence[Block] = ()) -> list[
         if image is not None and deferred is not None:
             wanted.append(Wanted(deferred.node, deferred.sample, functools.partial(_give_pixels, image)))
     held, fetch.tensors = fetch.tensors, {}
+    by_memory: dict[int, list[tuple[torch.Tensor, PendingPixels]]] = {}
     for number in list(held):
         tensor, pending = held.pop(number)
-        if sys.getrefcount(tensor) >= _HELD_BY_US:
+        if sys.getrefcount(tensor) < _HELD_BY_US:
+            continue
+        if number in rows:
             give = functools.partial(tensors.give_values, tensor)
-            wanted.append(Wanted(pending.node, pending.sample, give, rows.get(number)))
+            wanted.append(Wanted(pending.node, pending.sample, give, rows[number]))
+        else:
+            by_memory.setdefault(id(pending.memory), []).append((tensor, pending))
+    together = map(tensors.sharing, by_memory.values())
+    wanted += [Wanted(shared.made.node, shared.made.sample, shared.give) for shared in together]
     return sorted(engine.make(wanted))
 
 
@@ -270,9 +278,11 @@ def _give_pixels(image: Any, made: Any) -> None:
 
 def _counts(engine: Engine, fetch: Fetch, num_again: int) -> tuple[OperationCount, ...]:
     counts = engine.taken_counts()
-    counts += [OperationCount(*what, count) for what, count in fetch.materialised.items()]
+    for (what, reason, needed_by), samples in fetch.materialised.items():
+        counts.append(OperationCount(what, reason, len(samples), len(set(samples)), needed_by=needed_by))
     if num_again:
-        counts.append(OperationCount("samples with bytes that do not decode", "run again without deferral", num_again))
+        what = "samples with bytes that do not decode"
+        counts.append(OperationCount(what, "run again without deferral", num_again, num_again))
     return tuple(counts)
 
 

@@ -7,7 +7,7 @@ travel in lent memory, as tensors do; `device_decoding` makes the tensor in the 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -26,7 +26,7 @@ from datapipe.codecs.probe import MAX_PIXELS, ImageHeader
 from datapipe.transforms.protocols import Cuts, Interpolation
 
 _MIXED = "other images of its batch are not left to DALI"
-_UNIT = (1 / 255,) * 3
+_UNIT, _ONE = (1 / 255,) * 3, (1.0,) * 3
 
 
 class PixelConversion(NamedTuple):
@@ -107,7 +107,7 @@ def blocks_of(samples: list[Any], held: Held, engine: Engine, request: Any) -> l
         block = None if request is None else _encoded_block(place, held, engine, request)
         if block is not None:
             blocks.append(block)
-        elif place[0].is_contiguous():
+        else:
             blocks.append(block_of_rows(place))
     return blocks
 
@@ -124,7 +124,8 @@ def _encoded_block(place: Sequence[torch.Tensor], held: Held, engine: Engine, re
     if len(resampled) > 1 or len({row.conversion for row in rows}) > 1:
         engine.made_here |= dict.fromkeys(signatures, "the images of a batch are resized or normalised in different ways")
         return None
-    engine.sent.update(signatures)
+    for tensor, signature in zip(place, signatures, strict=True):
+        engine.sent.setdefault(signature, []).append(held[id(tensor)][1].sample)
     cuts = _cuts([row.front for row in rows], next(iter(resampled), "bilinear"))
     sources = [row.source for row in rows]
     encoded = EncodedRows([one.data for one in sources], [one.header for one in sources], cuts, rows[0].conversion, request)
@@ -156,15 +157,32 @@ def conversion_of(steps: Sequence[Step]) -> PixelConversion | None:
     factor: tuple[float, ...] | None = None
     shift: tuple[float, ...] = (0.0, 0.0, 0.0)
     for step in steps:
+        if step.name in ("pil_to_tensor", "to_image"):
+            continue
         if step.name in ("to_tensor", "v2 to_dtype"):
             factor = _UNIT
         elif step.name in ("normalize", "v2 normalize") and factor is not None:
             mean, std = step.args
             factor = tuple(value / by for value, by in zip(factor, std, strict=True))
             shift = tuple((value - less) / by for value, less, by in zip(shift, mean, std, strict=True))
-        elif step.name not in ("pil_to_tensor", "to_image"):
+        elif step.name in _LINEAR:
+            by, more = _LINEAR[step.name](*step.args)
+            factor = tuple(value * by for value in factor or _ONE)
+            shift = tuple(value * by + more for value in shift)
+        else:
             return None
     return PixelConversion(factor, shift)
+
+
+# By names of steps: the factor and the summand that arithmetic with a number amounts to.
+_LINEAR: dict[str, Callable[..., tuple[float, float]]] = {
+    "float": lambda: (1.0, 0.0),
+    "mul": lambda number: (number, 0.0),
+    "div": lambda number: (1 / number, 0.0),
+    "add": lambda number: (1.0, number),
+    "sub": lambda number: (1.0, -number),
+    "rsub": lambda number: (-1.0, number),
+}
 
 
 def _cuts(fronts: Sequence[Front], interpolation: Interpolation) -> Cuts:

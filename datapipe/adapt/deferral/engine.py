@@ -5,8 +5,6 @@ Which chains it may execute `rules` decide; Pillow computes the others. One engi
 
 from __future__ import annotations
 
-import warnings
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -38,8 +36,10 @@ class Wanted(NamedTuple):
 class Engine:
     """Executes chains for one thread."""
 
-    counts: Counter[tuple[Hashable, str | None]] = field(default_factory=Counter)  # chains executed, by signature and reason
-    sent: Counter[Hashable] = field(default_factory=Counter)  # chains left to DALI, by signature
+    counts: dict[tuple[Hashable, str | None], list[int]] = field(
+        default_factory=dict
+    )  # the samples of chains executed, by signature and reason
+    sent: dict[Hashable, list[int]] = field(default_factory=dict)  # the samples of chains left to DALI, by signature
     made_here: dict[Hashable, str] = field(default_factory=dict)  # why chains were executed here instead, by signature
     _lines: dict[Hashable, str] = field(default_factory=dict)  # the operations as `explain` shows them, by signature
     # of this sample, by ids of source and way
@@ -49,14 +49,12 @@ class Engine:
     _scratch: Scratch = field(default_factory=Scratch)
 
     def reason_on(self, source: JpegSource, steps: list[Step]) -> str | None:
-        """Return why Pillow computes a chain; None: the engine does. Warns where a trial of the engine failed."""
+        """Return why Pillow computes a chain; None: the engine does."""
         signature = signature_of(source, steps)
         with recording(None):
             reason = reason_against(source, steps)
         if signature not in self._lines:
-            self._lines[signature] = line = _described(source, steps)
-            if reason not in (None, AMPLIFIED, NOT_BEGUN, RARE):
-                warnings.warn(f"datapipe computes {line} with Pillow, without deferring it: {reason}", stacklevel=2)
+            self._lines[signature] = _described(source, steps)
         return reason
 
     # -- when the fetch ends --------------------------------------------------------------------
@@ -66,7 +64,7 @@ class Engine:
         families: dict[tuple[int, int], tuple[JpegSource, Way, list[Wanted]]] = {}
         for one in wanted:
             source, steps = chain_of(one.node)
-            way = self._way(source, steps)
+            way = self._way(source, steps, one.sample)
             families.setdefault((id(source), id(way)), (source, way, []))[2].append(one)
         bad: set[int] = set()
         with recording(None):
@@ -99,11 +97,11 @@ class Engine:
             way = EXACT if reason_against_decoding(source.kind) is None else PILLOW
             return self._open_family(source, way, is_held).own_image(node)
 
-    def tensor_now(self, step: Step, is_held: Callable[[Node], bool]) -> torch.Tensor:
+    def tensor_now(self, step: Step, is_held: Callable[[Node], bool], sample: int) -> torch.Tensor:
         """Return a tensor with the values that it would have if it were made when the fetch ends. Raises as `image_now`."""
         with recording(None):
             source, steps = chain_of(step)
-            return self._tensor(self._open_family(source, self._way(source, steps), is_held), step, None)
+            return self._tensor(self._open_family(source, self._way(source, steps, sample), is_held), step, None)
 
     def end_sample(self) -> None:
         """Forget what was made during a sample."""
@@ -120,9 +118,9 @@ class Engine:
 
     # -- both -----------------------------------------------------------------------------------
 
-    def _way(self, source: JpegSource, steps: list[Step]) -> Way:
+    def _way(self, source: JpegSource, steps: list[Step], sample: int) -> Way:
         reason = self.reason_on(source, steps)
-        self.counts[signature_of(source, steps), reason] += 1
+        self.counts.setdefault((signature_of(source, steps), reason), []).append(sample)
         return FAST if reason is None else PILLOW
 
     def _tensor(self, family: Family, step: Node, out: torch.Tensor | None) -> torch.Tensor:
@@ -139,13 +137,17 @@ class Engine:
 
     def taken_counts(self) -> list[OperationCount]:
         """Return how many chains there were of each kind since the last call, those left to DALI apart."""
-        counts, sent, self.counts, self.sent = self.counts, self.sent, Counter(), Counter()
+        counts, sent, self.counts, self.sent = self.counts, self.sent, {}, {}
         found = []
-        for (signature, reason), num in counts.items():
+        for (signature, reason), samples in counts.items():
             why = self.made_here.get(signature)
             apart = "" if why is None or reason is not None else f", not by DALI: {why}"
-            found.append(OperationCount(f"{self._lines[signature]}{apart}", reason, num))
-        return found + [OperationCount(f"{self._lines[one]}, by DALI", None, num) for one, num in sent.items()]
+            has_failed = reason not in (None, AMPLIFIED, NOT_BEGUN, RARE)
+            what, num_samples = f"{self._lines[signature]}{apart}", len(set(samples))
+            found.append(OperationCount(what, reason, len(samples), num_samples, has_failed=has_failed))
+        for signature, samples in sent.items():
+            found.append(OperationCount(f"{self._lines[signature]}, by DALI", None, len(samples), len(set(samples))))
+        return found
 
 
 def _is_image(node: Node) -> bool:

@@ -13,6 +13,7 @@ from PIL import Image
 
 from datapipe.adapt.deferral.graph import Step
 from datapipe.adapt.deferral.pillow_seams import PILLOW_STEPS
+from datapipe.adapt.deferral.tensor_operations import ARITHMETIC, OPERATIONS
 from datapipe.adapt.deferral.torchvision_seams import TENSOR_STEPS
 from datapipe.transforms.pixels.blur import blur_planes, gaussian_kernels
 from datapipe.transforms.pixels.planar import to_planes
@@ -40,7 +41,7 @@ def as_tensor(image: Image.Image, steps: list[Step]) -> torch.Tensor:
     """Carry out the steps that make a tensor of an image, by the functions that were called."""
     value: Any = image
     for step in steps:
-        value = TENSOR_STEPS[step.name](value, *step.args)
+        value = (OPERATIONS.get(step.name) or TENSOR_STEPS[step.name])(value, *step.args)
     return value  # type: ignore[no-any-return]
 
 
@@ -62,22 +63,37 @@ def as_batch(pixels: Any) -> Any:
 
 
 def finish(planes: torch.Tensor, steps: list[Step], out: torch.Tensor | None = None) -> torch.Tensor:
-    """Execute the steps that make a tensor of uint8 planes (c, h, w), into memory of its own."""
+    """Execute the steps that make a tensor of uint8 planes (c, h, w), into memory of its own or into `out`."""
     first = steps[0]
-    if first.name in ("pil_to_tensor", "to_image"):
-        value = _interleaved(planes.shape, torch.uint8).copy_(planes)
-    elif planes.shape[0] == 1 and out is None:  # of one channel torch takes both layouts for contiguous, and copies neither
-        value = _interleaved(planes.shape, torch.float32).copy_(planes).div_(255)
+    if out is not None and out.dtype is torch.float32:
+        value = out.copy_(planes)
+    elif first.name in ("pil_to_tensor", "to_image"):
+        value = _interleaved(planes.shape, torch.uint8) if out is None else out
+        value.copy_(planes)
+    elif planes.shape[0] == 1:  # of one channel torch takes both layouts for contiguous, and copies neither
+        value = _interleaved(planes.shape, torch.float32).copy_(planes)
     else:
-        value = torch.empty(planes.shape, dtype=torch.float32) if out is None else out
-        value.copy_(planes).div_(255)
-    for step in steps[1:]:
-        if step.name == "v2 to_dtype":
-            value = value.to(torch.float32).mul_(1.0 / 255)
-            continue
-        mean, std = step.args
-        value.sub_(_per_channel(mean)).div_(_per_channel(std))
+        value = torch.empty(planes.shape, dtype=torch.float32).copy_(planes)
+    for step in steps:
+        if step.name not in ("pil_to_tensor", "to_image"):
+            value = _calculated(value if value.dtype is torch.float32 else value.to(torch.float32), step)
     return value
+
+
+def _calculated(value: torch.Tensor, step: Step) -> torch.Tensor:
+    """Execute a step that calculates with each value of a float32 tensor, in its memory."""
+    if step.name == "to_tensor":
+        return value.div_(255)
+    if step.name == "v2 to_dtype":
+        return value.mul_(1.0 / 255)
+    if step.name == "rsub":
+        return value.neg_().add_(step.args[0])
+    if step.name in ARITHMETIC:
+        return getattr(value, f"{step.name}_")(step.args[0])  # type: ignore[no-any-return]
+    if step.name == "float":
+        return value
+    mean, std = step.args
+    return value.sub_(_per_channel(mean)).div_(_per_channel(std))
 
 
 @functools.lru_cache(maxsize=64)

@@ -256,13 +256,16 @@ class Scratch:
     """Memory for the planes of one resized image."""
 
     def __init__(self) -> None:
-        self._planar: torch.Tensor | None = None
+        self._latest: torch.Tensor | None = None
 
     def of(self, height: int, width: int) -> torch.Tensor:
-        """Return (1, 3, height, width) uint8, which earlier calls may have returned too."""
-        if self._planar is None or self._planar.shape[2:] != (height, width):
-            self._planar = torch.empty((1, 3, height, width), dtype=torch.uint8)
-        return self._planar
+        """Return (1, 3, height, width) uint8 in channels_last memory, which earlier calls may have returned too.
+
+        torch's resize needs half of the time for it: it would unpack planes in the end.
+        """
+        if self._latest is None or self._latest.shape[2:] != (height, width):
+            self._latest = torch.empty((1, height, width, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
+        return self._latest
 
 
 def _planes(pixels: Any, front: Front, scratch: Scratch) -> torch.Tensor:
@@ -272,10 +275,10 @@ def _planes(pixels: Any, front: Front, scratch: Scratch) -> torch.Tensor:
     if front.resampled is None:
         planes = planes_of(pixels)
     else:
-        planar = scratch.of(*how.size)
+        resized = scratch.of(*how.size)
         pixels = pixels if pixels.flags.carray else np.ascontiguousarray(pixels)
-        RESIZES[front.resampled](torch.from_numpy(as_batch(pixels)), how.size, False, None, None, out=planar)
-        planes = planar[0]
+        RESIZES[front.resampled](torch.from_numpy(as_batch(pixels)), how.size, False, None, None, out=resized)
+        planes = resized[0]
     top, left, height, width = how.window
     if planes.shape[1:] != (height, width):
         planes = planes[:, top : top + height, left : left + width]

@@ -66,7 +66,27 @@ def chain_of(node: Node) -> tuple[JpegSource, list[Step]]:
     return node, steps
 
 
-GEOMETRY = frozenset(("convert", "copy", "crop", "resize", "transpose"))  # names of steps; other steps on images change colours
+# Names of steps; other steps on images change colours. `resize_image` is the resize of a tensor.
+GEOMETRY = frozenset(("convert", "copy", "crop", "pad", "resize", "resize_image", "transpose"))
+
+
+def before_conversion(
+    step: Step, name: str, args: tuple[Any, ...], size: tuple[int, int], trait: Hashable, site: str | None
+) -> Step:
+    """Return the chain of a tensor with one more operation, on the image of which the tensor is made.
+
+    What makes a tensor of an image, and calculates with it, treats each pixel alone.
+    """
+    conversion: list[Step] = []
+    node: Node = step
+    while isinstance(node, Step) and node.mode == "tensor":
+        conversion.append(node)
+        node = node.parent
+    mode: str = conversion[-1].trait[0]  # type: ignore[index]
+    made = Step(node, name, args, mode, size, trait, site)
+    for one in reversed(conversion):
+        made = Step(made, one.name, one.args, "tensor", size, one.trait, one.site)
+    return made
 
 
 def is_color(step: Step) -> bool:
@@ -92,6 +112,7 @@ class Front(NamedTuple):
     cut: RowCut
     num_steps: int  # steps of the chain, from its beginning, that the cut replaces
     resampled: Interpolation | None
+    is_of_tensor: bool = False  # whether a tensor was resampled, as torch does it, and not an image of Pillow's
 
 
 def fold(source: JpegSource, steps: Sequence[Step], *, resizes: bool = True) -> Front | None:
@@ -105,7 +126,7 @@ def fold(source: JpegSource, steps: Sequence[Step], *, resizes: bool = True) -> 
     size: tuple[int, int] | None = None  # (width, height) to which the region is resized
     window = (0, 0, 0, 0)  # left, top, width, height within that
     interpolation: Interpolation = "bilinear"
-    across = down = False
+    across = down = is_of_tensor = False
     mode, done = source.mode, 0
     for step in steps:
         now_width, now_height = (window[2], window[3]) if size is not None else (width, height)
@@ -125,12 +146,15 @@ def fold(source: JpegSource, steps: Sequence[Step], *, resizes: bool = True) -> 
                 left, top, width, height = left + x0, top + y0, x1 - x0, y1 - y0
             else:
                 window = (window[0] + x0, window[1] + y0, x1 - x0, y1 - y0)
-        elif step.name == "resize":
+        elif step.name in ("resize", "resize_image"):
             (to_width, to_height), filter_ = step.args
+            if step.name == "resize_image" and (across or down):  # is exact, and its rounding need not be symmetric
+                break
             if (to_width, to_height) != (now_width, now_height):
                 if not resizes or size is not None or filter_ not in _INTERPOLATIONS:
                     break
                 size, window, interpolation = (to_width, to_height), (0, 0, to_width, to_height), _INTERPOLATIONS[filter_]
+                is_of_tensor = step.name == "resize_image"
         elif step.name == "transpose":
             if step.args[0] == _LEFT_RIGHT:
                 across = not across
@@ -155,7 +179,7 @@ def fold(source: JpegSource, steps: Sequence[Step], *, resizes: bool = True) -> 
         fill=(0, 0, 0),
         interpolation=interpolation,
     )
-    return Front(cut, done, resampled)
+    return Front(cut, done, resampled, is_of_tensor)
 
 
 # -- the bytes ---------------------------------------------------------------------------------------

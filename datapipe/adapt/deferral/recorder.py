@@ -14,15 +14,28 @@ from typing import Any
 
 import torch
 
-from datapipe.adapt.deferral.graph import Node, chain_of
+from datapipe.adapt.deferral.graph import Node, Step, chain_of
 
 
 @dataclass(slots=True)
 class PendingPixels:
-    """A tensor whose values are made when the fetch ends."""
+    """A tensor whose values are made when the fetch ends: what makes them, and how they are to lie in memory."""
 
-    node: Node
+    node: Step
     sample: int  # within the fetch
+    shape: tuple[int, int, int]
+    dtype: torch.dtype
+    strides: tuple[int, ...]
+    offset: int  # in the memory, in elements: not 0 only for views
+    memory: SharedMemory
+
+
+@dataclass(slots=True, eq=False)
+class SharedMemory:
+    """The memory in which a tensor and the views of it are to lie, as its owner has it."""
+
+    owner: PendingPixels | None = None
+    members: list[int] = field(default_factory=list)  # ids of the tensors, dead ones too, so that others may have their ids
 
 
 @dataclass(slots=True, eq=False)
@@ -45,7 +58,9 @@ class Fetch:
     is_exact: bool = True  # whether no sample so far has values that depend on whether it was recorded
     traced: dict[int, tuple[weakref.ref[Any], bool]] = field(default_factory=dict)  # see `trace`
     has_failed: bool = False  # in the sample that runs now: bytes turned out bad where the user's code did not expect it
-    materialised: dict[tuple[str, str | None], int] = field(default_factory=dict)  # by what was made at once, and why by Pillow
+    materialised: dict[tuple[str, str | None, str], list[int]] = field(
+        default_factory=dict
+    )  # samples, by what was made at once, why by Pillow, and what needed it
 
     def begin_sample(self, number: int, *, is_eager: bool = False) -> None:
         """Record what follows as that of another sample."""
@@ -77,18 +92,17 @@ class Fetch:
         return image is not None and getattr(image._im, "node", None) is node
 
     def note_image(self) -> None:
-        """Count an image whose pixels were needed before the fetch ends, by operation and call site while sites are recorded."""
-        name, site = _operation("the code") if self.notes_sites else ("the code", "")
-        self._note(f"an image{site}", f"{name} needs its pixels at once")
+        """Count an image whose pixels were needed before the fetch ends, by operation and call site."""
+        name, site = _operation("the code")
+        self._note(f"an image{site}", f"{name} needs its pixels at once", name + site)
 
     def note_tensor(self, function: Any) -> None:
         """Count a tensor whose values a function needed before the fetch ends, as `note_image`."""
-        default = getattr(function, "__name__", "the code")
-        name, site = _operation(default) if self.notes_sites else ("the code", "")
-        self._note(f"a tensor, made at once since {name} needs its values{site}", None)
+        name, site = _operation(getattr(function, "__name__", "the code"))
+        self._note(f"a tensor, made at once since {name} needs its values{site}", None, name + site)
 
-    def _note(self, what: str, reason: str | None) -> None:
-        self.materialised[what, reason] = self.materialised.get((what, reason), 0) + 1
+    def _note(self, what: str, reason: str | None, needed_by: str) -> None:
+        self.materialised.setdefault((what, reason, needed_by), []).append(self.sample)
 
 
 # Operations that the engine may carry out otherwise than Pillow does.
@@ -147,6 +161,12 @@ def _operation(default: str) -> tuple[str, str]:
             name = _KNOWN_AS.get(function, function)
         frame = frame.f_back
     return transform or name, f" at {frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def site_now() -> str | None:
+    """Return the `call_site` of what is recorded now; None while call sites are not recorded."""
+    fetch = current()
+    return call_site() if fetch is not None and fetch.notes_sites else None
 
 
 def call_site() -> str:

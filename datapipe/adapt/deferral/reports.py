@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -13,15 +14,24 @@ import torch.utils.data
 
 from datapipe.adapt.deferral.blocks import Block, collate_blocks
 from datapipe.adapt.deferral.paying import Cost, Paying
+from datapipe.core.printable import counted
 from datapipe.loader.policy import BadSample, BadSampleLog
 
 
 class OperationCount(NamedTuple):
-    """Some images or tensors of one fetch that were made in the same way."""
+    """Some images or tensors of one fetch, or of a pass, that were made in the same way."""
 
     what: str  # the operations, with the places of the user's calls
     reason: str | None  # why Pillow computed them; None: datapipe's engine did
     num: int
+    num_samples: int  # that they belong to
+    has_failed: bool = False  # whether Pillow computed them as a trial of the engine failed
+    needed_by: str | None = None  # the operation for which they were made at once, with the place of the user's call
+
+    @property
+    def is_deferred(self) -> bool:
+        """Whether datapipe's engine or DALI made them, when the fetch ended."""
+        return self.reason is None and self.needed_by is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,39 +114,79 @@ class DeliveringCollate:
 
 @dataclass(slots=True)
 class Tally:
-    """The sum of the reports of all fetches of a loader."""
+    """The sum of the reports of the latest pass of a loader, and the bad samples of all."""
 
+    epoch: int = -1
     num_samples: int = 0
-    counts: dict[tuple[str, str | None], int] = field(default_factory=dict)
+    counts: dict[tuple[str, str | None], OperationCount] = field(default_factory=dict)
     bad: BadSampleLog = field(default_factory=BadSampleLog)
+    has_warned: bool = False
     paying: Paying = field(default_factory=Paying)
 
     def take(self, delivered: Delivered, *, epoch: int, step: int) -> Any:
-        """Add the report that came with a batch, and return the batch."""
+        """Add the report that came with a batch, and return the batch. Warns once of trials of the engine that failed."""
         for where, raised in delivered.bad:
             self.bad.add(BadSample(epoch, step, -1, where, raised))
         if delivered.cost is not None:
             self.paying.take(delivered.cost)
         if delivered.cost is None or not delivered.cost.is_plain:
+            if epoch != self.epoch:
+                self.epoch, self.num_samples, self.counts = epoch, 0, {}
             self.num_samples += delivered.num_samples
-        for what, reason, num in delivered.operations:
-            self.counts[what, reason] = self.counts.get((what, reason), 0) + num
+        for one in delivered.operations:
+            there = self.counts.get(one[:2])
+            if there is not None:
+                one = one._replace(num=one.num + there.num, num_samples=one.num_samples + there.num_samples)
+            self.counts[one[:2]] = one
+        self._warn()
         return delivered.batch
+
+    def _warn(self) -> None:
+        failed = [one for one in self.counts.values() if one.has_failed]
+        if failed and not self.has_warned:
+            self.has_warned = True
+            ways, them = f"{counted(len(failed), 'chain')} of operations", "them" if failed[1:] else "it"
+            warnings.warn(
+                f"datapipe computes {ways} with Pillow, without deferring {them}, such as {failed[0].what}: {failed[0].reason}. "
+                "datapipe.explain(loader) lists all of them, with the reasons",
+                stacklevel=4,
+            )
 
     def lines(self, most: int = 8) -> list[str]:
         """Return a line for each way in which images were made, the most frequent first."""
         if not self.num_samples:
             return ["nothing seen yet: operations are listed once batches have come"]
-        ranked = sorted(self.counts.items(), key=lambda item: -item[1])
-        lines = []
-        for (what, reason), count in ranked[:most]:
-            per_sample = count / self.num_samples
-            share = f"{per_sample:.0%} of samples" if per_sample <= 1 else f"{per_sample:.3g} per sample"
-            lines.append(f"{share}: {what}" if reason is None else f"{share}, by Pillow: {what} ({reason})")
-        if len(ranked) > most:
-            lines.append(
-                f"and {len(ranked) - most} more, {sum(count for _, count in ranked[most:])} of {self.num_samples} samples"
-            )
+        ranked = sorted(self.counts.values(), key=lambda one: -one.num)
         if not ranked:
-            lines.append("its samples hold no JPEG images that Pillow opened inside __getitem__")
-        return [*self.paying.lines(), *lines]
+            return [*self.paying.lines(), "its samples hold no JPEG images that Pillow opened inside __getitem__"]
+        lines = [*self.paying.lines(), f"in {counted(self.num_samples, 'sample')} that were recorded in epoch {self.epoch}:"]
+        for one in ranked[:most]:
+            several = f", {one.num / one.num_samples:.3g} in each" if one.num > one.num_samples else ""
+            by, why = ("", "") if one.reason is None else (", by Pillow", f" ({one.reason})")
+            lines.append(f"{self._share(one)} of samples{several}{by}: {one.what}{why}")
+        if len(ranked) > most:
+            largest = max(ranked[most:], key=lambda one: one.num_samples)
+            lines.append(f"and {len(ranked) - most} more, each of them in {self._share(largest)} of samples or less")
+        return lines
+
+    def gain(self, dataset: str) -> str:
+        """Return what the user can change in a Dataset of that name, so that more of it is deferred."""
+        if not self.num_samples:
+            return "ask again once batches have come: what can be gained depends on what its code does with its images"
+        if not self.counts:
+            return f"nothing by deferral: {dataset} opens no JPEGs with Pillow. `datapipe diagnose` names its slowest stage"
+        left = [one for one in self.counts.values() if not one.is_deferred]
+        if not left:
+            return f"nothing in {dataset}: all of its images are deferred"
+        needed = [one for one in left if one.needed_by is not None]
+        if needed:
+            first = max(needed, key=lambda one: one.num)
+            return (
+                f"in {dataset}: {first.needed_by} has its images or tensors made at once, {self._share(first)} of samples. Do it "
+                "after what cuts and resizes, or leave it to the GPU; docs/loader.md, Code of your own, lists what is deferred"
+            )
+        first = max(left, key=lambda one: one.num)
+        return f"in {dataset}: Pillow computes {first.what}, {self._share(first)} of samples, since {first.reason}"
+
+    def _share(self, one: OperationCount) -> str:
+        return f"{min(1.0, one.num_samples / self.num_samples):.0%}"

@@ -22,6 +22,7 @@ from datapipe.adapt.deferral import execution
 from datapipe.adapt.deferral.graph import JpegSource, Step, fold
 from datapipe.adapt.deferral.pillow_seams import PILLOW_STEPS
 from datapipe.adapt.deferral.synthetic import jpeg_of, picture
+from datapipe.adapt.deferral.tensor_operations import ARITHMETIC, FILTERS
 from datapipe.codecs import decode
 from datapipe.codecs.probe import probe
 from datapipe.transforms.execute import RESIZES
@@ -46,12 +47,14 @@ def reason_against(source: JpegSource, steps: list[Step]) -> str | None:
         return NOT_BEGUN
     reason = reason_against_decoding(source.kind)
     if reason is None and front.resampled is not None:
-        reason = _reason_against_resizing(front.resampled) or _reason_against_colors(on_image[front.num_steps :])
+        against = _reason_against_resizing_tensors if front.is_of_tensor else _reason_against_resizing
+        reason = against(front.resampled) or _reason_against_colors(on_image[front.num_steps :])
     for step in on_image[front.num_steps :]:
         reason = reason or _reason_against_color(step.name)
     if reason is None and len(steps) > len(on_image):
         mode = on_image[-1].mode if on_image else source.mode
-        reason = _reason_against_conversion(mode, tuple((step.name, step.args) for step in steps[len(on_image) :]))
+        tried = tuple((step.name, _TRIED_NUMBER if step.name in ARITHMETIC else step.args) for step in steps[len(on_image) :])
+        reason = _reason_against_conversion(mode, tried)
     return reason
 
 
@@ -99,12 +102,27 @@ def _reason_against_resizing(interpolation: Interpolation) -> str | None:
     pixels = picture(96, 120)
     for height, width in ((40, 50), (120, 150), (7, 9)):  # scaled alike on both sides: see the tolerances
         exact = np.asarray(Image.fromarray(pixels).resize((width, height), filter_))
-        out = torch.empty((1, 3, height, width), dtype=torch.uint8)
-        RESIZES[interpolation](torch.from_numpy(execution.as_batch(pixels)), [height, width], False, None, None, out=out)
-        reason = disagreement(out[0].permute(1, 2, 0).numpy(), exact, TOLERANCE[interpolation])
+        reason = disagreement(_resized(pixels, height, width, interpolation), exact, TOLERANCE[interpolation])
         if reason is not None:
             return reason
     return None
+
+
+@functools.lru_cache(maxsize=8)
+def _reason_against_resizing_tensors(interpolation: Interpolation) -> str | None:
+    pixels = picture(96, 120)
+    for height, width in ((40, 50), (120, 150), (7, 90)):
+        exact = np.asarray(PILLOW_STEPS["resize_image"](Image.fromarray(pixels), (width, height), FILTERS[interpolation]))
+        reason = disagreement(_resized(pixels, height, width, interpolation), exact, 0)
+        if reason is not None:
+            return reason
+    return None
+
+
+def _resized(pixels: NDArray[np.uint8], height: int, width: int, interpolation: Interpolation) -> NDArray[np.uint8]:
+    out = torch.empty((1, 3, height, width), dtype=torch.uint8)
+    RESIZES[interpolation](torch.from_numpy(execution.as_batch(pixels)), [height, width], False, None, None, out=out)
+    return out[0].permute(1, 2, 0).numpy()
 
 
 @functools.lru_cache(maxsize=64)
@@ -124,10 +142,12 @@ def _reason_against_conversion(mode: str, steps: tuple[tuple[str, tuple[Any, ...
     replayed = [Step(None, name, args, "tensor", image.size) for name, args in steps]  # type: ignore[arg-type]
     theirs = execution.as_tensor(image, replayed)
     ours = execution.finish(execution.planes_of(image), replayed)
-    agree = torch.equal(theirs, ours) and theirs.stride() == ours.stride()
+    into = execution.finish(execution.planes_of(image), replayed, torch.empty(ours.shape, dtype=ours.dtype))
+    agree = torch.equal(theirs, ours) and torch.equal(theirs, into) and theirs.stride() == ours.stride()
     return None if agree else "the conversion to a tensor differs"
 
 
+_TRIED_NUMBER = (0.7,)  # in place of what the user's code calculates with: each number is treated alike
 _TRIED_COLORS: dict[str, tuple[Any, ...]] = {"gaussian_blur": ([5, 5], [1.1, 1.1]), "adjust_hue": (0.1,)}
 
 

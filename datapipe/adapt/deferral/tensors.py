@@ -9,13 +9,19 @@ fetch ends its values are put into the same object, wherever that is held.
 from __future__ import annotations
 
 import functools
-from typing import Any
+import sys
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch.overrides import TorchFunctionMode
 
+from datapipe.adapt.deferral.blocks import COUNTED_BY_ASKING
 from datapipe.adapt.deferral.graph import Step
-from datapipe.adapt.deferral.recorder import Fetch, PendingPixels, current
+from datapipe.adapt.deferral.recorder import Fetch, PendingPixels, SharedMemory, current
+from datapipe.adapt.deferral.tensor_operations import PLANS, Derived, planned
+
+_TV_TENSORS = "torchvision.tv_tensors"
+_OF_NOBODY = 1 + COUNTED_BY_ASKING  # references to a tensor that only the loop's name holds
 
 
 class _WithoutStorage(torch.Tensor):
@@ -29,19 +35,22 @@ class _WithoutStorage(torch.Tensor):
 
 
 def stand_in(
-    step: Step,
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
-    strides: tuple[int, ...] | None,
-    fetch: Fetch,
-    *,
-    kind: type[torch.Tensor] = torch.Tensor,
+    made: Derived, fetch: Fetch, *, kind: type[torch.Tensor] = torch.Tensor, of: PendingPixels | None = None
 ) -> torch.Tensor:
-    """Return a tensor without values for the result of `step`, of that type, and record it in the fetch."""
-    tensor: torch.Tensor = torch.Tensor._make_wrapper_subclass(_WithoutStorage, shape, strides=strides, dtype=dtype)
+    """Return a tensor without values, of that type, and record it in the fetch. `of`: the one that it is a view of."""
+    tensor: torch.Tensor = torch.Tensor._make_wrapper_subclass(
+        _WithoutStorage, made.shape, strides=made.strides, dtype=made.dtype
+    )
     tensor.__class__ = kind
+    strides = tensor.stride() if made.strides is None else made.strides
+    shares = of is not None and made.offset is not None
+    memory, offset = (of.memory, of.offset + made.offset) if shares else (SharedMemory(), 0)  # type: ignore[union-attr, operator]
+    pending = PendingPixels(made.step, fetch.sample, made.shape, made.dtype, strides, offset, memory)
+    if memory.owner is None:
+        memory.owner = pending
+    memory.members.append(id(tensor))
     fetch.mode.open()
-    fetch.tensors[id(tensor)] = (tensor, PendingPixels(step, fetch.sample))
+    fetch.tensors[id(tensor)] = (tensor, pending)
     fetch.has_recorded = fetch.has_recorded_tensors = True
     return tensor
 
@@ -55,11 +64,22 @@ def install() -> None:
     @functools.wraps(original)
     def as_subclass(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         fetch = current()
-        if fetch is not None and fetch.mode is not None and id(self) in fetch.tensors:
-            fetch.mode.materialise(self, original)
+        if fetch is None or fetch.mode is None or id(self) not in fetch.tensors:
+            return original(self, *args, **kwargs)
+        kind = args[0] if len(args) == 1 and not kwargs else None
+        if kind is torch.Tensor or (kind is not None and kind is getattr(sys.modules.get(_TV_TENSORS), "Image", None)):
+            pending = fetch.tensors[id(self)][1]
+            same = Derived(pending.node, pending.shape, pending.dtype, pending.strides, 0)
+            return stand_in(same, fetch, kind=cast("type[torch.Tensor]", kind), of=pending)
+        fetch.mode.materialise(self, original)
         return original(self, *args, **kwargs)
 
     put(torch.Tensor, "as_subclass", as_subclass)
+
+
+def makes_plain_tensors() -> bool:
+    """Return whether a tensor made now would be a plain one: not of inference mode, and not traced."""
+    return not torch.is_inference_mode_enabled() and torch._C._get_tracing_state() is None
 
 
 def give_values(tensor: torch.Tensor, values: torch.Tensor) -> None:
@@ -67,19 +87,56 @@ def give_values(tensor: torch.Tensor, values: torch.Tensor) -> None:
     torch._C._swap_tensor_impl(tensor, values.as_subclass(torch.Tensor))
 
 
+class Sharing(NamedTuple):
+    """Stand-ins that share memory: what to make, and how it lies there."""
+
+    tensors: list[tuple[torch.Tensor, PendingPixels]]
+    made: PendingPixels
+
+    def give(self, values: torch.Tensor) -> None:
+        """Turn the stand-ins into `values`, or into views of them."""
+        if values.stride() != self.made.strides:
+            values = torch.empty_strided(self.made.shape, self.made.strides, dtype=values.dtype).copy_(values)
+        for tensor, pending in self.tensors:
+            is_all = pending.node is self.made.node
+            offset = pending.offset - self.made.offset
+            give_values(tensor, values if is_all else values.as_strided(pending.shape, pending.strides, offset))
+
+
+def sharing(tensors: list[tuple[torch.Tensor, PendingPixels]]) -> Sharing:
+    """Return what to make for stand-ins that share memory: what is theirs alone, or all of the memory where they differ."""
+    first = tensors[0][1]
+    if all(pending.node is first.node for _, pending in tensors):
+        return Sharing(tensors, first)
+    assert first.memory.owner is not None
+    return Sharing(tensors, first.memory.owner)
+
+
+def _with_others(tensor: torch.Tensor, fetch: Fetch) -> list[tuple[torch.Tensor, PendingPixels]]:
+    """Return a stand-in and those that the user's code may hold of the same memory, and forget them all."""
+    found = [fetch.tensors.pop(id(tensor))]
+    memory = found[0][1].memory
+    for key in memory.members:
+        if key in fetch.tensors and fetch.tensors[key][1].memory is memory:
+            other, pending = fetch.tensors.pop(key)
+            if sys.getrefcount(other) > _OF_NOBODY:
+                found.append((other, pending))
+    return found
+
+
 def values_now(step: Step, fetch: Fetch) -> torch.Tensor:
     """Return the values of a recorded tensor. Raises what its steps raise; then the sample has failed."""
     try:
-        return fetch.engine.tensor_now(step, fetch.is_held)  # type: ignore[no-any-return]
+        return fetch.engine.tensor_now(step, fetch.is_held, fetch.sample)  # type: ignore[no-any-return]
     except Exception:
         fetch.has_failed = True
         raise
 
 
-def step_of(tensor: Any, fetch: Fetch) -> Step | None:
-    """Return the step behind a stand-in; None for a tensor with values."""
+def pending_of(tensor: Any, fetch: Fetch) -> PendingPixels | None:
+    """Return what will make a stand-in; None for a tensor with values."""
     held = fetch.tensors.get(id(tensor))
-    return None if held is None or not isinstance(held[1].node, Step) else held[1].node
+    return None if held is None else held[1]
 
 
 class TensorMode(TorchFunctionMode):
@@ -94,6 +151,10 @@ class TensorMode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         held = self._fetch.tensors
         if held:
+            if func in PLANS and args and id(args[0]) in held:
+                made = self._recorded(func, args, kwargs)
+                if made is not None:
+                    return made
             for value in (*args, *kwargs.values()) if kwargs else args:
                 if id(value) in held:
                     if func not in _NEEDS_NO_VALUES:
@@ -104,14 +165,20 @@ class TensorMode(TorchFunctionMode):
                             self.materialise(item, func)
         return func(*args, **kwargs) if kwargs else func(*args)
 
+    def _recorded(self, function: Any, args: tuple[Any, ...], kwargs: Any) -> torch.Tensor | None:
+        """Return the stand-in for what a function makes of one; None where it has to be called."""
+        if type(args[0]) is not torch.Tensor or not makes_plain_tensors():
+            return None
+        pending = self._fetch.tensors[id(args[0])][1]
+        made = planned(function, pending, args[1:], kwargs)
+        return None if made is None else stand_in(made, self._fetch, of=pending)
+
     def materialise(self, tensor: torch.Tensor, function: Any) -> None:
         """Give a stand-in its values now. Raises what its steps raise; then the sample has failed."""
         fetch = self._fetch
-        _, pending = fetch.tensors[id(tensor)]
-        assert isinstance(pending.node, Step)
         fetch.note_tensor(function)
-        give_values(tensor, values_now(pending.node, fetch))
-        del fetch.tensors[id(tensor)]
+        shared = sharing(_with_others(tensor, fetch))
+        shared.give(values_now(shared.made.node, fetch))
 
     def begin_sample(self, *, opens: bool) -> None:
         """Note where the sample's own modes begin. `opens`: its code may come by stand-ins of samples before it."""

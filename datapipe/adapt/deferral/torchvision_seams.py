@@ -19,10 +19,12 @@ from PIL import Image
 from datapipe.adapt.deferral import tensors
 from datapipe.adapt.deferral.graph import Step
 from datapipe.adapt.deferral.pillow_seams import PILLOW_STEPS, Planned, is_watched, node_of, recording_method
-from datapipe.adapt.deferral.recorder import Fetch, approximates, call_site, current, recording
+from datapipe.adapt.deferral.recorder import Fetch, PendingPixels, approximates, current, recording, site_now
+from datapipe.adapt.deferral.tensor_operations import Derived, as_float, bordered, calculated, padded, resized, sides_of
 
 _FUNCTIONAL = "torchvision.transforms.functional"
 _ON_PILLOW = "torchvision.transforms._functional_pil"
+_ON_TENSORS = "torchvision.transforms._functional_tensor"
 _V2 = "torchvision.transforms.v2.functional"
 _TV_TENSORS = "torchvision.tv_tensors"
 
@@ -39,8 +41,8 @@ def install() -> None:
             PILLOW_STEPS[name] = original = getattr(functional if name == "gaussian_blur" else on_pillow, name)
             _replaced[id(original)] = (original, recording_method(original, plan))
         for name in ("to_tensor", "pil_to_tensor", "normalize"):
-            TENSOR_STEPS[name] = original = getattr(functional, name)
-            _replaced[id(original)] = (original, _recording_function(name, original))
+            _replace(name, getattr(functional, name))
+        _replace("pad", sys.modules[_ON_TENSORS].pad)
         _replace_names()
     if TENSOR_STEPS and "to_image" not in TENSOR_STEPS and hasattr(v2, "to_image") and hasattr(v2, "normalize"):
         _install_v2(v2)
@@ -49,18 +51,26 @@ def install() -> None:
 def _install_v2(functional: Any) -> None:
     """Replace v2's kernels once all of it is imported: those that it shares with v1, and its own."""
     registry: dict[Any, dict[type, Any]] = functional._utils._KERNEL_REGISTRY
+    _replace("to_image", functional.to_image)
+    _replace("v2 to_dtype", functional.to_dtype_image)
+    _replace("v2 normalize", functional.normalize_image)
+    _replace("v2 pad", functional._geometry._pad_with_scalar_fill)
+    _replace("resize_image", functional.resize_image)
+    PILLOW_STEPS["resize_image"] = _resize_image
+    image = sys.modules[_TV_TENSORS].Image
     for kernels in registry.values():
         for kind, kernel in kernels.items():
             if id(kernel) in _replaced:
                 kernels[kind] = _replaced[id(kernel)][1]
-    TENSOR_STEPS["to_image"] = original = functional.to_image
-    _replaced[id(original)] = (original, _recording_function("to_image", original))
-    for name in ("to_dtype", "normalize"):
-        TENSOR_STEPS[f"v2 {name}"] = getattr(functional, f"{name}_image")
-        kernels = registry[getattr(functional, name)]
-        for kind in (torch.Tensor, sys.modules[_TV_TENSORS].Image):
-            kernels[kind] = _recording_function(f"v2 {name}", kernels[kind])
+            elif kind is image and id(getattr(kernel, "__wrapped__", None)) in _replaced:
+                kernels[kind] = functional._utils._kernel_tv_tensor_wrapper(_replaced[id(kernel.__wrapped__)][1])
     _replace_names()
+
+
+def _replace(name: str, original: Callable[..., Any]) -> None:
+    """Note what stands in the place of a function that makes a tensor."""
+    TENSOR_STEPS[name] = original
+    _replaced[id(original)] = (original, _recording_function(name, original))
 
 
 def _replace_names() -> None:
@@ -102,6 +112,20 @@ def _gaussian_blur(img: Any, kernel_size: Any, sigma: Any = None) -> Planned | N
     return ("gaussian_blur", (list(sizes), sigma), "RGB", img.size, sizes)
 
 
+def _pad(img: Any, padding: Any, fill: Any = 0, padding_mode: Any = "constant") -> Planned | None:
+    sides = sides_of(padding)
+    if sides is None or img.mode not in ("RGB", "L"):
+        return None
+    size = (img.width + sides[0] + sides[2], img.height + sides[1] + sides[3])
+    if size[0] * size[1] > 4 * img.width * img.height:
+        return None
+    if padding_mode == "constant" and fill in (0, None):  # as a crop beyond the edges
+        box = (-sides[0], -sides[1], img.width + sides[2], img.height + sides[3])
+        return ("crop", (box,), img.mode, size, not any(sides))
+    fill = tuple(fill) if isinstance(fill, list) else fill
+    return ("pad", (sides, fill, padding_mode), img.mode, size, padding_mode)
+
+
 _ADJUSTMENTS = ("adjust_brightness", "adjust_contrast", "adjust_saturation", "adjust_hue")
 _IMAGE_STEPS: dict[str, Callable[..., Planned | None]] = {
     **{
@@ -110,6 +134,7 @@ _IMAGE_STEPS: dict[str, Callable[..., Planned | None]] = {
     },
     "to_grayscale": _grayscale,
     "gaussian_blur": _gaussian_blur,
+    "pad": _pad,
 }
 
 
@@ -137,12 +162,7 @@ def _recording_function(name: str, original: Callable[..., Any]) -> Callable[...
 
 def _can_record(fetch: Fetch) -> bool:
     """Return whether a tensor made now would be a plain one."""
-    return (
-        fetch.mode is not None
-        and fetch.mode.is_innermost
-        and not torch.is_inference_mode_enabled()
-        and torch._C._get_tracing_state() is None
-    )
+    return fetch.mode is not None and fetch.mode.is_innermost and tensors.makes_plain_tensors()
 
 
 def _to_tensor(name: str, fetch: Fetch, *args: Any, **kwargs: Any) -> torch.Tensor | None:
@@ -155,7 +175,7 @@ def _to_tensor(name: str, fetch: Fetch, *args: Any, **kwargs: Any) -> torch.Tens
     if parent is None or image.mode not in ("RGB", "L"):
         return None
     fetch.is_exact = fetch.is_exact and not approximates(parent)
-    step = Step(parent, name, (), "tensor", image.size, (image.mode, None), call_site() if fetch.notes_sites else None)
+    step = Step(parent, name, (), "tensor", image.size, (image.mode, None), site_now())
     channels, (width, height) = 3 if image.mode == "RGB" else 1, image.size
     strides = None if scales and channels == 3 else (1, width * channels, channels)
     dtype = torch.float32 if scales else torch.uint8
@@ -163,31 +183,50 @@ def _to_tensor(name: str, fetch: Fetch, *args: Any, **kwargs: Any) -> torch.Tens
     if fetch.is_eager:
         values = tensors.values_now(step, fetch)
         return values if kind is torch.Tensor else values.as_subclass(kind)
-    return tensors.stand_in(step, (channels, height, width), dtype, strides, fetch, kind=kind)
+    return tensors.stand_in(Derived(step, (channels, height, width), dtype, strides), fetch, kind=kind)
 
 
 def _on_tensor(name: str, fetch: Fetch, *args: Any, **kwargs: Any) -> torch.Tensor | None:
-    """Return the stand-in for float32 values made of a stand-in of the same type and layout; None for other values."""
-    tensor = args[0] if args else None
-    parent = tensors.step_of(tensor, fetch)
-    if parent is None or (name == "normalize" and type(tensor) is not torch.Tensor):  # of a subclass v1 makes a plain one
+    """Return the stand-in for what is made of a stand-in; None for other values."""
+    pending = tensors.pending_of(args[0], fetch) if args and type(args[0]) is torch.Tensor else None
+    made = None if pending is None else _TENSOR_PLANS[name](pending, *args[1:], **kwargs)
+    return None if made is None else tensors.stand_in(made, fetch, of=pending)
+
+
+def _to_dtype(known: PendingPixels, dtype: torch.dtype = torch.float32, scale: bool = False) -> Derived | None:
+    if not scale:
+        return as_float(known, dtype)
+    if dtype is not torch.float32 or known.dtype is not torch.uint8:
         return None
-    given = _TENSOR_PLANS[name](*args, **kwargs)
-    if given is None:
+    return calculated(known, "v2 to_dtype", (dtype, True), dtype, (dtype, True))
+
+
+def _normalize(name: str, known: PendingPixels, mean: Any, std: Any, inplace: bool = False) -> Derived | None:
+    given = _floats(mean, known.shape[0]), _floats(std, known.shape[0])  # one for all channels is as many that are equal
+    if inplace or known.dtype is not torch.float32 or given[0] is None or given[1] is None:
         return None
-    step = Step(parent, name, given, "tensor", parent.size, given, call_site() if fetch.notes_sites else None)
-    return tensors.stand_in(step, tuple(args[0].shape), torch.float32, args[0].stride(), fetch, kind=type(args[0]))
+    return calculated(known, name, given, torch.float32, given) if all(abs(value) > 1e-30 for value in given[1]) else None
 
 
-def _to_dtype(image: torch.Tensor, dtype: torch.dtype = torch.float32, scale: bool = False) -> tuple[Any, ...] | None:
-    return (dtype, True) if scale and dtype is torch.float32 and image.dtype is torch.uint8 else None
-
-
-def _normalize(image: torch.Tensor, mean: Any, std: Any, inplace: bool = False) -> tuple[Any, ...] | None:
-    given = _floats(mean, image.shape[0]), _floats(std, image.shape[0])  # one for all channels is as many that are equal
-    if inplace or image.dtype is not torch.float32 or given[0] is None or given[1] is None:
+def _resized(
+    known: PendingPixels,
+    size: Any,
+    interpolation: Any = "bilinear",
+    max_size: int | None = None,
+    antialias: bool | None = True,
+) -> Derived | None:
+    geometry = sys.modules[TENSOR_STEPS["resize_image"].__module__]
+    to = tuple(geometry._compute_resized_output_size(known.shape[1:], size=size, max_size=max_size))
+    if antialias is not True or to == known.shape[1:]:  # for the same size torchvision returns the image itself
         return None
-    return given if all(abs(value) > 1e-30 for value in given[1]) else None
+    return resized(known, to, getattr(interpolation, "value", interpolation))
+
+
+def _resize_image(image: Image.Image, size: tuple[int, int], filter_: int) -> Image.Image:
+    """Return an image resized as transforms.v2 resizes tensors."""
+    pixels = TENSOR_STEPS["pil_to_tensor"](image)
+    made = TENSOR_STEPS["resize_image"](pixels, [size[1], size[0]], interpolation=filter_, antialias=True)
+    return Image.fromarray(made.permute(1, 2, 0).contiguous().numpy())
 
 
 def _floats(values: Any, number: int) -> tuple[float, ...] | None:
@@ -203,8 +242,11 @@ def _floats(values: Any, number: int) -> tuple[float, ...] | None:
     return tuple(map(float, values)) * (number // len(values))
 
 
-_TENSOR_PLANS: dict[str, Callable[..., tuple[Any, ...] | None]] = {  # from the arguments to those of the step; None: not recorded
-    "normalize": _normalize,
+_TENSOR_PLANS: dict[str, Callable[..., Derived | None]] = {  # from a tensor and the other arguments; None: not recorded
+    "normalize": functools.partial(_normalize, "normalize"),
+    "pad": padded,
     "v2 to_dtype": _to_dtype,
-    "v2 normalize": _normalize,
+    "v2 normalize": functools.partial(_normalize, "v2 normalize"),
+    "v2 pad": lambda known, sides, fill, padding_mode: bordered(known, sides, padding_mode, fill),
+    "resize_image": _resized,
 }

@@ -18,6 +18,7 @@ MAX_LINES, WIDTH = 24, 100
 _MAX_STAGES, _FEW_STAGES, _MAX_HOW, _BAR, _LABEL = 4, 2, 4, 40, 36
 _INDENT = " " * 5  # of the instructions of a remedy
 _COLOURS = {"high": "1;31", "moderate": "1;33", "fine": "1;32", None: "1"}
+_LONGEST_NAME = 44  # of what would make it slower: with its factor and with how many more there are it fits into a line
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,18 +155,19 @@ def _worse(what_if: Remedies | None) -> list[str]:
     """Return one line of what would make a step longer, the worst first, and how many times as long; none if nothing would."""
     found = [] if what_if is None else [one for one in what_if.within_noise if words.is_worse(one)]
     groups = sorted(grouped(found), key=lambda group: -group.first.step_s.value)
-    return _all_named("Would make it slower: ", [words.worse(group.first, group.name) for group in groups], num=1)
+    names = [words.worse(group.first, words.short(group.name, _LONGEST_NAME)) for group in groups]
+    return _all_named("Would make it slower: ", names, num=1)
 
 
 def _all_named(title: str, names: list[str], *, num: int) -> list[str]:
     """Return at most `num` lines that name as many as fit, whole, and say how many more there are; none without names."""
     for count in range(len(names), 0, -1):
-        more = [f"{len(names) - count} more in the page"] if count < len(names) else []
-        lines = textwrap.wrap(
-            words.plain(title + ", ".join([*names[:count], *more])), WIDTH, initial_indent="  ", subsequent_indent="  "
-        )
-        if len(lines) <= num:
-            return lines
+        num_more = len(names) - count
+        for more in ([f"{num_more} more in the page"], [f"{num_more} more"]) if num_more else ([],):
+            text = words.plain(title + ", ".join([*names[:count], *more]))
+            lines = textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="  ")
+            if len(lines) <= num:
+                return lines
     return []
 
 

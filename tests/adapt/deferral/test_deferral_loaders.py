@@ -290,24 +290,108 @@ NAMED = {
     "thumbnail needs its pixels at once": data.thumbnail,
     "RandomEqualize needs its pixels at once": T.Compose([T.RandomCrop(8), T.RandomEqualize(1.0), T.ToTensor()]),
     "since RandomErasing needs its values": T.Compose([T.RandomCrop(8), T.ToTensor(), T.RandomErasing(1.0)]),
-    "since ConvertImageDtype needs its values": T.Compose([T.PILToTensor(), T.ConvertImageDtype(torch.float32), T.CenterCrop(8)]),
-    "since pad needs its values": lambda image: torch.nn.functional.pad(F.to_tensor(image.crop((0, 0, 9, 9))), (1, 1)),
-    "since mul needs its values": lambda image: F.to_tensor(image.crop((0, 0, 9, 9))).mul(2),
+    "since ColorJitter needs its values": T.Compose([T.PILToTensor(), T.ColorJitter(0.3), T.CenterCrop(8)]),
+    "since Normalize needs its values": T.Compose([T.ToTensor(), T.Normalize([0.5], [0.2], inplace=True)]),
+    "since Resize needs its values": T.Compose([T.PILToTensor(), T.Resize((8, 8))]),
+    "since pad needs its values": lambda image: torch.nn.functional.pad(
+        F.to_tensor(image.crop((0, 0, 9, 9))), (1, 1), mode="reflect"
+    ),
+    "since mul_ needs its values": lambda image: F.to_tensor(image.crop((0, 0, 9, 9))).mul_(2),
 }
 
 
 @pytest.mark.parametrize("line", NAMED)
 def test_explain_names_what_was_not_recorded(paths: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
-    loader = loaded(Images(paths, NAMED[line]))
+    loader = loaded(Images(paths, NAMED[line]), batch_size=1)
     batches(loader)
     assert line in told(loader, capsys)
+    assert "the code needs" not in told(loader, capsys)  # nor in later batches, whose steps note no call sites
 
 
 def test_explain_counts_images_of_which_a_sample_has_several(paths: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     crop = T.Compose([T.RandomCrop(8), T.ToTensor()])
     loader = loaded(Images(paths, lambda image: [crop(image) for _ in range(10)]))
     batches(loader)
-    assert "10 per sample: JPEG (RGB) -> convert('RGB') at " in told(loader, capsys)
+    lines = told(loader, capsys)
+    assert f"in {len(paths)} samples that were recorded in epoch 0:" in lines
+    assert "100% of samples, 10 in each: JPEG (RGB) -> convert('RGB') at " in lines
+    batches(loader)
+    assert f"in {len(paths)} samples that were recorded in epoch 1:" in told(loader, capsys)
+
+
+def of_many_kinds(image: Any) -> list[Any]:
+    """Ten chains that differ, three times each."""
+    turns = [Image.Transpose(number % 7) for number in range(10)]
+    made = []
+    for number, turn in enumerate(turns):
+        turned = image.crop((0, 0, 9, 9)).transpose(turn)
+        made += [F.to_tensor(turned.convert("L") if number > 6 else turned) for _ in range(3)]
+    return made
+
+
+def test_explain_counts_samples_in_its_last_line_too(paths: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    loader = loaded(Images(paths, of_many_kinds))
+    batches(loader)
+    assert "and 2 more, each of them in 100% of samples or less" in told(loader, capsys)
+
+
+def brightened(image: Any) -> Any:
+    return F.adjust_brightness(image, 9.0)
+
+
+GAINS = {
+    "nothing in Images: all of its images are deferred": TRAIN,
+    "in Images: RandomErasing at ": T.Compose([T.RandomCrop(8), T.ToTensor(), T.RandomErasing(1.0)]),
+    "has its images or tensors made at once, 100% of samples. Do it after what cuts and resizes": data.through_numpy,
+    "in Images: Pillow computes JPEG (RGB) -> ": T.Compose([T.Resize((8, 8)), brightened, T.ToTensor()]),
+    "nothing by deferral: Images opens no JPEGs with Pillow": lambda image: 1,
+}
+
+
+@pytest.mark.parametrize("line", GAINS)
+def test_explain_advises_what_can_be_done_in_this_dataset(
+    paths: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loader = loaded(Images(paths, GAINS[line], open_=(lambda path: None) if "opens no" in line else None))
+    assert "ask again once batches have come" in told(loader, capsys)
+    batches(loader)
+    assert line in told(loader, capsys)
+    assert "let datapipe see the files" not in told(loader, capsys)
+
+
+class Batches(torch.utils.data.Sampler[list[int]]):
+    def __iter__(self) -> Any:
+        return iter([[0, 1], [2, 3]])
+
+    def __len__(self) -> int:
+        return 2
+
+
+def begun(worker: int) -> None:
+    """A worker_init_fn."""
+
+
+def put_together(samples: list[Any]) -> Any:
+    return samples
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "where", "begins"),
+    [
+        (0, "the training process", "never, as there are no workers"),
+        (1, "torch's workers", "at the start of each of torch's workers"),
+    ],
+)
+def test_explain_names_functions_of_the_users_and_where_they_run(
+    paths: list[str], num_workers: int, where: str, begins: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = DataLoader(
+        Images(paths, TRAIN), batch_sampler=Batches(), num_workers=num_workers, collate_fn=put_together, worker_init_fn=begun
+    )
+    lines = told(dp.from_torch(own, device="cpu"), capsys)
+    assert f"by collate_fn put_together, in {where}" in lines
+    assert f"worker_init_fn: begun, called {begins}" in lines
+    assert "batch_sampler: Batches, called in the training process" in lines
 
 
 def test_one_mean_for_all_channels_is_recorded(paths: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -380,16 +464,27 @@ def tried_again() -> Any:
         function.cache_clear()
 
 
-def test_what_does_not_agree_is_computed_by_pillow(paths: list[str], monkeypatch: pytest.MonkeyPatch, tried_again: None) -> None:
+def test_what_does_not_agree_is_computed_by_pillow(
+    paths: list[str], monkeypatch: pytest.MonkeyPatch, tried_again: None, capfd: pytest.CaptureFixture[str]
+) -> None:
     def wrong(values: Any, steps: Any, out: Any = None) -> Any:
         return finish(values, steps).add(1e-3)
 
     finish = execution.finish
     monkeypatch.setattr(execution, "finish", wrong)
     dataset = Images(paths, TRAIN)
-    with pytest.warns(UserWarning, match=r"datapipe computes JPEG .* with Pillow, .*: the conversion to a tensor differs"):
-        ours, theirs = data.both_ways(dataset)
-    assert all(torch.equal(one[0], other[0]) for one, other in zip(ours, theirs, strict=True))
+    loader = loaded(dataset, num_workers=1)
+    text = (
+        r"datapipe computes 2 chains of operations with Pillow, .* such as JPEG .*: the conversion to a tensor differs.*explain"
+    )
+    with pytest.warns(UserWarning, match=text) as warned:
+        ours = batches(loader)
+    assert len([one for one in warned if "datapipe computes" in str(one.message)]) == 1, "for both chains, in all batches"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        batches(loader)
+    assert same(ours, batches(loaded(dataset, defer=False)))
+    assert capfd.readouterr().err.count("datapipe computes") == 0, "workers say nothing"
 
 
 def test_an_engine_that_decodes_other_pixels_is_found_out(
