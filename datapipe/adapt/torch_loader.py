@@ -17,7 +17,7 @@ import torch.utils.data
 
 from datapipe.adapt.deferral.dataset import DeferringDataset, WorkerStart
 from datapipe.adapt.deferral.reports import DeliveringCollate, Tally
-from datapipe.adapt.deferral.requests import BatchRequest, SeededCollate
+from datapipe.adapt.deferral.requests import BatchRequest
 from datapipe.adapt.explaining import lines_about, lines_about_rows
 from datapipe.adapt.keys import KeyPass, KeySource, SampleDataset
 from datapipe.adapt.loaders import TorchDataLoader, length_of, rebuilt_loader, sampler_of
@@ -116,7 +116,7 @@ class TorchLoader:
             return value
         if name == "collate_fn":
             self._dataset.stacks = value is torch.utils.data.default_collate
-            return DeliveringCollate(value if self._dataset.stacks else SeededCollate(value))
+            return DeliveringCollate(value)
         return WorkerStart(value) if name == "worker_init_fn" else value
 
     @property

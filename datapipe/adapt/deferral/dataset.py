@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 import torch.utils.data
 
 from datapipe.adapt.deferral import pillow_seams, tensors, torchvision_seams
@@ -19,7 +18,7 @@ from datapipe.adapt.deferral.encoded_rows import blocks_of
 from datapipe.adapt.deferral.engine import Engine, Wanted
 from datapipe.adapt.deferral.recorder import Fetch, PendingPixels, place_of, recording
 from datapipe.adapt.deferral.reports import FetchReport, OperationCount, Stopwatch, leave_report
-from datapipe.adapt.deferral.requests import BatchRequest, leave_collation_seed
+from datapipe.adapt.deferral.requests import BatchRequest
 from datapipe.loader.options import OnError
 from datapipe.loader.policy import MAX_ATTEMPTS
 from datapipe.loader.random_state import random_state_kept, reseed
@@ -50,7 +49,7 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
         self.stacks = False  # whether default_collate will stack the samples
         self._engine: Engine | None = None
         self._process = 0  # whose engine that is, as decoders do not survive a fork
-        self._num_fetches = self._num_failures = 0
+        self._num_recorded = self._num_plain = self._num_failures = 0  # fetches of this process, and samples
         self._first_failure = ""
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -76,7 +75,6 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
     def __getitems__(self, request: Any) -> Any:
         """Return the samples of a batch. Raises what the user's code raises, as without deferral."""
         request = BatchRequest.of(request)
-        leave_collation_seed(request.collation_seed)
         if request.seeds is None or torch.utils.data.get_worker_info() is not None:
             return self._fetch(request)
         with random_state_kept():
@@ -87,25 +85,25 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
         calls = self._calls(request)
         if not self.defers or not pillow_seams.is_available():
             made = [self._plainly(call) for call in calls]
-            leave_report(FetchReport((), len(calls), bad=_bad_among(made)))
+            leave_report(FetchReport((), len(calls), bad=_bad_among(made), collation_seed=request.collation_seed))
             return self._settled(made, calls)
         pillow_seams.install()
         torchvision_seams.install()
         tensors.install()
         if self._process != os.getpid():
-            self._engine, self._process, self._num_fetches = None, os.getpid(), 0
-        num = len(request) if isinstance(request.keys, Sized) else 1
+            self._engine, self._process, self._num_recorded, self._num_plain = None, os.getpid(), 0, 0
+        seed, num = request.collation_seed, len(request) if isinstance(request.keys, Sized) else 1
         if not request.is_recorded:
             watched = Fetch(is_plain=True)
             made = [self._watched(call, watched, number) for number, call in enumerate(calls)]
             if watched.is_exact:
-                stopwatch = Stopwatch(began, is_plain=True, is_exact=True, is_warm=self._num_fetches > 0)
-                self._num_fetches += 1
-                leave_report(FetchReport((), num, bad=_bad_among(made), stopwatch=stopwatch))
+                stopwatch = Stopwatch(began, is_plain=True, is_exact=True, is_warm=self._num_plain > 0)
+                self._num_plain += 1
+                leave_report(FetchReport((), num, bad=_bad_among(made), stopwatch=stopwatch, collation_seed=seed))
                 return self._settled(made, calls)
-        is_warm, self._num_fetches = self._num_fetches > 0, self._num_fetches + 1
+        is_warm, self._num_recorded = self._num_recorded > 0, self._num_recorded + 1
         engine = self._engine = self._engine or Engine()
-        fetch = Fetch(notes_sites=self._num_fetches <= _FETCHES_WITH_SITES, engine=engine)
+        fetch = Fetch(notes_sites=self._num_recorded <= _FETCHES_WITH_SITES, engine=engine)
         fetch.mode = tensors.TensorMode(fetch)
         made = []
         try:
@@ -130,7 +128,7 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
         make_again = functools.partial(self.__getitems__, request.with_values()) if encoded else None
         counts = (*_counts(engine, fetch, len(again)), *self._counts_of_failures(num))
         stopwatch = Stopwatch(began, is_plain=False, is_exact=fetch.is_exact, is_warm=is_warm)
-        leave_report(FetchReport(counts, num, blocks, _bad_among(made), make_again, stopwatch))
+        leave_report(FetchReport(counts, num, blocks, _bad_among(made), make_again, stopwatch, seed))
         return self._settled(made, calls)
 
     def _watched(self, call: _Call, watched: Fetch, number: int) -> Any:

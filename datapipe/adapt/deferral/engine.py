@@ -36,9 +36,8 @@ class Wanted(NamedTuple):
 class Engine:
     """Executes chains for one thread."""
 
-    counts: dict[tuple[Hashable, str | None], list[int]] = field(
-        default_factory=dict
-    )  # the samples of chains executed, by signature and reason
+    # the samples of chains executed, by signature and reason
+    counts: dict[tuple[Hashable, str | None], list[int]] = field(default_factory=dict)
     sent: dict[Hashable, list[int]] = field(default_factory=dict)  # the samples of chains left to DALI, by signature
     made_here: dict[Hashable, str] = field(default_factory=dict)  # why chains were executed here instead, by signature
     _lines: dict[Hashable, str] = field(default_factory=dict)  # the operations as `explain` shows them, by signature

@@ -231,8 +231,8 @@ def recording_method(original: Callable[..., Any], plan: Planner) -> Callable[..
     return method
 
 
-def is_watched(image: Image.Image, fetch: Fetch) -> bool | None:
-    """Return, in a plain fetch, whether the pixels of an image would be approximated; None: it would not be recorded."""
+def watch(image: Image.Image, fetch: Fetch) -> bool | None:
+    """Trace an image in a plain fetch. Returns whether its pixels would be approximated; None: it would not be recorded."""
     reference, is_approximated = fetch.traced.get(id(image), (None, False))
     if reference is not None and reference() is image:
         return is_approximated
@@ -243,7 +243,7 @@ def is_watched(image: Image.Image, fetch: Fetch) -> bool | None:
 
 
 def _watched(image: Image.Image, fetch: Fetch, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    is_approximated = is_watched(image, fetch)
+    is_approximated = watch(image, fetch)
     with recording(None):
         made = original(image, *args, **kwargs)
     if is_approximated is not None and isinstance(made, Image.Image):
@@ -256,7 +256,7 @@ def _lazy_load(original: Callable[..., Any]) -> Callable[..., Any]:
     def load(self: Image.Image) -> Any:
         fetch = current()
         if fetch is not None and fetch.is_plain:
-            is_watched(self, fetch)
+            watch(self, fetch)
             with recording(None):
                 return original(self)
         if fetch is None or not (self._im is None or deferred_of(self) is not None):

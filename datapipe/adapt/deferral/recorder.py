@@ -58,9 +58,8 @@ class Fetch:
     is_exact: bool = True  # whether no sample so far has values that depend on whether it was recorded
     traced: dict[int, tuple[weakref.ref[Any], bool]] = field(default_factory=dict)  # see `trace`
     has_failed: bool = False  # in the sample that runs now: bytes turned out bad where the user's code did not expect it
-    materialised: dict[tuple[str, str | None, str], list[int]] = field(
-        default_factory=dict
-    )  # samples, by what was made at once, why by Pillow, and what needed it
+    # samples, by what was made at once, why by Pillow, and what needed it
+    materialised: dict[tuple[str, str | None, str], list[int]] = field(default_factory=dict)
 
     def begin_sample(self, number: int, *, is_eager: bool = False) -> None:
         """Record what follows as that of another sample."""

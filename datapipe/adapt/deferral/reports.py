@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 import time
@@ -16,6 +17,7 @@ from datapipe.adapt.deferral.blocks import Block, collate_blocks
 from datapipe.adapt.deferral.paying import Cost, Paying
 from datapipe.core.printable import counted
 from datapipe.loader.policy import BadSample, BadSampleLog
+from datapipe.loader.random_state import random_state_kept, reseed
 
 
 class OperationCount(NamedTuple):
@@ -74,6 +76,7 @@ class FetchReport(NamedTuple):
     bad: tuple[tuple[str, str], ...] = ()
     make_again: Callable[[], Any] | None = None  # returns the samples with values, if some have none because blocks need none
     stopwatch: Stopwatch | None = None
+    collation_seed: int | None = None  # of the user's collate_fn; None: leave the random state alone
 
 
 class _LocalReport(threading.local):
@@ -97,7 +100,7 @@ class DeliveringCollate:
     def __call__(self, samples: Any) -> Delivered:
         report, _of_last_fetch.report = _of_last_fetch.report, FetchReport()
         if self.collate_fn is not torch.utils.data.default_collate:
-            batch = self.collate_fn(samples)
+            batch = self._collated(samples, report.collation_seed)
         elif report.make_again is None:
             batch = collate_blocks(samples, report.blocks)
         else:
@@ -110,6 +113,15 @@ class DeliveringCollate:
                 return self(report.make_again())
         cost = None if report.stopwatch is None else report.stopwatch.stop(report.num_samples)
         return Delivered(batch, report.operations, report.num_samples, report.bad, cost)
+
+    def _collated(self, samples: Any, seed: int | None) -> Any:
+        """Call the user's function in the random state of its batch; in the training process that is restored afterwards."""
+        if seed is None:
+            return self.collate_fn(samples)
+        is_in_worker = torch.utils.data.get_worker_info() is not None
+        with contextlib.nullcontext() if is_in_worker else random_state_kept():
+            reseed(seed)
+            return self.collate_fn(samples)
 
 
 @dataclass(slots=True)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import threading
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch.utils.data
 from numpy.typing import NDArray
 
-from datapipe.loader.random_state import collation_seed, random_state_kept, reseed
+from datapipe.loader.random_state import collation_seed
 from datapipe.order.draws import apart, key64, mix64
 from datapipe.order.plan import Picks, Rank
 
@@ -73,31 +70,3 @@ def sample_seeds(seed: int, epoch: int, keys: NDArray[np.int64]) -> list[int]:
     """Return a seed per sample, from 0 to 2^63 - 1. `keys`: (n,) identify the samples of an epoch."""
     words = mix64(keys.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) ^ key64(seed, epoch, _SAMPLES))
     return (words >> np.uint64(1)).tolist()  # type: ignore[no-any-return]
-
-
-class _Local(threading.local):
-    seed: int | None = None
-
-
-_of_last_fetch = _Local()
-
-
-def leave_collation_seed(seed: int | None) -> None:
-    """Leave the seed of a batch, None if it has none, for the collation that follows in the same thread."""
-    _of_last_fetch.seed = seed
-
-
-@dataclass(frozen=True, slots=True)
-class SeededCollate:
-    """The user's `collate_fn`, called in the random state of its batch; in the training process that is restored afterwards."""
-
-    collate_fn: Callable[[Any], Any]
-
-    def __call__(self, samples: Any) -> Any:
-        seed, _of_last_fetch.seed = _of_last_fetch.seed, None
-        if seed is None:
-            return self.collate_fn(samples)
-        is_in_worker = torch.utils.data.get_worker_info() is not None
-        with contextlib.nullcontext() if is_in_worker else random_state_kept():
-            reseed(seed)
-            return self.collate_fn(samples)

@@ -18,7 +18,7 @@ from PIL import Image
 
 from datapipe.adapt.deferral import tensors
 from datapipe.adapt.deferral.graph import Step
-from datapipe.adapt.deferral.pillow_seams import PILLOW_STEPS, Planned, is_watched, node_of, recording_method
+from datapipe.adapt.deferral.pillow_seams import PILLOW_STEPS, Planned, node_of, recording_method, watch
 from datapipe.adapt.deferral.recorder import Fetch, PendingPixels, approximates, current, recording, site_now
 from datapipe.adapt.deferral.tensor_operations import Derived, as_float, bordered, calculated, padded, resized, sides_of
 
@@ -150,7 +150,7 @@ def _recording_function(name: str, original: Callable[..., Any]) -> Callable[...
         fetch = current()
         if fetch is not None and fetch.is_plain:
             image = next(iter((*args, *kwargs.values())), None)
-            if isinstance(image, Image.Image) and is_watched(image, fetch):
+            if isinstance(image, Image.Image) and watch(image, fetch):
                 fetch.is_exact = False
             with recording(None):
                 return original(*args, **kwargs)
