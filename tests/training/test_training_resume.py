@@ -82,6 +82,7 @@ def test_other_numbers_of_ranks_go_on_with_the_same_samples(settings: Callable[.
     A step is four batches or, at the end of an epoch, the two that are left, the last of them partly masked: gradients must
     be weighted by what there is on all ranks.
     """
+    handler = signal.getsignal(signal.SIGTERM)
     whole = settings("whole", accumulate=4)
     train(whole)
     expected = ids_of(Path(whole.ids))
@@ -89,7 +90,7 @@ def test_other_numbers_of_ranks_go_on_with_the_same_samples(settings: Callable[.
     with pytest.raises(SystemExit) as stopped:
         train(first)
     assert stopped.value.code == 128 + signal.SIGTERM
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTERM) is handler
     assert ids_of(Path(first.ids)) == expected[:4]
 
     _store, meeting = meeting_point()
