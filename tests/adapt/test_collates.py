@@ -248,14 +248,14 @@ def test_a_counter_goes_on_in_the_order_of_batches_where_there_are_no_workers(ro
         assert counts == list(range(1, len(counts) + 1)), "each batch is collated when it is asked for"
 
 
+def seed_by_number(worker: int) -> None:
+    np.random.seed(worker)
+    random.seed(worker)
+
+
 def test_a_seed_of_worker_init_fn_gives_way(root: Path) -> None:
     dataset = folders.ImageFolder(root, v1.Compose(CROP))
-
-    def seeds(worker: int) -> None:
-        np.random.seed(worker)
-        random.seed(worker)
-
-    theirs = DataLoader(dataset, 4, collate_fn=Masking(), num_workers=2, worker_init_fn=seeds)
+    theirs = DataLoader(dataset, 4, collate_fn=Masking(), num_workers=2, worker_init_fn=seed_by_number)
     expected = copies(taken(root, "files seen", Masking(), num_workers=0))
     in_order = dp.from_torch(DataLoader(dataset, 4, collate_fn=Masking()), seed=7, device="cpu")
     assert same(copies(dp.from_torch(theirs, seed=7, device="cpu")), copies(in_order))

@@ -64,6 +64,17 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ssl.SSLCo
     names = [x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)]) for name in ("authority", "server")]
     certificates = []
     for key, name, is_authority in zip(keys, names, (True, False), strict=True):
+        usage = x509.KeyUsage(
+            digital_signature=True,
+            content_commitment=False,
+            key_encipherment=False,
+            data_encipherment=False,
+            key_agreement=False,
+            key_cert_sign=is_authority,
+            crl_sign=is_authority,
+            encipher_only=False,
+            decipher_only=False,
+        )
         address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
         certificates.append(
             x509.CertificateBuilder()
@@ -75,6 +86,9 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ssl.SSLCo
             .not_valid_after(now + datetime.timedelta(days=1))
             .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
             .add_extension(address, critical=False)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(keys[0].public_key()), critical=False)
+            .add_extension(usage, critical=True)
             .sign(keys[0], hashes.SHA256())
             .public_bytes(serialization.Encoding.PEM)
         )

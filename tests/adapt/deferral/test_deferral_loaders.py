@@ -473,7 +473,7 @@ def test_what_does_not_agree_is_computed_by_pillow(
     finish = execution.finish
     monkeypatch.setattr(execution, "finish", wrong)
     dataset = Images(paths, TRAIN)
-    loader = loaded(dataset, num_workers=1)
+    loader = loaded(dataset, num_workers=1, multiprocessing_context="fork")  # its worker has the wrong one
     text = (
         r"datapipe computes 2 chains of operations with Pillow, .* such as JPEG .*: the conversion to a tensor differs.*explain"
     )
