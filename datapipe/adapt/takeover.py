@@ -67,14 +67,15 @@ def from_torch(
     - A dataset whose files can be seen (torchvision's folders, `Subset` and `ConcatDataset` of them) with transforms that
       datapipe has: a `datapipe.DataLoader`. So too a `webdataset` pipeline over local shards that shuffles, decodes to PIL
       images, maps them by such transforms, and batches.
-    - Such a dataset with transforms of your own among them, or a collate_fn that draws or is for samples that are not tensors:
-      torch's workers, in which datapipe decodes and runs the transforms that come before.
+    - Such a dataset with transforms of your own after one that cuts or resizes, or a collate_fn that draws or is for samples that
+      are not tensors: torch's workers, in which datapipe decodes and runs the transforms that come before.
     - A `TensorDataset`, a Hugging Face dataset of numbers, or a `Subset` of one: whole batches gathered from its tensors or
       columns, in the training process.
-    - Any other dataset: its own code, unchanged, in torch's workers. `defer`: JPEGs that it opens with Pillow are decoded,
-      cropped and resized together when a worker's fetch ends, by datapipe's engine; Pillow computes as before what is not
-      recorded. For a GPU where DALI is installed, and with `backend="dali"`, workers send such images as they are stored, and
-      DALI makes them in the training process, if there is no collate_fn and each is only cut, flipped and normalised.
+    - Any other dataset, and transforms of your own before any that cuts or resizes: their own code, unchanged, in torch's
+      workers. `defer`: JPEGs that it opens with Pillow are decoded, cropped and resized together when a worker's fetch ends, by
+      datapipe's engine; Pillow computes as before what is not recorded. For a GPU where DALI is installed, and with
+      `backend="dali"`, workers send such images as they are stored, and DALI makes them in the training process, if there is no
+      collate_fn and each is only cut, flipped and normalised.
       `reseed`: torch's default generator, `random` and numpy are seeded for each sample by (seed, epoch, sample), so that the
       batches do not depend on the number of workers and a saved place is resumed exactly; without it torch seeds each worker.
 
@@ -118,6 +119,9 @@ def from_torch(
         takes_cut_files=on_error == "raise",
         draws_in_workers=not reseed or (taken.num_workers > 0 and not asks_for_ours),
     )
+    defers = defer and not is_switched_off()
+    if isinstance(found, Introspection) and found.in_workers is not None and defers and not found.recipe.saves_decoding:
+        found = Unseen(found.in_workers)  # to decode whole images, and no more, costs more than Pillow
     if isinstance(found, Introspection) and found.in_workers is None:
         as_theirs = functools.partial(as_default_collate, memory_format=memory_format)
         ours = DataLoader(
@@ -145,7 +149,6 @@ def from_torch(
         _check_policy(taken, found, on_error, why, reseeds=reseed)
     place, is_seen = resolve_device(device)(), isinstance(found, Introspection)
     rows = None if is_seen or has_collate_fn(taken) or taken.batch_sampler is None else rows_of(taken.dataset)
-    defers = defer and not is_switched_off()
     decoding = None if is_seen or rows is not None or not defers or _is_stream(taken) else choose_decoder(taken, backend, place)
     if decoding is None:
         _refuse(why if defers else "their images are not deferred", backend=(backend, "auto"))

@@ -20,7 +20,7 @@ from PIL import Image
 from datapipe.core.errors import OptionError
 from datapipe.order.draws import Draws
 from datapipe.transforms.cuts import whole
-from datapipe.transforms.geometry import DRAWS_NOTHING
+from datapipe.transforms.geometry import DRAWS_NOTHING, Pad, RandomHorizontalFlip, RandomVerticalFlip
 from datapipe.transforms.lowering import Kind, described, flatten, is_albumentations
 from datapipe.transforms.pixels.dtype import ScaleAndShift
 from datapipe.transforms.protocols import BatchOp, Cuts, GeometryOp
@@ -109,6 +109,11 @@ class Recipe:
         for _, op in self.geometry:
             size = op.output_size(size)
         return size
+
+    @property
+    def saves_decoding(self) -> bool:
+        """Whether images are cut or resized with the decode, so that parts of them need not be decoded, or not kept."""
+        return any(not isinstance(op, (Pad, RandomHorizontalFlip, RandomVerticalFlip)) for _, op in self.geometry)
 
     def check_equal_sizes(self, input_size: Size | None = None, *, such_as: str = "") -> Size:
         """Return the common size of all output images. Raises OptionError if they could differ.

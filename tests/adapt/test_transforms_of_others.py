@@ -102,6 +102,34 @@ def test_random_cuts_before_them_are_ours_and_resume(root: Path) -> None:
         assert torch.equal(one, other)
 
 
+def dropped(image: torch.Tensor) -> torch.Tensor:
+    return image * (torch.rand(1) > 0.5)
+
+
+WITHOUT_CUTS: dict[str, Any] = {
+    "first": v1.Compose([inverted, v1.RandomCrop(24), v1.ToTensor()]),
+    "after a flip": v1.Compose([v1.RandomHorizontalFlip(), inverted, v1.RandomCrop(24), v1.ToTensor()]),
+    "after padding": v1.Compose([v1.Pad(2), inverted, v1.RandomCrop(24), v1.ToTensor()]),
+    "of tensors": v1.Compose([v1.ToTensor(), dropped, v1.RandomCrop(24)]),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_CUTS)
+def test_before_any_that_cuts_the_datasets_code_runs_unchanged(root: Path, name: str) -> None:
+    """Only to decode would cost more than Pillow. What is recorded or not, the batches are the same."""
+    chain, found = WITHOUT_CUTS[name], []
+    for num_workers in (0, 2, 3):
+        ours = dp.from_torch(theirs(root, chain, shuffle=True, num_workers=num_workers), seed=4)
+        assert ours.origin.startswith("ImageFolder: left to torch's workers: ")
+        found.append(list(ours))
+    for same in zip(*found, strict=True):
+        for images, labels in same[1:]:
+            assert torch.equal(images, same[0][0])
+            assert torch.equal(labels, same[0][1])
+    seen = dp.from_torch(theirs(root, chain), seed=4, defer=False)
+    assert seen.origin.startswith("ImageFolder: datapipe reads its files, in torch's workers, since ")
+
+
 def fails(image: Any) -> Any:
     raise ArithmeticError("by the user")
 
@@ -119,7 +147,7 @@ def test_bad_samples_are_named(tmp_path: Path) -> None:
         path = tmp_path / "set" / "a" / f"{number}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"" if number == 2 else jpeg(number))
-    ours = dp.from_torch(theirs(tmp_path / "set", CHAINS["from the very start"], num_workers=1))
+    ours = dp.from_torch(theirs(tmp_path / "set", CHAINS["PIL in the middle"], num_workers=1))
     with pytest.raises(dp.DecodeError, match=r"2\.jpg: sample 2: not an image: empty file") as caught:
         list(ours)
     traceback.clear_frames(caught.tb)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from datapipe.adapt.deferral.requests import BatchRequest
 
 MIN_SAMPLES = 64  # made in each way before the cheaper way is taken
-TRIED_AGAIN = 16  # one batch in so many is made in the other way, so that the costs stay known
+TRIED_AGAIN = 32  # one batch in so many is made in the other way, so that the costs stay known
 
 
 class Cost(NamedTuple):
