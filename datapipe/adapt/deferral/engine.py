@@ -86,21 +86,21 @@ class Engine:
 
     # -- while a sample is made -----------------------------------------------------------------
 
-    def image_now(self, node: Node, is_held: Callable[[Node], bool]) -> Image.Image:
+    def image_now(self, node: Node, needed: set[int]) -> Image.Image:
         """Return an image bit for bit as Pillow computes it. Raises what Pillow raises, or DecodeError.
 
-        `is_held`: whether the user's code holds the image of a node, from which it may derive more.
+        `needed`: the ids of nodes from which more may be derived.
         """
         with recording(None):
             source = chain_of(node)[0]
             way = EXACT if reason_against_decoding(source.kind) is None else PILLOW
-            return self._open_family(source, way, is_held).own_image(node)
+            return self._open_family(source, way, needed).own_image(node)
 
-    def tensor_now(self, step: Step, is_held: Callable[[Node], bool], sample: int) -> torch.Tensor:
+    def tensor_now(self, step: Step, needed: set[int], sample: int) -> torch.Tensor:
         """Return a tensor with the values that it would have if it were made when the fetch ends. Raises as `image_now`."""
         with recording(None):
             source, steps = chain_of(step)
-            return self._tensor(self._open_family(source, self._way(source, steps, sample), is_held), step, None)
+            return self._tensor(self._open_family(source, self._way(source, steps, sample), needed), step, None)
 
     def end_sample(self) -> None:
         """Forget what was made during a sample."""
@@ -108,12 +108,14 @@ class Engine:
             self._decodes_whole = any(uses.num_looks > 1 for _, uses in self._open.values())
             self._open.clear()
 
-    def _open_family(self, source: JpegSource, way: Way, is_held: Callable[[Node], bool]) -> Family:
+    def _open_family(self, source: JpegSource, way: Way, needed: set[int]) -> Family:
         key = id(source), id(way)
         if key not in self._open:
-            uses = OpenUses(source, way, is_held, whole=self._decodes_whole)
+            uses = OpenUses(source, way, whole=self._decodes_whole)
             self._open[key] = Family(source, way, self._decoding, uses), uses
-        return self._open[key][0]
+        family, uses = self._open[key]
+        uses.ask(needed)
+        return family
 
     # -- both -----------------------------------------------------------------------------------
 

@@ -208,17 +208,28 @@ class KnownUses:
 class OpenUses:
     """The uses of nodes while more of them may come: what the user's code can still derive from is kept.
 
-    `is_held`: whether it holds the image of a node. `whole`: whether to decode all of the image at once.
+    `whole`: whether to decode all of the image at once.
     """
 
-    def __init__(self, source: JpegSource, way: Way, is_held: Callable[[Node], bool], *, whole: bool) -> None:
-        self._source, self._way, self._is_held = source, way, is_held
+    def __init__(self, source: JpegSource, way: Way, *, whole: bool) -> None:
+        self._source, self._way = source, way
         self._whole = whole
+        self._needed: set[int] = set()
+        self._kept: dict[int, Node] = {}
         self.num_looks = 0
+
+    def ask(self, needed: set[int]) -> None:
+        """Note what may be derived from after the image that is made next: ids of nodes."""
+        self._needed = needed
 
     def keeps(self, node: Node) -> bool:
         """See `Uses`."""
-        return self._is_held(node) and _is_worth_keeping(node, self._way)
+        if id(node) in self._kept:
+            return True
+        if id(node) not in self._needed or not _is_worth_keeping(node, self._way):
+            return False
+        self._kept[id(node)] = node
+        return True
 
     def is_last(self, node: Node) -> bool:
         """See `Uses`."""

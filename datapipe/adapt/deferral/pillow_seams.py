@@ -123,7 +123,7 @@ def materialise(image: Image.Image) -> None:
             fetch.note_image()
         try:
             if fetch is deferred.fetch:
-                made = fetch.engine.image_now(deferred.node, fetch.is_held)
+                made = fetch.engine.image_now(deferred.node, fetch.needed_besides(deferred.node))
             else:  # another thread, which has no engine, or another fetch
                 made = replay(deferred.node)
         except Exception:

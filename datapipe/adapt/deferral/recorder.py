@@ -84,11 +84,23 @@ class Fetch:
         """Note, in a plain fetch, an image that would have been recorded, and whether its pixels would be approximated."""
         self.traced[id(image)] = weakref.ref(image), is_approximated
 
-    def is_held(self, node: Node) -> bool:
-        """Return whether the sample's code holds the image of a node, without pixels yet."""
-        reference = self.holders.get(id(node))
-        image = None if reference is None else reference()
-        return image is not None and getattr(image._im, "node", None) is node
+    def needed_besides(self, asked: Node) -> set[int]:
+        """Return the ids of nodes that the sample's code may yet derive from, besides what `asked` alone derives from.
+
+        They are those of images that it holds without pixels, and what another of those or a tensor without values derives from.
+        """
+        held = [
+            image._im.node
+            for reference in self.holders.values()
+            if (image := reference()) is not None and hasattr(image._im, "node")
+        ]
+        needed = {id(node) for node in held}
+        tensors = [pending.node for _, pending in self.tensors.values() if pending.sample == self.sample]
+        for node in (*held, *tensors):
+            while node is not asked and isinstance(node, Step):
+                node = node.parent
+                needed.add(id(node))
+        return needed
 
     def note_image(self) -> None:
         """Count an image whose pixels were needed before the fetch ends, by operation and call site."""

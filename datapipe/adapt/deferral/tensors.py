@@ -127,7 +127,7 @@ def _with_others(tensor: torch.Tensor, fetch: Fetch) -> list[tuple[torch.Tensor,
 def values_now(step: Step, fetch: Fetch) -> torch.Tensor:
     """Return the values of a recorded tensor. Raises what its steps raise; then the sample has failed."""
     try:
-        return fetch.engine.tensor_now(step, fetch.is_held, fetch.sample)  # type: ignore[no-any-return]
+        return fetch.engine.tensor_now(step, fetch.needed_besides(step), fetch.sample)  # type: ignore[no-any-return]
     except Exception:
         fetch.has_failed = True
         raise

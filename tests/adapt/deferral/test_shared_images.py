@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections import Counter
 from typing import Any
 
 import deferral_datasets as data
@@ -17,6 +18,7 @@ from datapipe.adapt.deferral import families
 from datapipe.adapt.deferral.execution import by_engine
 from datapipe.adapt.deferral.families import Decoding
 from datapipe.codecs import decode
+from datapipe.transforms import execute
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +124,39 @@ def test_only_the_union_of_the_regions_is_decoded(paths: list[str], decoded: lis
 
     data.samples_of(Images(paths, two), [0], defers=True)
     assert decoded == [[5, 10, 31, 30]]
+
+
+def stacked(image: Any) -> Any:
+    make = T.Compose([T.Resize(50), T.FiveCrop(24), T.Lambda(lambda crops: torch.stack([F.to_tensor(crop) for crop in crops]))])
+    return make(image)
+
+
+def one_by_one(image: Any) -> Any:
+    crops = T.FiveCrop(24)(F.resize(image, [50, 60]))
+    return [F.to_tensor(crop) * 0.5 + F.to_tensor(crop).sqrt() for crop in crops]
+
+
+@pytest.mark.parametrize("make", [stacked, one_by_one])
+def test_what_several_that_are_looked_at_derive_from_is_resized_once(
+    paths: list[str], make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resizes = Counter[str]()
+
+    def counted(name: str, resize: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            resizes[name] += 1
+            return resize(*args, **kwargs)
+
+        return call
+
+    keys = list(range(NUM))
+    alone = data.samples_of(Images(paths, make), keys, defers=False)
+    data.samples_of(Images(paths, make), keys, defers=True)  # what is tried first is tried here
+    monkeypatch.setitem(execute.RESIZES, "bilinear", counted("bilinear", execute.RESIZES["bilinear"]))
+    made = data.samples_of(Images(paths, make), keys, defers=True)
+    assert resizes.total() == NUM
+    for (found, _), (expected, _) in zip(made, alone, strict=True):
+        assert max(float((values(one) - values(other)).abs().max()) for one, other in zip(found, expected, strict=True)) < 60
 
 
 @pytest.mark.parametrize(("make", "first"), [(looked_at, 2), (as_arrays, 1)])
