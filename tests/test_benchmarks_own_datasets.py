@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from benchmarks.contenders import OWN_DATASETS
 from benchmarks.contenders.own_datasets import OwnDataset
 from benchmarks.contenders.own_recipes import mixed
 from benchmarks.contenders.torchvision_transforms import import_torchvision
+from datapipe.adapt.deferral.paying import Paying
 
 import_torchvision()
+KINDS = [kind for kind in OWN_DATASETS if kind != "timm"]
 
 
 @pytest.fixture(scope="module")
@@ -30,9 +33,46 @@ def shapes(batch: Any) -> Any:
     return [shapes(part) for part in batch]
 
 
-@pytest.mark.parametrize("kind", [kind for kind in OWN_DATASETS if kind != "timm"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_kind_taken_over_gives_the_same_shapes(root: Path, kind: str) -> None:
     loader: Any = DataLoader(OwnDataset(root, kind), batch_size=3, collate_fn=mixed if kind == "random-collate" else None)
     theirs = [shapes(batch) for batch in loader]
     assert [shapes(batch) for batch in datapipe.from_torch(loader, device="cpu")] == theirs
     assert len(theirs) == len(loader) > 1
+
+
+def tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value.clone()]
+    return [tensor for part in value for tensor in tensors(part)]
+
+
+def taken_over(root: Path, kind: str, num_workers: int) -> Any:
+    collate = mixed if kind == "random-collate" else None
+    loader: Any = DataLoader(OwnDataset(root, kind), 4, shuffle=True, num_workers=num_workers, collate_fn=collate)
+    return datapipe.from_torch(loader, device="cpu", seed=3)
+
+
+def same(ours: list[list[torch.Tensor]], theirs: list[list[torch.Tensor]]) -> bool:
+    pairs = [pair for these, those in zip(ours, theirs, strict=True) for pair in zip(these, those, strict=True)]
+    return all(torch.equal(one, other) for one, other in pairs)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize("kind", KINDS)
+def test_batches_of_a_kind_are_the_same_for_any_number_of_workers_and_after_a_resume(
+    root: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = [tensors(batch) for batch in taken_over(root, kind, 0)]
+    # Where both ways give the same pixels, each is taken at times.
+    turns = itertools.cycle([True, False, False, True, True])
+    monkeypatch.setattr(Paying, "_chooses_plain", lambda self: bool(self.is_exact) and next(turns))
+    for num_workers in (0, 1, 2, 3, 5):
+        loader = taken_over(root, kind, num_workers)
+        iterator = iter(loader)
+        found = [tensors(next(iterator)) for _ in range(2)]
+        resumed = taken_over(root, kind, 3 - min(num_workers, 3))
+        resumed.load_state_dict(loader.state_dict())
+        assert same(found + [tensors(batch) for batch in resumed], expected)
+        assert same(found + [tensors(batch) for batch in iterator], expected)
