@@ -59,8 +59,11 @@ _LONG = ("test_engine_ray.py", "test_gpu_check.py", "test_pages.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long tests first. Tests marked `gpu` are skipped, with the reason, where torch sees no device."""
+    """Put long tests first, mark nightly ones as slow, and skip those marked `gpu`, with a reason, where torch sees no device."""
     items.sort(key=lambda item: _LONG.index(item.path.name) if item.path.name in _LONG else len(_LONG))
+    for item in items:
+        if item.get_closest_marker("nightly"):
+            item.add_marker("slow")
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked:
         return

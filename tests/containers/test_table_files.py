@@ -241,7 +241,7 @@ print(num_refused)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_no_damaged_footer_ends_the_process(tmp_path: Path) -> None:
     """pyarrow's own statistics do, for a type or a repetition that it does not know."""
     path = tmp_path / "t.parquet"

@@ -195,6 +195,7 @@ def test_a_disk_that_nodes_do_not_see_is_named(
         convert(options_of(source, tmp_path / "out", engine="ray"))
 
 
+@pytest.mark.nightly
 def test_the_command_killed_and_run_again(nodes: TwoNodes, source: Path, reference: dict[str, str], tmp_path: Path) -> None:
     """SIGTERM ends it as it ends a local run. After SIGKILL while tasks write, the same command gives the same bytes.
 

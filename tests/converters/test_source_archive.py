@@ -300,7 +300,7 @@ def test_a_spool_that_is_there_is_not_made_again(tmp_path: Path) -> None:
     assert contents(out) == contents(reference)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_memory_does_not_grow_with_the_number_of_members(tmp_path: Path) -> None:
     """40,000 members against 4,000: the directory of a zip is read entry by entry."""
     peaks = {}

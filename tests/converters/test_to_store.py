@@ -86,7 +86,7 @@ def test_same_bytes_as_on_a_disk(store: FaultyStore, folder: Path, local: dict[s
         convert_to_store(options_of(folder, seed=9), place)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_shards_that_a_cluster_built(store: FaultyStore, folder: Path, local: dict[str, bytes]) -> None:
     """Tasks of Ray hand shards over by the disk; the command takes each to the store when it is complete."""
     pytest.importorskip("ray", reason="Ray is not installed (the extra `ray`)")

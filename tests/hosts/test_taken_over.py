@@ -36,6 +36,7 @@ def test_accelerate_from_two_ranks_to_one(kind: str, photos: Path, tmp_path: Pat
     assert first + in_a_process("taken_runs:with_accelerate", kind, photos, None, tmp_path / "state") == whole
 
 
+@pytest.mark.nightly
 def test_lightning_from_two_ranks_to_one(tmp_path: Path) -> None:
     needs("lightning")
     whole = in_a_process("taken_runs:with_lightning", "kept", tmp_path, {}, None, None)
@@ -45,6 +46,7 @@ def test_lightning_from_two_ranks_to_one(tmp_path: Path) -> None:
     assert _joined(ranks) + _joined([rest]) == _joined([whole])
 
 
+@pytest.mark.nightly
 def test_trainer_goes_on_in_mid_epoch(tmp_path: Path) -> None:
     needs("transformers")
     whole = in_a_process("taken_runs:with_trainer", tmp_path / "whole", {}, False)

@@ -49,7 +49,9 @@ def test_training_takes_the_loaders_own_batches(shards: Path, tmp_path: Path, wh
     assert whole.epoch == 2
 
 
-@pytest.mark.parametrize(("killed_at", "saved_at", "kind"), [(6, 4, "vit"), (6, 4, "plain"), (14, 12, "plain")])
+@pytest.mark.parametrize(
+    ("killed_at", "saved_at", "kind"), [(6, 4, "vit"), (6, 4, "plain"), pytest.param(14, 12, "plain", marks=pytest.mark.nightly)]
+)
 def test_a_killed_run_goes_on_exactly(shards: Path, tmp_path: Path, whole: Any, killed_at: int, saved_at: int, kind: str) -> None:
     """With the samples and crops that it would have had, and in the end the weights."""
     assert exit_code_of("trainer_runs:train", shards, tmp_path, None, None, killed_at, False, kind) == -signal.SIGKILL
@@ -62,6 +64,7 @@ def test_a_killed_run_goes_on_exactly(shards: Path, tmp_path: Path, whole: Any, 
         assert rest.weights == whole.weights
 
 
+@pytest.mark.nightly
 def test_with_accumulation_and_on_other_ranks(shards: Path, tmp_path: Path) -> None:
     """Nine batches an epoch in groups of two, saved on one process, gone on with on two."""
     options = {"gradient_accumulation_steps": 2, "save_steps": 3}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ill_server import FAULTS, IllServer, ill_server
@@ -40,7 +41,12 @@ def server() -> Iterator[IllServer]:
         forget_stores()
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+def mostly_nightly(faults: Iterable[str], *daily: str) -> list[Any]:
+    """The faults as parameters. Each test waits for its deadline, so those that are not `daily` are left to the night."""
+    return [pytest.param(fault, marks=[] if fault in daily else pytest.mark.nightly) for fault in faults]
+
+
+@pytest.mark.parametrize("fault", mostly_nightly(FAULTS, *ONCE, "silent", "drip", "unavailable"))
 def test_a_dataset_is_given_up_by_its_deadline(fault: str, server: IllServer) -> None:
     apply_settings(Remote())  # the loader applies its own
     started_s, before_kb = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -55,7 +61,9 @@ def test_a_dataset_is_given_up_by_its_deadline(fault: str, server: IllServer) ->
         assert "with 1.5 s at most: " in str(caught.value)
 
 
-@pytest.mark.parametrize("fault", sorted({*FAULTS} - {"endless", "endless-range", "drip", "too-large", "too-large-closed"}))
+@pytest.mark.parametrize(
+    "fault", mostly_nightly(sorted({*FAULTS} - {"endless", "endless-range", "drip", "too-large", "too-large-closed"}), "garbage")
+)
 def test_the_head_of_an_object_too(fault: str, server: IllServer) -> None:
     """Some servers answer this well, and only the body is ill."""
     if fault == "endless-chunks":
@@ -66,7 +74,7 @@ def test_the_head_of_an_object_too(fault: str, server: IllServer) -> None:
     assert time.monotonic() - started_s < MOST_S
 
 
-@pytest.mark.parametrize("fault", ["drip", "too-large", "unavailable", "silent"])
+@pytest.mark.parametrize("fault", mostly_nightly(["drip", "too-large", "unavailable", "silent"], "drip"))
 def test_a_download_that_does_not_get_on_ends(fault: str, server: IllServer) -> None:
     got: list[int] = []
     started_s = time.monotonic()

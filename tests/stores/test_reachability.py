@@ -49,14 +49,13 @@ def failing_s(work: Callable[[], object], said: str) -> float:
 @pytest.mark.parametrize(
     "work",
     [
-        lambda: dp.DataLoader("s3://b/train"),
-        lambda: dp.DataLoader("s3://b/train-{000..003}.tar"),
-        lambda: read_object(PLACE),
-        lambda: object_facts(PLACE),
-        lambda: list_names(PLACE),
-        lambda: write(b"x", PLACE, overwrite=True),
+        pytest.param(lambda: dp.DataLoader("s3://b/train"), id="set"),
+        pytest.param(lambda: dp.DataLoader("s3://b/train-{000..003}.tar"), id="shards", marks=pytest.mark.nightly),
+        pytest.param(lambda: read_object(PLACE), id="read", marks=pytest.mark.nightly),
+        pytest.param(lambda: object_facts(PLACE), id="facts", marks=pytest.mark.nightly),
+        pytest.param(lambda: list_names(PLACE), id="list", marks=pytest.mark.nightly),
+        pytest.param(lambda: write(b"x", PLACE, overwrite=True), id="write", marks=pytest.mark.nightly),
     ],
-    ids=["set", "shards", "read", "facts", "list", "write"],
 )
 def test_names_that_do_not_resolve_and_refused_connections_fail_soon(closed_port: str, work: Callable[[], object]) -> None:
     for endpoint, said in ((NO_HOST, "the host's name does not resolve"), (closed_port, "the connection was refused")):
@@ -65,6 +64,7 @@ def test_names_that_do_not_resolve_and_refused_connections_fail_soon(closed_port
 
 
 @needs_obstore
+@pytest.mark.nightly
 def test_a_web_server_that_is_not_there(closed_port: str) -> None:
     assert failing_s(lambda: dp.DataLoader(f"{NO_HOST}/x.tar"), "the host's name does not resolve") < LIMIT_S
     assert failing_s(lambda: dp.DataLoader(f"{closed_port}/x.tar"), "the connection was refused") < LIMIT_S

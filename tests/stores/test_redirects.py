@@ -194,6 +194,7 @@ def test_an_error_after_a_redirect_names_the_target(
     assert str(caught.value) == f"{url} (redirected to {target.url('well', 'none')}): no such object; check the URL"
 
 
+@pytest.mark.nightly
 @each_reader
 def test_so_does_one_after_the_last_attempt(read: Callable[[Location], object], server: IllServer, target: IllServer) -> None:
     url = server.url("elsewhere", "x")

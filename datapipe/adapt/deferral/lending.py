@@ -7,6 +7,9 @@ the lease alive, and when the last one dies the worker may have the block again.
 
 A fork of the training process gives the child a view of what is lent at that time. Such blocks never go back: the worker lets
 go of them, and makes others.
+
+Where shared memory is scarce, as the 64 MB that Docker gives a container, a block takes none of its last quarter, which is left
+to torch. Tensors that find no room go through the worker's pipe instead, and the training process warns.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import secrets
+import warnings
 from collections import deque
 from typing import Any, NamedTuple
 
@@ -73,6 +77,18 @@ class Loan:
             self._block.state[0] = _FREE
 
 
+class Parcel:
+    """A tensor on its way through the worker's pipe, where shared memory has no room for it."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        self.tensor = torch.empty(shape, dtype=dtype)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle as what comes out as a tensor in the training process."""
+        values = self.tensor.reshape(-1).view(torch.uint8).numpy()
+        return _unpacked, (values, tuple(self.tensor.shape), self.tensor.dtype)
+
+
 class Lender:
     """A worker's blocks."""
 
@@ -80,8 +96,8 @@ class Lender:
         self.name = secrets.token_bytes(8)  # process ids come again
         self._blocks: dict[int, _Block] = {}
 
-    def lend(self, shape: tuple[int, ...], dtype: torch.dtype) -> Loan | None:
-        """Return a block for a contiguous tensor; None where as many are lent as a worker may have."""
+    def lend(self, shape: tuple[int, ...], dtype: torch.dtype) -> Loan | Parcel | None:
+        """Return memory for a contiguous tensor; None where as many blocks are lent as a worker may have."""
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         free: list[_Block] = []
         for block in list(self._blocks.values()):
@@ -92,6 +108,8 @@ class Lender:
                 block.is_mapped = block.was_sent
                 free.append(block)
         fitting = [block for block in free if nbytes <= block.nbytes <= 2 * nbytes]
+        if not fitting and not _has_room(nbytes):
+            return Parcel(shape, dtype)
         found = min(fitting, key=lambda one: one.nbytes) if fitting else self._make(nbytes, free)
         return None if found is None else Loan(found, shape, dtype)
 
@@ -104,12 +122,21 @@ class Lender:
         return block
 
 
+def _has_room(nbytes: int) -> bool:
+    """Return whether shared memory has room for so many bytes without its last quarter."""
+    try:
+        found = os.statvfs("/dev/shm")
+    except OSError:  # torch finds another place for its shared memory, or says that there is none
+        return True
+    return nbytes <= (found.f_bavail - found.f_blocks // 4) * found.f_frsize
+
+
 def _bytes_of(storage: torch.UntypedStorage) -> NDArray[np.uint8]:
     tensor: torch.Tensor = torch.empty(0, dtype=torch.uint8).set_(storage)
     return tensor.numpy()
 
 
-def lend(shape: tuple[int, ...], dtype: torch.dtype) -> Loan | None:
+def lend(shape: tuple[int, ...], dtype: torch.dtype) -> Loan | Parcel | None:
     """Return memory of this worker's for a contiguous tensor of a batch; None for small ones, and where too many are lent."""
     if int(np.prod(shape, dtype=np.int64)) * dtype.itemsize < MIN_NBYTES:
         return None
@@ -201,6 +228,16 @@ if hasattr(os, "register_at_fork"):
 
 def _received(*about: Any) -> torch.Tensor:
     return _borrowed.receive(*about)
+
+
+def _unpacked(values: NDArray[np.uint8], shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Return a batch's tensor that came through the pipe."""
+    warnings.warn(
+        "shared memory (/dev/shm) has no room left for batches, so workers send some through pipes, which takes more CPU time; "
+        "give it more (docker run --shm-size=8g), or take fewer workers or a smaller prefetch_factor",
+        stacklevel=2,
+    )
+    return torch.empty(0, dtype=dtype).set_(torch.from_numpy(values).untyped_storage(), 0, shape)  # type: ignore[call-overload,no-any-return]
 
 
 def settle() -> None:

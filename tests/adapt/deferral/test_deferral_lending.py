@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -47,7 +47,7 @@ def numbers(loader: Any) -> list[int]:
     return [value_of(batch) for batch in loader]
 
 
-@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.nightly)])
 def test_blocks_are_used_again(context: str) -> None:
     loader = loaded(Numbered(), num_workers=1, multiprocessing_context=context)
     places = []
@@ -136,10 +136,29 @@ def test_a_pass_that_is_left_gives_its_blocks_back() -> None:
     assert len(places) <= 6
 
 
+class Full(NamedTuple):
+    """What statvfs says of a /dev/shm whose last quarter is all that is free."""
+
+    f_blocks: int = 16 << 10
+    f_bavail: int = 4 << 10
+    f_frsize: int = 4096
+
+
+def test_batches_go_through_the_pipe_where_shared_memory_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.statvfs", lambda path: Full())
+    loader = loaded(Numbered(), num_workers=2, multiprocessing_context="fork")
+    with pytest.warns(UserWarning, match="shared memory .* has no room left for batches") as caught:
+        kept = list(loader)
+    assert [value_of(batch) for batch in kept] == list(range(0, 96, 4))
+    assert len({warning.lineno for warning in caught}) == 1
+    kept[0][0].zero_()
+    assert not lending._borrowed.workers
+
+
 def test_a_loan_that_is_never_sent_is_free_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     lender = lending.Lender()
     loan = lender.lend((4, ROW), torch.float32)
-    assert loan is not None
+    assert isinstance(loan, lending.Loan)
     place = loan.tensor.data_ptr()
     other = lender.lend((4, ROW), torch.float32)
     assert other is not None

@@ -84,7 +84,7 @@ def test_the_same_batches_by_any_number_of_workers(paths: list[str], persistent:
     assert not same(batches(found), expected)  # the next epoch
 
 
-@pytest.mark.parametrize("context", ["spawn", "forkserver"])
+@pytest.mark.parametrize("context", ["spawn", pytest.param("forkserver", marks=pytest.mark.nightly)])
 def test_the_same_batches_however_workers_begin(paths: list[str], context: str) -> None:
     dataset = Images(paths[:4], TRAIN)
     found = loaded(dataset, shuffle=True, num_workers=1, multiprocessing_context=context)

@@ -166,7 +166,7 @@ def test_batches_are_the_same_after_a_resume(paths: list[str], name: str, before
     assert same(first + batches(again), expected)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_batches_are_the_same_where_workers_are_spawned(paths: list[str]) -> None:
     dataset = Mixed(paths[:9], TRANSFORMS["Barlow Twins"])
     spawned = loaded(dataset, batch_size=3, num_workers=2, multiprocessing_context="spawn")
