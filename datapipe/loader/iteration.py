@@ -121,10 +121,16 @@ class BatchIterator(Iterator[Any]):
         if maker.options.num_workers:
             self._threads = LoaderThreads(maker, init=self._worker_init_fn)
             weakref.finalize(self, self._threads.stop_from_finalizer)
-            self._threads.start()
-        start = self._epochs.claim()
-        self._epoch, self._asked, self._steps_from, self._steps = start.epoch, start, steps_from, steps_from(start)
-        self._maker = maker  # last: a beginning that Ctrl-C interrupted is repeated
+        try:
+            if self._threads is not None:
+                self._threads.start()
+            start = self._epochs.claim()
+            self._epoch, self._asked, self._steps_from, self._steps = start.epoch, start, steps_from, steps_from(start)
+            self._maker = maker  # last: a beginning that Ctrl-C interrupted is repeated, with threads of its own
+        except BaseException:
+            if self._threads is not None:
+                self._threads.work_queue.close()
+            raise
         return maker
 
     def _top_up(self, maker: BatchMaker) -> None:

@@ -18,6 +18,7 @@ from recipes import CROP, make, own_threads
 
 import datapipe as dp
 from datapipe.loader.options import default_num_workers
+from datapipe.loader.threads import LoaderThreads
 
 pytestmark = pytest.mark.usefixtures("backend")
 
@@ -68,6 +69,23 @@ def test_ctrl_c_while_threads_start_leaves_nothing(folder: Path) -> None:
     wait_until_no_thread_is_left()
     assert loader.state_dict()["epoch"] == 0
     assert len(list(iterator)) == len(loader)  # the interrupt took nothing from the pass
+
+
+def test_ctrl_c_right_after_threads_started_leaves_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start, interrupts = LoaderThreads.start, iter([KeyboardInterrupt])
+
+    def interrupted(self: LoaderThreads) -> None:
+        start(self)
+        for interrupt in interrupts:
+            raise interrupt
+
+    monkeypatch.setattr(LoaderThreads, "start", interrupted)
+    loader = make(folder, num_workers=2)
+    iterator = iter(loader)
+    with pytest.raises(KeyboardInterrupt):
+        next(iterator)
+    wait_until_no_thread_is_left()
+    assert len(list(iterator)) == len(loader)
 
 
 @pytest.mark.parametrize("end", ["close", "drop"])
