@@ -10,7 +10,7 @@ from pathlib import Path
 
 from datapipe.core.errors import DatapipeError
 from datapipe.stores import failures
-from datapipe.stores.location import parse_location
+from datapipe.stores.location import Location, parse_location
 from datapipe.stores.objects import object_facts, read_object
 from datapipe.stores.requests import apply_settings
 from datapipe.stores.settings import Remote
@@ -62,12 +62,19 @@ _servers: list[_Server] = []
 def look_at_answer(data: bytes, scratch: Path) -> object:
     """Read an object in every way that there is. Nothing may wait much longer than the deadline, or read without a bound."""
     if not _servers or _servers[-1].process != os.getpid():
-        failures.LONGEST_PAUSE_S = 0.02
         _servers.append(_Server())
-    apply_settings(Remote(timeout_s=TIMEOUT_S))
     server = _servers[-1]
     server.answer, server.num_asked = data, 0
-    place = parse_location(f"http://127.0.0.1:{server.port}/set/a")
+    longest_pause_s, failures.LONGEST_PAUSE_S = failures.LONGEST_PAUSE_S, 0.02
+    apply_settings(Remote(timeout_s=TIMEOUT_S))
+    try:
+        return _read(parse_location(f"http://127.0.0.1:{server.port}/set/a"))
+    finally:
+        apply_settings(Remote())
+        failures.LONGEST_PAUSE_S = longest_pause_s
+
+
+def _read(place: Location) -> bytes:
     read: list[int] = []
     with contextlib.suppress(DatapipeError):
         object_facts(place)
