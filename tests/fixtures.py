@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, settings
 from numpy.typing import NDArray
 from PIL import Image
@@ -98,6 +99,11 @@ def make_folder(root: Path, *, num: int = NUM_SAMPLES, size: tuple[int, int] | N
         directory.mkdir(parents=True, exist_ok=True)
         (directory / f"{number:04d}.jpg").write_bytes(jpeg(number, *(size or size_of(number))))
     return root
+
+
+def mostly_nightly(names: Iterable[str], *daily: str) -> list[Any]:
+    """The names as a test's parameters, of which those that are not `daily` are left to `make test-nightly`."""
+    return [pytest.param(name, marks=[] if name in daily else pytest.mark.nightly) for name in names]
 
 
 def listing(root: Path) -> list[Path]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from fixtures import make_folder
+from fixtures import make_folder, mostly_nightly
 from torch.utils.data import DataLoader
 
 import datapipe
@@ -20,7 +20,6 @@ from datapipe.adapt.deferral.paying import Paying
 
 import_torchvision()
 KINDS = [kind for kind in OWN_DATASETS if kind != "timm"]
-DAILY = ("pyramid", "two-crops", "random-collate")
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +68,7 @@ def same(ours: list[list[torch.Tensor]], theirs: list[list[torch.Tensor]]) -> bo
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
-@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[] if kind in DAILY else pytest.mark.nightly) for kind in KINDS])
+@pytest.mark.parametrize("kind", mostly_nightly(KINDS, "pyramid", "two-crops", "random-collate"))
 def test_batches_of_a_kind_are_the_same_for_any_number_of_workers_and_after_a_resume(
     root: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

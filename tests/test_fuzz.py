@@ -10,7 +10,7 @@ from pathlib import Path
 import fuzz
 import fuzz_http
 import pytest
-from fixtures import quick
+from fixtures import mostly_nightly, quick
 from fuzz import KINDS, NUMBERS, TARGETS, Change, Target, examine, input_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -41,7 +41,7 @@ def test_sound_files_are_read(name: str, tmp_path: Path, monkeypatch: pytest.Mon
         TARGETS[name].look(data, tmp_path / "x")
 
 
-@pytest.mark.parametrize("name", [pytest.param(one, marks=pytest.mark.nightly if one == "http" else []) for one in TARGETS])
+@pytest.mark.parametrize("name", mostly_nightly(TARGETS, *({*TARGETS} - {"http"})))
 @settings(quick, max_examples=150)
 @given(number=st.integers(0, 20), changes=st.lists(CHANGES, min_size=1, max_size=4), mended=st.booleans())
 def test_damage_leads_to_a_result_or_an_error_of_ours(

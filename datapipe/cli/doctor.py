@@ -10,7 +10,6 @@ import os
 import platform
 import resource
 import shlex
-import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any
 import torch
 
 from datapipe.codecs.decode import default_decoder_name
-from datapipe.core.environment import version_of
+from datapipe.core.environment import shared_memory, version_of
 from datapipe.core.printable import counted, say_text, size_text
 from datapipe.core.user_cache import IMAGES, INDEXES, REMOTE_INDEXES, user_cache
 from datapipe.fetch.shard_cache.directory import known_cache_directories
@@ -83,10 +82,8 @@ def examine() -> dict[str, Any]:
 
 def _shared_memory_nbytes() -> int:
     """Return the size of /dev/shm; 0 if there is none."""
-    try:
-        return shutil.disk_usage("/dev/shm").total
-    except OSError:
-        return 0
+    found = shared_memory()
+    return 0 if found is None else found.total_nbytes
 
 
 def _why_not(package: str) -> str | None:

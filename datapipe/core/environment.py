@@ -1,4 +1,4 @@
-"""Look up usable cores, counts in environment variables, versions of distributions and of the driver, and whose an object is."""
+"""Look up usable cores, shared memory, counts in the environment, versions of packages and the driver, and whose a class is."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import importlib.metadata
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 _UNLIMITED = 1 << 30
 
@@ -32,6 +33,22 @@ def _cgroup_cores() -> int:
         except (OSError, ValueError, IndexError):
             continue
     return _UNLIMITED
+
+
+class SharedMemory(NamedTuple):
+    """The file system at /dev/shm, through which processes share memory, in bytes."""
+
+    total_nbytes: int
+    free_nbytes: int
+
+
+def shared_memory() -> SharedMemory | None:
+    """Return how large /dev/shm is and how much of it is free; None if there is none, and torch shares memory elsewhere."""
+    try:
+        found = os.statvfs("/dev/shm")
+    except OSError:
+        return None
+    return SharedMemory(found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize)
 
 
 def version_of(distribution: str) -> str | None:

@@ -94,7 +94,7 @@ class Kept:
 
 
 def test_there_is_room_for_eight_batches_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.statvfs", lambda path: SimpleNamespace(f_bavail=800, f_frsize=10))
+    monkeypatch.setattr("os.statvfs", lambda path: SimpleNamespace(f_blocks=900, f_bavail=800, f_frsize=10))
     assert passes._has_room(999)
     assert not passes._has_room(1000)
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from fixtures import mostly_nightly
 from ill_server import FAULTS, IllServer, ill_server
 from stand_in_stores import needs_obstore
 
@@ -39,11 +39,6 @@ def server() -> Iterator[IllServer]:
         yield server
         apply_settings(Remote())
         forget_stores()
-
-
-def mostly_nightly(faults: Iterable[str], *daily: str) -> list[Any]:
-    """The faults as parameters. Each test waits for its deadline, so those that are not `daily` are left to the night."""
-    return [pytest.param(fault, marks=[] if fault in daily else pytest.mark.nightly) for fault in faults]
 
 
 @pytest.mark.parametrize("fault", mostly_nightly(FAULTS, *ONCE, "silent", "drip", "unavailable"))

@@ -17,7 +17,7 @@ import torch
 import torch.utils.data
 from torch.utils.data._utils.collate import collate, collate_tensor_fn, default_collate_fn_map
 
-from datapipe.adapt.deferral.lending import Loan, Parcel, lend
+from datapipe.adapt.deferral.lending import Lent, lend
 from datapipe.adapt.deferral.recorder import PendingPixels
 
 Held = dict[int, tuple[torch.Tensor, PendingPixels]]  # by id
@@ -132,7 +132,7 @@ def collate_blocks(samples: Any, blocks: Sequence[Block]) -> Any:
     return collate(samples, collate_fn_map={**default_collate_fn_map, torch.Tensor: tensors})
 
 
-def _stacked(batch: Sequence[torch.Tensor]) -> Loan | Parcel | None:
+def _stacked(batch: Sequence[torch.Tensor]) -> Lent | None:
     """Tensors that are all alike, stacked in lent memory; None for others, and where none is lent."""
     first = batch[0]
     if not all(

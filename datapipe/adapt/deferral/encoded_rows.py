@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from datapipe.adapt.deferral.blocks import Block, Held, block_of_rows, places_of
 from datapipe.adapt.deferral.engine import Engine
 from datapipe.adapt.deferral.graph import Front, JpegSource, Node, Step, chain_of, fold, signature_of
-from datapipe.adapt.deferral.lending import Loan, Parcel, lend
+from datapipe.adapt.deferral.lending import Lent, lend
 from datapipe.backends.images_cpu import EncodedSample
 from datapipe.backends.images_dali.gate import can_decode
 from datapipe.codecs.probe import MAX_PIXELS, ImageHeader
@@ -78,7 +78,7 @@ class _PackedRows:
         pieces = [np.frombuffer(data, np.uint8) for data in rows.encoded]
         self._ends = list(itertools.accumulate(map(len, pieces)))
         loan = lend((self._ends[-1],), torch.uint8)
-        self._packed: Loan | Parcel | torch.Tensor = torch.empty(self._ends[-1], dtype=torch.uint8) if loan is None else loan
+        self._packed: Lent | torch.Tensor = torch.empty(self._ends[-1], dtype=torch.uint8) if loan is None else loan
         memory = self._packed if isinstance(self._packed, torch.Tensor) else self._packed.tensor
         np.concatenate(pieces, out=memory.numpy())
         self._others = rows.headers, rows.cuts, rows.conversion, rows.request

@@ -19,13 +19,14 @@ import os
 import secrets
 import warnings
 from collections import deque
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from datapipe.backends.slabs import LeaseEnd, leased
+from datapipe.core.environment import shared_memory
 
 MIN_NBYTES = 64 << 10  # what is smaller torch sends by itself
 _MOST_BLOCKS = 64  # of a worker: some batches of ten tensors each; what is lent beyond them is memory of torch's own
@@ -89,6 +90,9 @@ class Parcel:
         return _unpacked, (values, tuple(self.tensor.shape), self.tensor.dtype)
 
 
+Lent: TypeAlias = Loan | Parcel
+
+
 class Lender:
     """A worker's blocks."""
 
@@ -96,7 +100,7 @@ class Lender:
         self.name = secrets.token_bytes(8)  # process ids come again
         self._blocks: dict[int, _Block] = {}
 
-    def lend(self, shape: tuple[int, ...], dtype: torch.dtype) -> Loan | Parcel | None:
+    def lend(self, shape: tuple[int, ...], dtype: torch.dtype) -> Lent | None:
         """Return memory for a contiguous tensor; None where as many blocks are lent as a worker may have."""
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         free: list[_Block] = []
@@ -108,10 +112,12 @@ class Lender:
                 block.is_mapped = block.was_sent
                 free.append(block)
         fitting = [block for block in free if nbytes <= block.nbytes <= 2 * nbytes]
-        if not fitting and not _has_room(nbytes):
+        if fitting:
+            return Loan(min(fitting, key=lambda one: one.nbytes), shape, dtype)
+        if not _has_room(nbytes):
             return Parcel(shape, dtype)
-        found = min(fitting, key=lambda one: one.nbytes) if fitting else self._make(nbytes, free)
-        return None if found is None else Loan(found, shape, dtype)
+        made = self._make(nbytes, free)
+        return None if made is None else Loan(made, shape, dtype)
 
     def _make(self, nbytes: int, free: list[_Block]) -> _Block | None:
         slots = set(range(_MOST_BLOCKS)) - self._blocks.keys()
@@ -124,11 +130,8 @@ class Lender:
 
 def _has_room(nbytes: int) -> bool:
     """Return whether shared memory has room for so many bytes without its last quarter."""
-    try:
-        found = os.statvfs("/dev/shm")
-    except OSError:  # torch finds another place for its shared memory, or says that there is none
-        return True
-    return nbytes <= (found.f_bavail - found.f_blocks // 4) * found.f_frsize
+    found = shared_memory()
+    return found is None or nbytes <= found.free_nbytes - found.total_nbytes // 4
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> NDArray[np.uint8]:
@@ -136,7 +139,7 @@ def _bytes_of(storage: torch.UntypedStorage) -> NDArray[np.uint8]:
     return tensor.numpy()
 
 
-def lend(shape: tuple[int, ...], dtype: torch.dtype) -> Loan | Parcel | None:
+def lend(shape: tuple[int, ...], dtype: torch.dtype) -> Lent | None:
     """Return memory of this worker's for a contiguous tensor of a batch; None for small ones, and where too many are lent."""
     if int(np.prod(shape, dtype=np.int64)) * dtype.itemsize < MIN_NBYTES:
         return None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
+from datapipe.core.environment import shared_memory
 from datapipe.diagnostics.attach.ours import complain
 from datapipe.diagnostics.measure.watching import MeteredPass, Watch
 from datapipe.diagnostics.torch_stages.patching import forget_us
@@ -183,11 +183,8 @@ class OpenPass:
 
 def _has_room(nbytes: int) -> bool:
     """Return True if one more batch in shared memory harms nobody."""
-    try:
-        found = os.statvfs("/dev/shm")
-    except OSError:  # torch keeps its batches elsewhere, and how much room there is cannot be told
-        return False
-    return found.f_bavail * found.f_frsize > 8 * nbytes
+    found = shared_memory()
+    return found is not None and found.free_nbytes > 8 * nbytes
 
 
 def _grad_is_enabled() -> bool:
