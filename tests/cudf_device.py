@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from fake_device import FakeDevice
+from fake_device import FakeDevice, pretend_gpus
 
 from benchmarks.gpu.cudf_stand_in import stand_in
 from datapipe.backends.pytree import map_nest, tensors_of
@@ -21,11 +21,11 @@ def fake_gpu(seed: int = 7, *, kind: type[FakeDevice] = FakeDevice, **options: A
     fake = kind(seed, **options)
     library.cache_clear()
     with pytest.MonkeyPatch.context() as patch, stand_in(fake):
-        patch.setattr(torch.cuda, "is_available", lambda: True)
-        patch.setattr(torch.cuda, "device_count", lambda: 4)
-        patch.setattr(torch.cuda, "current_device", lambda: 2)
+        pretend_gpus(patch, current=2)
         patch.setattr(torch.cuda, "get_device_name", lambda device: "a fake")
-        patch.setattr("datapipe.loader.tables.passes.cuda_runtime", lambda _: fake)
+        patch.setattr("datapipe.loader.calibration.synchronize", lambda device: None)
+        for runtime_of in ("runtime_of", "cuda_runtime"):
+            patch.setattr(f"datapipe.loader.tables.passes.{runtime_of}", lambda _: fake)
         yield fake
         fake.drain()
         fake.pending.reap()

@@ -29,6 +29,15 @@ from datapipe.backends.slabs import SlabPool
 POISON = 0xDB
 
 
+def pretend_gpus(patch: pytest.MonkeyPatch, num: int = 4, *, current: int = 0, kind: str = "cuda") -> None:
+    """Let torch say that it has that many devices of an accelerator."""
+    own = torch.get_device_module(kind)
+    patch.setattr(torch.accelerator, "current_accelerator", lambda *_: torch.device(kind))
+    patch.setattr(own, "is_available", lambda: True)
+    patch.setattr(own, "device_count", lambda: num)
+    patch.setattr(own, "current_device", lambda: current, raising=False)
+
+
 def assert_released_at_the_end(
     fake: FakeDevice, loader: Any, num_batches: int, monkeypatch: pytest.MonkeyPatch, *, is_closed: bool
 ) -> None:

@@ -21,7 +21,7 @@ class DeviceTensor(torch.Tensor):
 
     memory: Any
     content: torch.Tensor
-    is_cuda = True  # for code that asks
+    is_cuda, is_cpu = True, False  # for code that asks
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 

@@ -78,6 +78,15 @@ OWN_ROOMS: dict[str, tuple[str, ...]] = {
     "tensorflow": (),
     "google.protobuf": (),
 }
+# The only modules (by prefix) that may use CUDA's own names; all others serve any accelerator of torch.
+CUDA_ROOMS = (
+    "datapipe.backends.cuda_runtime",
+    "datapipe.backends.images_dali",
+    "datapipe.diagnostics.attach.cuda_hooks",
+    "datapipe.diagnostics.attach.nvml",
+    "datapipe.diagnostics.measure.clock",  # times between CUDA's events
+    "datapipe.diagnostics.torch_stages.ranges",  # NVTX
+)
 TORCH_FREE = (
     "converters",
     *(f"datapipe.{room}" for room in ("core", "codecs", "stores", "testing", "index", "order", "columns", "containers")),
@@ -261,6 +270,33 @@ def test_rooms_of_optional_packages_are_entered_late() -> None:
         f"for name in {names!r}: importlib.import_module(name)\n"
     )
     assert run_python(code + f"print([name for name in {optional!r} if name in sys.modules])") == "[]"
+
+
+def uses_of_cuda(source: str) -> list[int]:
+    """The lines that name something of CUDA's alone: `torch.cuda`, also in text or imported, and `is_cuda` of tensors."""
+    lines = []
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Attribute(value=ast.Name("torch"), attr="cuda") | ast.Attribute(attr="is_cuda"):
+                lines.append(node.lineno)
+            case ast.Import(names=names) if any(_inside(alias.name, "torch.cuda") for alias in names):
+                lines.append(node.lineno)
+            case ast.ImportFrom(module=str(module)) if _inside(module, "torch.cuda"):
+                lines.append(node.lineno)
+            case ast.ImportFrom(module="torch", names=names) if any(alias.name == "cuda" for alias in names):
+                lines.append(node.lineno)
+            case ast.Constant(str(text)) if text.startswith("torch.cuda"):
+                lines.append(node.lineno)
+    return sorted(lines)
+
+
+def test_what_is_cudas_alone_stays_in_its_rooms() -> None:
+    """Elsewhere the device is any accelerator's."""
+    found = {name: lines for name, path in modules(ROOT).items() if (lines := uses_of_cuda(path.read_text()))}
+    assert [name for name in found if not name.startswith(CUDA_ROOMS)] == []
+    assert [room for room in CUDA_ROOMS if not any(name.startswith(room) for name in found)] == []
+    planted = "import torch.cuda\nfrom torch import cuda\nfrom torch.cuda import Stream\ntorch.cuda.empty_cache()\nx.is_cuda\n"
+    assert uses_of_cuda(planted + "find('torch.cuda.nvtx')\ntorch.accelerator.is_available()") == [1, 2, 3, 4, 5, 6]
 
 
 PLANTED = {

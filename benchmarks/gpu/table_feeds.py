@@ -13,7 +13,7 @@ import torch
 
 import datapipe as dp
 from benchmarks.table_contenders import DENSE, IDS
-from datapipe.backends.device_runtime import cuda_runtime
+from datapipe.backends.cuda_runtime import cuda_runtime
 from datapipe.backends.tables_cudf.library import library, stream_ordered_memory
 from datapipe.backends.tables_cudf.reader import DTYPES, CudaStream
 

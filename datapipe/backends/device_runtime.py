@@ -1,26 +1,21 @@
-"""The part of CUDA that moving batches needs, and its implementation on torch.
+"""The operations of an accelerator that moving batches needs, and their implementation on torch for any accelerator.
 
 No operation of `DeviceRuntime` waits for the device, so its users cannot wait either.
 """
 
 from __future__ import annotations
 
-import ctypes
 from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from functools import cache
 from typing import Any, Protocol, TypeAlias
 
 import torch
 
 from datapipe.backends.slabs import SlabPool
-from datapipe.core.errors import BackendError, OptionError
 
-_CAPTURE_THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL of cuda.h
-
-Stream: TypeAlias = Any  # the runtime's own kind: torch.cuda.Stream
-Event: TypeAlias = Any  # torch.cuda.Event
+Stream: TypeAlias = Any  # the runtime's own kind, such as torch.Stream
+Event: TypeAlias = Any  # such as torch.Event
 
 
 class DeviceRuntime(Protocol):
@@ -61,12 +56,6 @@ class DeviceRuntime(Protocol):
 
         `host`: dense (its elements fill its memory, in any order), in page-locked memory, and not written until the stream has
         completed the copy.
-        """
-
-    def adopt(self, memory: Any) -> torch.Tensor:
-        """Return a uint8 tensor over device memory of another library, which the tensor keeps.
-
-        `memory`: has `__cuda_array_interface__`. Nothing is copied, and no stream waits for what fills the memory.
         """
 
     def record_stream(self, tensor: torch.Tensor, stream: Stream) -> None:
@@ -117,8 +106,11 @@ class KeepAlive:
                 self._waiting.append(entry)
 
 
-class CudaRuntime:
-    """`DeviceRuntime` on torch.cuda. Made by `cuda_runtime`, one per device."""
+class AcceleratorRuntime:
+    """`DeviceRuntime` by torch.accelerator, torch.Stream and torch.Event. Made by `accelerators.runtime_of`, one per device.
+
+    `device`: with its index. Needs torch 2.11 or later.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -132,31 +124,27 @@ class CudaRuntime:
     def pending(self) -> KeepAlive:
         return self._pending
 
-    def new_stream(self) -> torch.cuda.Stream:
-        return torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+    def new_stream(self) -> Stream:
+        return torch.Stream(self._device)
 
-    def current_stream(self) -> torch.cuda.Stream:
-        return torch.cuda.current_stream(self._device)
+    def current_stream(self) -> Stream:
+        return torch.accelerator.current_stream(self._device)
 
     def enter_thread(self) -> None:
-        # A thread starts on device 0, and setting device 0 again creates a context there, of half a gigabyte.
-        torch.cuda.set_device(self._device)
-        tolerate_captures()
+        torch.accelerator.set_device_index(self._device)
 
     @contextmanager
     def on_device(self) -> Iterator[None]:
-        with torch.cuda.device(self._device):
+        with torch.accelerator.device_index(self._device.index):
             yield
 
     @contextmanager
     def under(self, stream: Stream) -> Iterator[None]:
-        # The device first: a thread starts on device 0, and leaving `stream` alone would return there with a call that
-        # creates a context, of half a gigabyte, on a device that this process may not use.
-        with torch.cuda.device(self._device), torch.cuda.stream(stream):
+        with self.on_device(), stream:
             yield
 
-    def record_event(self, stream: Stream) -> torch.cuda.Event:
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    def record_event(self, stream: Stream) -> Event:
+        event = torch.Event(self._device)
         event.record(stream)
         return event
 
@@ -170,9 +158,6 @@ class CudaRuntime:
         made = torch.empty_strided(host.size(), host.stride(), dtype=host.dtype, device=self._device)
         return made.copy_(host, non_blocking=True)
 
-    def adopt(self, memory: Any) -> torch.Tensor:
-        return torch.as_tensor(memory, device=self._device).view(torch.uint8)
-
     def record_stream(self, tensor: torch.Tensor, stream: Stream) -> None:
         tensor.record_stream(stream)
 
@@ -181,54 +166,3 @@ class CudaRuntime:
 
     def pinned_slabs(self, nbytes: int, *, max_free: int) -> SlabPool:
         return SlabPool(nbytes, max_free=max_free, pinned=True)
-
-
-def tolerate_captures() -> None:
-    """Keep CUDA calls of the calling thread from breaking captures of CUDA graphs by other threads.
-
-    By default a query of an event from any thread breaks a capture in "global" mode, torch's default (pytorch#104555).
-    A torch for ROCm has no driver of CUDA's, and nothing is done. Raises BackendError if the driver refuses.
-    """
-    if torch.version.cuda is None:
-        return
-    mode = ctypes.c_int(_CAPTURE_THREAD_LOCAL)
-    error = ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
-    if error:
-        raise BackendError(f"CUDA's driver refuses to set a thread's capture mode (error {error}); see `datapipe doctor`")
-
-
-@cache
-def _cuda_runtime(index: int) -> CudaRuntime:
-    return CudaRuntime(torch.device("cuda", index))
-
-
-def cuda_runtime(device: torch.device) -> CudaRuntime:
-    """Return the runtime of a CUDA device; without an index, of the calling thread's current device.
-
-    Call it in the consumer's thread, at first use: other threads start on device 0.
-    """
-    return _cuda_runtime(torch.cuda.current_device() if device.index is None else device.index)
-
-
-def checked_device(device: str | torch.device) -> torch.device:
-    """Return the CPU or an available CUDA device; creates no CUDA context. Raises OptionError for any other."""
-    try:
-        checked = torch.device(device)
-    except (RuntimeError, TypeError) as exc:
-        raise OptionError(f"device is {device!r}, which torch does not accept ({exc}); pass 'cpu', 'cuda' or 'cuda:N'") from exc
-    if checked.type == "cpu":
-        return checked
-    if checked.type != "cuda":
-        raise OptionError(f"device is {str(checked)!r}; batches are moved to CUDA devices only: pass 'cuda', 'cuda:N' or 'cpu'")
-    if not torch.cuda.is_available():
-        raise OptionError(
-            f"device is {str(checked)!r}, but torch {torch.__version__} (built for CUDA: {torch.version.cuda or 'no'}) finds no "
-            "GPU; pass device='cpu', or install a torch built for CUDA and check the driver with nvidia-smi"
-        )
-    num_devices = torch.cuda.device_count()
-    if checked.index is not None and checked.index >= num_devices:
-        raise OptionError(
-            f"device is {str(checked)!r}, but there {'is 1 GPU' if num_devices == 1 else f'are {num_devices} GPUs'}; pass "
-            f"'cuda:N' with N below {num_devices}, or 'cuda' for this process's current one"
-        )
-    return checked

@@ -21,6 +21,7 @@ import torch.utils.data
 from PIL import Image
 
 import datapipe as dp
+from datapipe.backends.accelerators import synchronize
 from datapipe.cli.charts import Bar, draw_bars
 from datapipe.cli.recognition import samples_or_table
 from datapipe.containers.tables.rows import GroupReader
@@ -132,8 +133,7 @@ def _rate(loader: Iterable[Any], num_images: int, *, device: torch.device) -> fl
             seen += len(batch[0])
             if seen >= num_images:
                 break
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)  # a batch is delivered before the GPU has made it
+    synchronize(device)  # a batch is delivered before the GPU has made it
     return seen / (time.perf_counter() - start_s)
 
 

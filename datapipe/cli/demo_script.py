@@ -81,7 +81,7 @@ def main() -> None:
         loader = DataLoader(
             photos, batch_size=BATCH_SIZE, shuffle=True, drop_last=True, num_workers=args.workers, collate_fn=stacked
         )
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
     model = network(len(photos.classes)).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     for images, labels in loader:

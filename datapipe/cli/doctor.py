@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from datapipe.backends.accelerators import device_name, devices
 from datapipe.codecs.decode import default_decoder_name
 from datapipe.core.environment import shared_memory, version_of
 from datapipe.core.printable import counted, say_text, size_text
@@ -64,7 +65,7 @@ def examine() -> dict[str, Any]:
         "shared_memory_nbytes": _shared_memory_nbytes(),
         "temporary_directory": tempfile.gettempdir(),
         "torch_cuda": cuda,
-        "gpus": [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())],
+        "gpus": [device_name(one) for one in devices()],
         "decoder": default_decoder_name(),
         "caches": [kept for name in (INDEXES, IMAGES, REMOTE_INDEXES) if (kept := _kept(user_cache(name))) is not None],
         "shard_caches": [

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from datapipe.backends.accelerators import accelerator
 from datapipe.cli.charts import draw_shares
 from datapipe.core.atomic import refuse_to_replace
 from datapipe.core.checks import whole_number
@@ -37,7 +38,8 @@ def run(args: argparse.Namespace) -> int:
     names = TrainOptions.__dataclass_fields__
     options = TrainOptions(**{name: value for name, value in vars(args).items() if name in names})
     # Under torchrun every rank gets the same "cuda", which means its own GPU.
-    device = resolve_device("auto" if args.device == "cuda" and torch.cuda.is_available() else args.device)()
+    found = accelerator()
+    device = resolve_device("auto" if found is not None and args.device == found.type else args.device)()
     with launched_group(device) as leads:
         report = train(args, options, device, leads=leads)
     if leads and args.plot is not None:

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-import torch
-
+from datapipe.backends.accelerators import accelerator
 from datapipe.backends.device_runtime import DeviceRuntime
 from datapipe.backends.slabs import SlabPool
 from datapipe.core.observe import Observer
@@ -52,7 +51,7 @@ def open_batch_pool(nbytes: int, *, options: LoaderOptions, runtime: DeviceRunti
     max_free = options.depth + 2
     if runtime is not None:
         return runtime.pinned_slabs(nbytes, max_free=max_free)
-    return SlabPool(nbytes, max_free=max_free, pinned=options.pin_memory and torch.cuda.is_available())
+    return SlabPool(nbytes, max_free=max_free, pinned=options.pin_memory and accelerator() is not None)
 
 
 class BatchMaker(Protocol):

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from datapipe.backends.accelerators import device_name, synchronize
 from datapipe.backends.pytree import tensors_of
 from datapipe.core.environment import driver_version, version_of
 from datapipe.core.errors import BackendError
@@ -67,7 +68,7 @@ def rates_of(
     about = {
         **circumstances,
         "candidates": [repr(candidate) for candidate in candidates],
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "device": device_name(device),
         "driver": driver_version() if device.type == "cuda" else "",
         "versions": {name: version_of(name) for name in packages},
     }
@@ -78,12 +79,12 @@ def measure(batches: Iterator[Any]) -> float:
     """Return samples per second in the steady state. Waits for the device on which the batches are."""
     for _ in range(_WARMUP_BATCHES):
         device = tensors_of(next(batches))[0].device
-    _synchronise(device)
+    synchronize(device)
     started, num_samples, num_batches = time.perf_counter(), 0, 0
     while num_batches < _MEASURED_BATCHES or time.perf_counter() - started < _MEASURED_S:
         num_samples += len(tensors_of(next(batches))[0])
         num_batches += 1
-    _synchronise(device)
+    synchronize(device)
     return num_samples / (time.perf_counter() - started)
 
 
@@ -96,8 +97,3 @@ def _endless(loader: Iterable[Any]) -> Generator[Any]:
     """Yield batches, epoch after epoch. Closing it ends the loader's pass."""
     while True:
         yield from loader
-
-
-def _synchronise(device: torch.device) -> None:
-    if device.type == "cuda":  # which need not be the current one
-        torch.cuda.synchronize(device)

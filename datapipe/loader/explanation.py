@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from datapipe.backends.accelerators import torch_build
 from datapipe.backends.images_dali.installation import installation, mismatch
 from datapipe.backends.images_dali.region_trial import region_problem
 from datapipe.backends.images_dali.settings import Dali
@@ -55,7 +56,7 @@ def explain(loader: Any) -> Explanation:
 def explanation(loader: DataLoader) -> list[str]:
     """Return the lines of `explain`."""
     options, choice = loader.options, loader.choice
-    on_gpu = choice.device.type == "cuda"
+    is_copied = choice.device.type != "cpu"
     manifest = loader.dataset.index.manifest
     threads = counted(options.num_workers, "thread") if options.num_workers else "the caller's thread"
     lines = [f"from      {loader.origin}"] if loader.origin else []
@@ -64,7 +65,7 @@ def explanation(loader: DataLoader) -> list[str]:
         f"{_order(loader)}",
         f"seed      {loader._progress.seed.describe()}",
         f"fields    {_fields(loader)}",
-        f"device    {choice.device}" + ("" if on_gpu else f" (torch is built for CUDA: {torch.version.cuda or 'no'})"),
+        f"device    {choice.device}" + ("" if is_copied else f" (torch is {torch_build()})"),
         f"backend   {choice.backend}: {choice.reason}",
     ]
     if not loader.fields.has_image:
@@ -77,7 +78,7 @@ def explanation(loader: DataLoader) -> list[str]:
     if kept := loader._passes.kept_images():
         lines.append(f"cache     {kept.describe()}")
     steps = loader.recipe.explain()
-    where = "device" if on_gpu and options.collate_fn is None else "CPU"
+    where = "device" if is_copied and options.collate_fn is None else "CPU"
     lines += [f"{'recipe' if number == 0 else '':<10}{step}" for number, step in enumerate(steps)]
     lines.append(f"pixels    uint8 until the pixel operations, which run on the {where}")
     if options.may_draw is not None:
@@ -85,7 +86,7 @@ def explanation(loader: DataLoader) -> list[str]:
             "collate   by your collate_fn, one batch at a time, in the thread that iterates, seeded for each step: it may draw "
             f"random numbers (it uses {options.may_draw})"
         )
-    if on_gpu:
+    if is_copied:
         lines.append("transfer  pinned memory, a copy stream of its own; your stream waits for events, the host does not")
     ahead = far_enough_ahead(options, choice.dali, is_remote=loader.dataset.index.is_remote)
     lines.append(f"ahead     at least {counted(ahead.depth, 'batch')} in the making")
@@ -190,7 +191,7 @@ _CUDF = "backend   tables_cudf: row groups decoded by cuDF, packed row-major and
 def table_explanation(loader: TableLoader) -> list[str]:
     """Return the lines of `explain` for a `TableLoader`."""
     index, layout, options, plan = loader.dataset.index, loader.layout, loader.options, loader.plan()
-    on_gpu = loader.device.type == "cuda"
+    is_copied = loader.device.type != "cpu"
     about = index.describe()
     least, median, most = about["rows per group"]
     lines = [
@@ -201,12 +202,12 @@ def table_explanation(loader: TableLoader) -> list[str]:
         f"order     {_row_order(loader)}",
         f"seed      {loader._progress.seed.describe()}",
         *(f"matrix    {one.name}: {'(b,)' if one.is_vector else f'(b, {one.width})'} {one.dtype}" for one in layout.matrices),
-        f"device    {loader.device}" + ("" if on_gpu else f" (torch is built for CUDA: {torch.version.cuda or 'no'})"),
+        f"device    {loader.device}" + ("" if is_copied else f" (torch is {torch_build()})"),
         _backend(loader) + (counted(options.num_workers, "thread") if options.num_workers else "the caller's thread"),
     ]
-    if on_gpu:
+    if is_copied:
         lines.insert(-1, f"choice    {loader.choice().backend}: {loader.choice().reason}")
-    if on_gpu and not loader.choice().uses_cudf:
+    if is_copied and not loader.choice().uses_cudf:
         lines.append("transfer  pinned memory, a copy stream of its own; your stream waits for events, the host does not")
     ranks = plan.rank.world_size
     lines.append(f"steps     {plan.num_steps} of {plan.batch_size} rows on each of {ranks} ranks, tail={options.tail.value}")

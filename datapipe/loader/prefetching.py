@@ -10,8 +10,9 @@ from typing import Any, NoReturn, Protocol
 
 import torch
 
+from datapipe.backends.accelerators import checked_device, runtime_of
 from datapipe.backends.device import Uploader
-from datapipe.backends.device_runtime import DeviceRuntime, checked_device, cuda_runtime
+from datapipe.backends.device_runtime import DeviceRuntime
 from datapipe.backends.pytree import tensors_of
 from datapipe.core.checks import whole_number
 from datapipe.core.errors import LifecycleError, OptionError
@@ -79,7 +80,7 @@ class PrefetchedLoader:
         device: torch.device,
         *,
         depth: int,
-        open_runtime: Callable[[torch.device], DeviceRuntime] = cuda_runtime,
+        open_runtime: Callable[[torch.device], DeviceRuntime] = runtime_of,
         open_mover: OpenMover | None = None,
     ) -> None:
         self.device = device

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed
 
-from datapipe.backends.device_runtime import checked_device
+from datapipe.backends.accelerators import accelerator, checked_device, current_device, devices
 from datapipe.core.checks import whole_number
 from datapipe.core.environment import positive_environment
 from datapipe.core.errors import LifecycleError, OptionError
@@ -87,20 +87,20 @@ def _store_of_group() -> Any:
 def resolve_device(device: str | torch.device) -> Callable[[], torch.device]:
     """Return a function that, called in the consumer's thread, says on which device batches are delivered.
 
-    "auto" is this rank's GPU if there is one, else the CPU; "cuda" the current CUDA device. A GPU always comes with
-    its index. Raises OptionError for a device that does not exist.
+    "auto" is this rank's GPU, or other accelerator, if there is one, else the CPU; "cuda" the current CUDA device, and so for
+    accelerators of other types. An accelerator always comes with its index. Raises OptionError for a device that does not exist.
     """
     if isinstance(device, str) and device == "auto":
         return _rank_device
     checked = checked_device(device)
-    if checked == torch.device("cuda"):  # without an index
-        return lambda: torch.device("cuda", torch.cuda.current_device())
+    if checked.type != "cpu" and checked == torch.device(checked.type):  # without an index
+        return current_device
     return lambda: checked
 
 
 def _rank_device() -> torch.device:
-    """Return the current CUDA device; if a script under torchrun has not set one, that of its local rank."""
-    if not torch.cuda.is_available():
+    """Return the accelerator's current device; if a script under torchrun has not set one, that of its local rank."""
+    if accelerator() is None:
         return torch.device("cpu")
-    current, local_rank = torch.cuda.current_device(), positive_environment("LOCAL_RANK", 0)
-    return torch.device("cuda", local_rank if current == 0 and local_rank < torch.cuda.device_count() else current)
+    current, local_rank = current_device(), positive_environment("LOCAL_RANK", 0)
+    return torch.device(current.type, local_rank) if current.index == 0 and local_rank < len(devices()) else current

@@ -7,6 +7,7 @@ from typing import NoReturn
 
 import torch
 
+from datapipe.backends.accelerators import accelerator
 from datapipe.core.printable import counted, listed, printable
 
 
@@ -31,7 +32,7 @@ def shown_device(device: str | torch.device) -> str:
     """Return the device of an argument. Makes no CUDA context, which would forbid forking: "auto" may stay undecided."""
     if device != "auto":
         return str(device)
-    return "this rank's GPU" if torch.cuda.is_available() else "cpu"
+    return "this rank's accelerator" if accelerator() is not None else "cpu"
 
 
 def refuse_position(loader: object, position: object) -> NoReturn:

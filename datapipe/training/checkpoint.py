@@ -78,7 +78,7 @@ def generator_states(device: torch.device) -> dict[str, Any]:
     kind, keys, place, has_gauss, cached = np.random.get_state(legacy=True)
     return {
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
+        **({} if device.type == "cpu" else {device.type: torch.get_device_module(device).get_rng_state(device)}),
         "python": [version, list(internal), gauss],
         "numpy": [str(kind), torch.from_numpy(np.asarray(keys).astype(np.int64)), int(place), int(has_gauss), float(cached)],
     }
@@ -87,8 +87,8 @@ def generator_states(device: torch.device) -> dict[str, Any]:
 def restore_generators(states: dict[str, Any], device: torch.device) -> None:
     """Restore the generators to what `generator_states` returned."""
     torch.set_rng_state(states["torch"].cpu())
-    if device.type == "cuda" and states["cuda"] is not None:
-        torch.cuda.set_rng_state(states["cuda"].cpu(), device)
+    if states.get(device.type) is not None:  # else the run began on a device of another type
+        torch.get_device_module(device).set_rng_state(states[device.type].cpu(), device)
     version, internal, gauss = states["python"]
     random.setstate((version, tuple(internal), gauss))
     kind, keys, place, has_gauss, cached = states["numpy"]

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from datapipe.backends.accelerators import device_name
 from datapipe.core.errors import OptionError
 from datapipe.training.options import Precision
 from datapipe.training.process_group import ProcessGroup
@@ -75,8 +76,10 @@ def autocast(device: torch.device, precision: Precision) -> torch.autocast:
 
     Raises OptionError if the device does not support the precision.
     """
-    if precision == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
-        raise OptionError(f"precision is 'bf16', which {torch.cuda.get_device_name(device)} does not support; choose 'fp16'")
+    if precision == "bf16" and device.type != "cpu":
+        is_supported = getattr(torch.get_device_module(device), "is_bf16_supported", None)
+        if is_supported is not None and not is_supported(including_emulation=False):
+            raise OptionError(f"precision is 'bf16', which {device_name(device)} does not support; choose 'fp16'")
     return torch.autocast(device.type, dtype=_DTYPES[precision], enabled=_DTYPES[precision] is not None)
 
 
@@ -166,7 +169,7 @@ class Learner:
         for group in optimizer.param_groups:
             group.setdefault("initial_lr", group["lr"])  # torch's schedulers multiply it by the share of each step
         if self._ranks.world_size > 1:
-            device_ids = [self.device] if self.device.type == "cuda" else None
+            device_ids = None if self.device.type == "cpu" else [self.device]
             self._parallel = nn.parallel.DistributedDataParallel(model, device_ids=device_ids)
 
     def learn(self, batch: LabelledBatch, *, ends_step: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -216,7 +219,7 @@ def _check_head(outputs: Any, labels: torch.Tensor) -> None:
     num_classes = outputs.shape[1]
     if labels.ndim == 2 and labels.shape[1] != num_classes:
         raise OptionError(f"the model has {num_classes} outputs, labels are shares of {labels.shape[1]} classes; make them equal")
-    if labels.ndim == 1 and not labels.is_cuda and len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < num_classes:
+    if labels.ndim == 1 and labels.is_cpu and len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < num_classes:
         raise OptionError(
             f"labels run from {int(labels.min())} to {int(labels.max())} and the model has {num_classes} outputs; "
             "make a model with an output per class"

@@ -24,10 +24,10 @@ def launched_group(device: torch.device) -> Iterator[bool]:
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         yield True
         return
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
+    if device.type != "cpu":
+        torch.get_device_module(device).set_device(device)
     with reported_wait("the other ranks", "all of them must start"):
-        distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        distributed.init_process_group(distributed.Backend.default_device_backend_map[device.type])
     try:
         yield distributed.get_rank() == 0
         distributed.barrier()  # no process leaves while another still communicates with it

@@ -16,6 +16,7 @@ from typing import Any, TextIO
 
 import torch
 
+from datapipe.backends.accelerators import device_name
 from datapipe.core.atomic import atomic_writer, write_json
 from datapipe.core.environment import version_of
 from datapipe.core.errors import StorageError
@@ -145,7 +146,7 @@ def _with_history(path: Path, facts: Mapping[str, Any], *, resumed_at: int | Non
 
 def environment(device: torch.device) -> dict[str, Any]:
     """Return what a run depends on besides its options: command, versions, device, the commit of the current directory."""
-    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+    gpu = None if device.type == "cpu" else device_name(device)
     return {
         "command": sys.argv,
         "python": platform.python_version(),

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from fake_device import pretend_gpus
 from fixtures import make_folder
 from torch.utils.data import DataLoader, Dataset, Subset
 from torchvision_reference import torchvision_v2
@@ -223,12 +224,6 @@ def timms(*arguments: Any, **others: Any) -> Any:
     return pytest.importorskip("timm.data.loader").MultiEpochsDataLoader(*arguments, **others)
 
 
-def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-
-
 RESULTS: dict[str, Any] = {
     "seen through": lambda root: DataLoader(folder(root), 4),
     "torch's workers": lambda root: DataLoader(folder(root, torch.clone), 4),
@@ -249,7 +244,7 @@ def test_attributes_of_a_script_are_carried_over(root: Path, name: str, device: 
     theirs = RESULTS[name](root)
     theirs.num_batches, theirs.num_samples, theirs._note = 3, 12, ["private"]
     if device == "cuda":
-        fake_gpu(monkeypatch)
+        pretend_gpus(monkeypatch, 1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         ours: Any = dp.from_torch(theirs, device=device)
@@ -271,7 +266,7 @@ def test_datapipes_own_attributes_stay_and_a_clash_is_named(
     root: Path, name: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if device == "cuda":
-        fake_gpu(monkeypatch)
+        pretend_gpus(monkeypatch, 1)
     theirs: Any = RESULTS[name](root)
     theirs.seed, theirs.set_epoch, theirs._epochs, theirs.num_batches = "mine", "mine", "mine", 3
     expected: Any = dp.from_torch(RESULTS[name](root), device=device, seed=4)
@@ -299,7 +294,7 @@ def test_what_is_unchanged_is_the_object_and_on_a_gpu_it_says_what_changes(monke
     theirs: Any = timms(Numbers(), None)
     assert dp.from_torch(theirs, device="cpu") is theirs
     assert "the loader is unchanged, and has no state to save" in str(dp.explain(theirs))
-    fake_gpu(monkeypatch)
+    pretend_gpus(monkeypatch, 1)
     single = DataLoader(Numbers(), None)
     before = dict(vars(single))
     ours: Any = dp.from_torch(single)

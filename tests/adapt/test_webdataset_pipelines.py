@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from fake_device import pretend_gpus
 from fixtures import NUM_SAMPLES, make_folder, write_webdataset
 from stand_in_stores import directory_store, needs_obstore
 
@@ -169,8 +170,7 @@ def test_a_webloader_that_is_unchanged_is_the_object(shards: Path, name: str, mo
         dp.from_torch(theirs, on_error="skip")
     with pytest.raises(dp.OptionError, match=r"cache='x': torch's workers make the samples"):
         dp.from_torch(theirs, cache="x")
-    for attribute in ("is_available", "device_count", "current_device"):
-        monkeypatch.setattr(torch.cuda, attribute, lambda attribute=attribute: attribute != "current_device")
+    pretend_gpus(monkeypatch, 1)
     copied: Any = dp.from_torch(WEB_LOADERS[name](shards))
     assert "its batches are copied to cuda:0 ahead, and it has no state to save" in str(dp.explain(copied))
 

@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fake_device import DeviceTensor, FakeDevice
+from fake_device import DeviceTensor, FakeDevice, pretend_gpus
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils._python_dispatch import TorchDispatchMode
 from uploads import Reads, doubled, expected_after, host_batch, wrong_reads
 
+from datapipe.backends.accelerators import accelerator, checked_device, devices, runtime_of, torch_build
 from datapipe.backends.device import DeviceTransfer, Uploader
-from datapipe.backends.device_runtime import checked_device
+from datapipe.backends.device_runtime import AcceleratorRuntime
 from datapipe.backends.pytree import tensors_of
 from datapipe.core.errors import LifecycleError, OptionError
 from datapipe.core.observe import Stage, StageEvent
@@ -416,17 +417,43 @@ def test_the_cpu_is_a_device_and_others_are_refused(monkeypatch: pytest.MonkeyPa
     assert checked_device("cpu") == torch.device("cpu")
     with pytest.raises(OptionError, match="'gpu', which torch does not accept"):
         checked_device("gpu")
-    with pytest.raises(OptionError, match="'meta'; batches are moved to CUDA devices only"):
-        checked_device("meta")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(OptionError, match=r"'cuda', but torch .* finds no GPU; pass device='cpu'"):
-        checked_device("cuda")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for device in ("meta", "cuda"):
+        with pytest.raises(
+            OptionError, match=rf"'{device}', but torch .* \(built for CUDA: .*\) finds no device .* device='cpu'"
+        ):
+            checked_device(device)
+    pretend_gpus(monkeypatch, 2)
     assert checked_device("cuda:1").index == 1
     assert checked_device("cuda").index is None
-    with pytest.raises(OptionError, match=r"'cuda:2', but there are 2 GPUs; pass 'cuda:N' with N below 2"):
+    with pytest.raises(OptionError, match=r"'cuda:2', but there are 2 devices of that type; pass 'cuda:N' with N below 2"):
         checked_device(torch.device("cuda", 2))
+    with pytest.raises(OptionError, match=r"'meta', but torch .* moves batches to 'cuda'; pass device='cuda' or 'cpu'"):
+        checked_device("meta")
+
+
+def test_another_accelerator_is_taken_where_torch_has_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_gpus(monkeypatch, 2, current=1, kind="xpu")
+    assert checked_device("xpu") == torch.device("xpu")
+    assert devices() == [torch.device("xpu", 0), torch.device("xpu", 1)]
+    assert type(runtime_of(torch.device("xpu"))) is AcceleratorRuntime
+    assert runtime_of(torch.device("xpu")).device == torch.device("xpu", 1)
+    assert torch_build() == "built for xpu"
+    with pytest.raises(OptionError, match=r"'cuda', but torch .* moves batches to 'xpu'"):
+        checked_device("cuda")
+    monkeypatch.setattr(torch, "__version__", "2.10.1+xpu")
+    assert accelerator() is None
+    with pytest.raises(
+        OptionError, match=r"moved to 'xpu' by torch 2\.11 or later, and this is torch 2\.10\.1\+xpu \(built for xpu"
+    ):
+        checked_device("xpu")
+
+
+def test_a_device_without_streams_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_gpus(monkeypatch, 1, kind="mps")
+    assert accelerator() is None
+    assert devices() == []
+    with pytest.raises(OptionError, match=r"'mps', but torch .* finds no device that batches can be moved to"):
+        checked_device("mps")
 
 
 def test_the_fake_device_forgets() -> None:

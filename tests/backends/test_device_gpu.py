@@ -13,8 +13,9 @@ import pytest
 import torch
 
 import datapipe as dp
+from datapipe.backends.accelerators import checked_device
+from datapipe.backends.cuda_runtime import CudaRuntime, cuda_runtime
 from datapipe.backends.device import Uploader
-from datapipe.backends.device_runtime import CudaRuntime, checked_device, cuda_runtime
 from datapipe.backends.slabs import SlabPool
 
 pytestmark = pytest.mark.gpu

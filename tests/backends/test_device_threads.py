@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from datapipe.backends import device_runtime
-from datapipe.backends.device_runtime import CudaRuntime
+from datapipe.backends import cuda_runtime
+from datapipe.backends.cuda_runtime import CudaRuntime
 from datapipe.backends.images_dali.gate import CutForm
 from datapipe.backends.images_dali.pipeline import DaliPipeline, RunError
 from datapipe.backends.images_dali.settings import GraphOptions
@@ -115,7 +115,7 @@ def pipeline_of(graph: Graph, *, load: float) -> DaliPipeline:
 
 
 def test_nothing_sets_device_0_on_rank_3(devices: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_runtime, "tolerate_captures", lambda: None)
+    monkeypatch.setattr(cuda_runtime, "tolerate_captures", lambda: None)
     runtime, events = CudaRuntime(torch.device("cuda", 3)), list[str]()
 
     def work() -> None:
@@ -136,9 +136,9 @@ def test_a_torch_for_rocm_has_no_driver_of_cudas(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr("ctypes.CDLL", load)
     with pytest.raises(OSError, match="libcuda"):
-        device_runtime.tolerate_captures()
+        cuda_runtime.tolerate_captures()
     monkeypatch.setattr("torch.version.cuda", None)
-    device_runtime.tolerate_captures()
+    cuda_runtime.tolerate_captures()
 
 
 def test_a_batch_made_in_the_callers_thread_leaves_device_0_alone(devices: list[int]) -> None:

@@ -275,7 +275,7 @@ def test_auto_measures_both_and_remembers(table: Path, monkeypatch: pytest.Monke
 
 
 def test_auto_says_why_it_took_arrow(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert load(table, backend="auto", device="cpu").choice().reason == "cuDF needs a GPU"
+    assert load(table, backend="auto", device="cpu").choice().reason == "cuDF needs an NVIDIA GPU"
     pq.write_table(pa.table({"a": pa.array([1, 2], pa.uint64())}), tmp_path / "u.parquet")
     with fake_gpu():
         assert load(tmp_path / "u.parquet", backend="auto", columns=["a"]).choice().reason == "cuDF cannot: column 'a' is uint64"

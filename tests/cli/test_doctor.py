@@ -13,6 +13,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from fake_device import pretend_gpus
 
 from datapipe.cli import doctor
 from datapipe.cli.main import main
@@ -74,7 +75,7 @@ def test_a_gpu_that_decodes_whole_images_is_named(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(f"{room}.installation.installation", lambda: None)
     monkeypatch.setattr(f"{room}.installation.mismatch", lambda: None)
     monkeypatch.setattr(f"{room}.region_trial.region_problem", lambda number, hw_decoder_load: problems[number])
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    pretend_gpus(monkeypatch, 2)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: "NVIDIA H100")
     (advice,) = [line for line in doctor.examine()["advice"] if "JPEG" in line]
     assert advice.startswith("GPU 1 decodes whole JPEGs, not only the crop's region: its test was killed by SIGSEGV; another ")

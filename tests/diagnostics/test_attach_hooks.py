@@ -19,7 +19,8 @@ from torch.utils.data import DataLoader, dataloader
 
 from datapipe.diagnostics.attach import cuda_hooks, loaders
 from datapipe.diagnostics.attach.launching import child_environment
-from datapipe.diagnostics.attach.machine import BusySampler, rank_here, read_busy, surroundings
+from datapipe.diagnostics.attach.machine import rank_here, surroundings
+from datapipe.diagnostics.attach.nvml import BusySampler, read_busy
 from datapipe.diagnostics.torch_stages import install as seam
 from datapipe.diagnostics.torch_stages.patching import after_import
 from datapipe.diagnostics.torch_stages.timing import ThreadCounters, between, thread_counters
@@ -257,24 +258,24 @@ def test_the_rank_is_that_of_the_process_group(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(
-    ("cuda", "is_available", "is_used", "gpu"),
+    ("kind", "is_available", "is_used", "gpu"),
     [
-        (None, False, False, "none (this torch is built without CUDA)"),
-        ("12.8", False, False, "none"),
-        ("12.8", True, False, "none in use"),
-        ("12.8", True, True, "H200"),
+        (None, False, False, "none (this torch is built for the CPU alone)"),
+        ("cuda", False, False, "none"),
+        ("cuda", True, False, "none in use"),
+        ("cuda", True, True, "H200"),
+        ("xpu", True, True, "H200"),
     ],
 )
 def test_a_machine_without_a_gpu_is_told_from_one_that_is_not_known(
-    monkeypatch: pytest.MonkeyPatch, cuda: str | None, is_available: bool, is_used: bool, gpu: str
+    monkeypatch: pytest.MonkeyPatch, kind: str | None, is_available: bool, is_used: bool, gpu: str
 ) -> None:
     for name, value in (("is_available", is_available), ("is_initialized", is_used), ("get_device_name", "H200")):
-        monkeypatch.setattr(f"torch.cuda.{name}", lambda value=value: value)
-    monkeypatch.setattr("torch.version.cuda", cuda)
-    monkeypatch.setattr("torch.version.hip", None)
+        monkeypatch.setattr(f"torch.{kind or 'cuda'}.{name}", lambda value=value: value)
+    monkeypatch.setattr("torch.accelerator.current_accelerator", lambda: None if kind is None else torch.device(kind))
     assert surroundings()["gpu"] == gpu
-    monkeypatch.setattr("torch.cuda.is_available", lambda: 1 / 0)
-    assert (surroundings()["gpu"] is None) == (cuda is not None)
+    monkeypatch.setattr(f"torch.{kind or 'cuda'}.is_available", lambda: 1 / 0)
+    assert (surroundings()["gpu"] is None) == (kind is not None)
 
 
 def test_a_name_that_is_the_users_is_given_back(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from fake_device import pretend_gpus
 
 import datapipe as dp
 from datapipe.backends.images_dali import installation as dali_installation
@@ -140,9 +141,7 @@ def test_auto_is_this_ranks_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert resolve_device("cpu")() == CPU
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert resolve_device("auto")() == CPU
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    pretend_gpus(monkeypatch, 4)
     monkeypatch.setenv("LOCAL_RANK", "2")
     assert resolve_device("auto")() == torch.device("cuda", 2), "under torchrun, where the script has set none"
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
@@ -152,8 +151,7 @@ def test_auto_is_this_ranks_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_cuda_is_the_current_device_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    pretend_gpus(monkeypatch, 4)
     asked = resolve_device("cuda")
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
     assert asked() == torch.device("cuda", 3)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from fake_device import FakeDevice, assert_released_at_the_end
+from fake_device import FakeDevice, assert_released_at_the_end, pretend_gpus
 from fixtures import jpeg
 from labelled_scenes import convert_scenes
 
@@ -55,9 +55,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDevice]:
     device = FakeDevice(seed=7)
     run_on_cpu = DaliPipeline.run
     on_cpus: dict[int, DaliPipeline] = {}
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: CUDA.index)
+    pretend_gpus(monkeypatch, current=CUDA.index)
     monkeypatch.setattr("datapipe.loader.images.assembly.region_problem", lambda device_id, hw_decoder_load: None)
 
     def run(self: DaliPipeline, encoded: Any, cuts: Any, stream: Any) -> Any:
@@ -68,7 +66,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDevice]:
             return device.put(pixels), keep
 
     monkeypatch.setattr(DaliPipeline, "run", run)
-    monkeypatch.setattr("datapipe.loader.images.assembly.cuda_runtime", lambda _: device)
+    monkeypatch.setattr("datapipe.loader.images.assembly.runtime_of", lambda _: device)
     yield device
     device.drain()
     assert [what for what in device.forbidden if "pageable" not in what] == []

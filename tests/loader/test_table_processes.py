@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from fake_device import FakeDevice
+from fake_device import FakeDevice, pretend_gpus
 from table_values import write_table
 
 import datapipe as dp
@@ -101,10 +101,8 @@ def test_ctrl_c_ends_a_run_cleanly(table: Path, tmp_path: Path, num_workers: int
 def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDevice]:
     """A fake device in CUDA's place."""
     device = FakeDevice(seed=7)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 2)
-    monkeypatch.setattr("datapipe.loader.tables.passes.cuda_runtime", lambda _: device)
+    pretend_gpus(monkeypatch, current=2)
+    monkeypatch.setattr("datapipe.loader.tables.passes.runtime_of", lambda _: device)
     yield device
     device.drain()
     assert device.forbidden == []

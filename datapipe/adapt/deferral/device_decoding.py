@@ -35,7 +35,7 @@ from datapipe.core.observe import Observer
 from datapipe.core.printable import get_logger
 from datapipe.fetch.local import LocalFiles
 from datapipe.loader.batch_making import ObjectPool
-from datapipe.loader.images.choice import Backend, Choice, asks_for_dali
+from datapipe.loader.images.choice import Backend, Choice, asks_for_dali, problem_with_device
 from datapipe.loader.images.dali import DaliStage, Fetched, FetchWorker
 from datapipe.loader.options import default_num_workers
 from datapipe.transforms import Recipe
@@ -55,7 +55,7 @@ def choose_decoder(loader: TorchDataLoader, backend: Backend, device: torch.devi
 
     Raises OptionError for a backend that does not exist or cannot serve it, DependencyError for DALI if it is not installed.
     """
-    problem = _problem_for_dali(loader)
+    problem = problem_with_device(device) or _problem_for_dali(loader)
     if asks_for_dali(backend):
         installation()
         if problem is not None:

@@ -13,7 +13,8 @@ from typing import Any
 import pyarrow as pa
 import torch
 
-from datapipe.backends.device_runtime import DeviceRuntime, Stream
+from datapipe.backends.cuda_runtime import CudaDevice
+from datapipe.backends.device_runtime import Stream
 from datapipe.backends.tables_cudf.library import Library
 from datapipe.core.errors import BackendError, DecodeError, IntegrityError, MissingDataError, OptionError, StorageError
 from datapipe.index.tables import ColumnKind, TableColumn, TableFile, TableGroup
@@ -64,7 +65,7 @@ class CudfReader:
         columns: Sequence[TableColumn],
         *,
         library: Library,
-        runtime: DeviceRuntime,
+        runtime: CudaDevice,
         memory: Any,
         check: Callable[[TableFile], None],
     ) -> None:

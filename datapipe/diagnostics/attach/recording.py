@@ -15,7 +15,8 @@ from datapipe.core.atomic import atomic_writer, write_json
 from datapipe.core.environment import is_of_datapipe
 from datapipe.core.observe import StageEvent
 from datapipe.diagnostics.attach.launching import RESULTS, Settings, settings_from
-from datapipe.diagnostics.attach.machine import BusySampler, process_started_ns, rank_here, read_busy, surroundings
+from datapipe.diagnostics.attach.machine import process_started_ns, rank_here, surroundings
+from datapipe.diagnostics.attach.nvml import BusySampler, read_busy
 from datapipe.diagnostics.attach.ours import complain
 from datapipe.diagnostics.attach.step_hooks import HookedMeter, ProfilerWindow, Tap, until
 from datapipe.diagnostics.measure.watching import Hooks, LoaderFacts, Meter, Watch

@@ -7,8 +7,8 @@ import functools
 
 import torch
 
+from datapipe.backends.accelerators import runtime_of
 from datapipe.backends.device import Uploader
-from datapipe.backends.device_runtime import cuda_runtime
 from datapipe.backends.images_cpu import BlockWorker
 from datapipe.backends.images_dali.gate import form_of
 from datapipe.backends.images_dali.region_trial import region_problem
@@ -53,7 +53,7 @@ def assemble(
     index, fields = dataset.index, dataset.fields
     stored_size = index.manifest.image_size
     size = recipe.output_size(stored_size) if fields.has_image else None
-    runtime = cuda_runtime(choice.device) if choice.device.type == "cuda" else None
+    runtime = None if choice.device.type == "cpu" else runtime_of(choice.device)
     collator = Collator(
         recipe=recipe,
         options=options,

@@ -36,12 +36,19 @@ class Choice:
     reason: str
 
     def __post_init__(self) -> None:
-        if self.device.type == "cuda" and self.device.index is None:
+        if self.device.type != "cpu" and self.device.index is None:
             raise ValueError(f"a choice of a backend for {str(self.device)!r}, which names no GPU; resolve the device first")
 
     @property
     def backend(self) -> str:
         return "images_cpu" if self.dali is None else "dali"
+
+
+def problem_with_device(device: torch.device) -> str | None:
+    """Return why DALI cannot make batches for the device; None if it can."""
+    if device.type in ("cpu", "cuda"):
+        return None
+    return f"DALI decodes for NVIDIA GPUs and for CPUs, and device is {device}; images_cpu decodes, and batches are copied there"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +87,8 @@ class BackendRequest:
                 "images would differ in size, and DALI's graph makes images of one; "
                 "end the geometry with RandomResizedCrop, CenterCrop or Resize((h, w))"
             )
+        if device is not None and (problem := problem_with_device(device)) is not None:
+            return problem
         if self.has_collate_fn and device is not None and device.type == "cuda":
             return (
                 "collate_fn takes samples in host memory, where DALI's are on the GPU; "

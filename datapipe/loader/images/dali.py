@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from datapipe.backends.device_runtime import Stream
 from datapipe.backends.images_cpu import BadRow, BlockReport, BlockWorker, EncodedSample, draws_of, sizes_of
 from datapipe.backends.images_dali.gate import PLACEHOLDER_SIDE, can_decode, placeholder
 from datapipe.backends.images_dali.pipeline import DaliPipeline, RunError
@@ -177,7 +178,7 @@ class DaliStage:
         pipeline: DaliPipeline,
         worker: FetchWorker,
         *,
-        stream: torch.cuda.Stream | None,
+        stream: Stream | None,
         settle: Callable[[BadRow], None],
     ) -> tuple[torch.Tensor | None, object]:
         """Return the pixels of the rows that DALI makes, and an object to keep alive while they are used.

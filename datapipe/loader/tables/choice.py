@@ -65,7 +65,7 @@ def choose_table_backend(
         library()
         return TableChoice(True, "asked for")
     if device.type != "cuda":
-        return TableChoice(False, "cuDF needs a GPU")
+        return TableChoice(False, "cuDF needs an NVIDIA GPU")
     if problem is not None:
         return TableChoice(False, f"cuDF cannot: {problem}")
     try:

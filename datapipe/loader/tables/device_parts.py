@@ -16,8 +16,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from datapipe.backends.cuda_runtime import CudaDevice
 from datapipe.backends.device import DeviceTransfer
-from datapipe.backends.device_runtime import DeviceRuntime, Event, Stream
+from datapipe.backends.device_runtime import Event, Stream
 from datapipe.backends.pytree import tensors_of
 from datapipe.backends.table_windows import LoadedWindow
 from datapipe.backends.tables_cudf.library import library, stream_ordered_memory
@@ -48,14 +49,14 @@ class DeviceTableParts:
 
     setup: TableSetup
     workers: ObjectPool[CudfReader]
-    runtime: DeviceRuntime
+    runtime: CudaDevice
     stream: Stream  # of windows and batches
     packer: DevicePacker
     uploads: PinnedUploads
     pieces_at_once: int
 
     @classmethod
-    def of(cls, setup: TableSetup, runtime: DeviceRuntime) -> DeviceTableParts:
+    def of(cls, setup: TableSetup, runtime: CudaDevice) -> DeviceTableParts:
         """Return the parts. Call it in the consumer's thread: it creates streams there."""
         index, layout, found = setup.index, setup.layout, library()
         uploads = PinnedUploads(runtime, max_free=setup.options.depth + 2)

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from datapipe.backends.device_runtime import cuda_runtime
+from datapipe.backends.accelerators import runtime_of
+from datapipe.backends.cuda_runtime import cuda_runtime
 from datapipe.backends.tables_arrow import RowGather
 from datapipe.columns.layout import MatrixLayout
 from datapipe.containers.tables.rows import check_unchanged
@@ -176,7 +177,7 @@ class TablePasses:
             if self.choice().uses_cudf:
                 self._parts = DeviceTableParts.of(self.setup, cuda_runtime(device))
             else:
-                runtime = cuda_runtime(device) if device.type == "cuda" else None
+                runtime = None if device.type == "cpu" else runtime_of(device)
                 self._parts = HostTableParts.of(self.setup, runtime, self._kept)
         return self._parts
 

@@ -133,7 +133,7 @@ class ScaleAndShift:
         wide_dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
         factor = _tiled(self.factor, width, wide_dtype).to(images.device, non_blocking=True)
         shift = _tiled(self.shift, width, wide_dtype).to(images.device, non_blocking=True) if any(self.shift) else None
-        if images.is_cuda or self.dtype == torch.float64:  # one kernel, which converts its input and output
+        if not images.is_cpu or self.dtype == torch.float64:  # one kernel, which converts its input and output
             _multiply_add(source, factor, shift, target)
             return
         # Image by image, so that intermediate values stay in cache and `out` is written once.

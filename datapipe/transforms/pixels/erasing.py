@@ -77,7 +77,7 @@ class RandomErasing:
 
     def apply(self, images: torch.Tensor, params: Params, /) -> torch.Tensor:
         fill = self.value if isinstance(self.value, tuple) else None
-        if images.is_cuda and self.value != "random":
+        if not images.is_cpu and self.value != "random":
             values = torch.tensor(fill or (self.value,) * 3, dtype=images.dtype).to(images.device, non_blocking=True)
             return images.copy_(torch.where(_covered(params["box"].astype(np.int64), images), values.view(1, 3, 1, 1), images))
         for row, (top, left, height, width) in enumerate(params["box"].tolist()):

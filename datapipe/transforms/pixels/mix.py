@@ -114,7 +114,7 @@ def _stream(draws: Draws, operation: int) -> Iterator[float]:
 def _mix_labels(owner: object, labels: torch.Tensor, num_classes: int | None, lam: float) -> torch.Tensor:
     assert num_classes is not None
     if labels.ndim == 1:
-        if not labels.is_cuda and len(labels) and (int(labels.max()) >= num_classes or int(labels.min()) < 0):
+        if labels.is_cpu and len(labels) and (int(labels.max()) >= num_classes or int(labels.min()) < 0):
             raise OptionError(
                 f"{owner!r}: labels run from {int(labels.min())} to {int(labels.max())}; "
                 f"with num_classes={num_classes} they must lie between 0 and {num_classes - 1}"

@@ -20,7 +20,7 @@ Planes = torch.Tensor  # (m, 3, h, w) float32 (float64 for float64 images), cont
 
 def groups(images: torch.Tensor) -> Iterator[slice]:
     """Yield rows to work on together: one by one on a CPU, where an image fits the cache; all at once on a GPU."""
-    if images.is_cuda:
+    if not images.is_cpu:
         yield slice(0, len(images))
     else:
         for row in range(len(images)):
@@ -42,7 +42,7 @@ def to_planes(images: torch.Tensor) -> Planes:
 def from_planes(planes: Planes, images: torch.Tensor) -> None:
     """Write the planes back to `images`, truncated if those are integers."""
     flat = planes.to(images.dtype)
-    if images.is_cuda:
+    if not images.is_cpu:
         images.copy_(flat)
         return
     for channel in range(3):  # three strided copies; torch's own transposing copy takes twice as long
