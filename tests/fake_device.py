@@ -181,6 +181,9 @@ class FakeDevice:
     def is_pinned(self, tensor: torch.Tensor) -> bool:
         return self._pinned_range(tensor) is not None
 
+    def free_nbytes(self) -> int:
+        return 1 << 20
+
     def pinned_slabs(self, nbytes: int, *, max_free: int) -> SlabPool:
         return _PoisonedPool(self, nbytes, max_free)
 

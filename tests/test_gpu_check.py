@@ -80,7 +80,7 @@ def test_every_stage_runs_dry(tmp_path: Path) -> None:
     assert "zeros in the body" in verdicts, "damaged bodies are not exempted"
     assert [entry["ended_well"] for entry in correct if "ended_well" in entry] == [True]
     phases = {entry["phase"] for entry in reports["sweep"]["measurements"]}
-    assert phases >= {"first", "settings", "rounds", "medians"}  # and "combined", where a setting was faster
+    assert phases >= {"first", "settings", "rounds", "medians", "kept"}  # and "combined", where a setting was faster
     (accuracy,) = (entry for entry in reports["diagnose"]["measurements"] if entry["question"] == "accuracy")
     assert accuracy["pause_ms"] >= accuracy["delay_ms"] == 5
     assert accuracy["told_ms"] > 2.5, "it was told to wait 5 ms at each step"

@@ -97,6 +97,7 @@ _ALL = (
     Contender("limit-whole", "limit: decode alone, whole image", "decode_only", "folder", {"decoder": "whole"}, "pixels"),
     Contender("limit-region", "limit: decode alone, the crop's region", "decode_only", "folder", {"decoder": "region"}, "pixels"),
     # Onto a GPU; `device` and settings are added by benchmarks.gpu.
+    Contender("gpu-ours-kept", "datapipe, images kept on the GPU", "ours_kept", "shards"),
     Contender("gpu-ours-auto", "datapipe, the backend it chose itself", "ours_gpu", "shards"),
     Contender("gpu-ours-dali", "datapipe, DALI", "ours_gpu", "shards", {"dali": {}}),
     Contender("gpu-ours-cpu", "datapipe, decoded on the CPU", "ours_gpu", "shards", {"backend": "images_cpu"}),

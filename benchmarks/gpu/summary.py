@@ -155,7 +155,7 @@ def _overlap(found: list[Found]) -> list[str]:
 
 def _sweep(found: list[Found]) -> list[str]:
     lines = []
-    for phase in ("first", "settings", "combined", "chosen", "taken", "cores"):
+    for phase in ("first", "settings", "combined", "chosen", "kept", "taken", "cores"):
         measured = [entry for entry in found if entry.get("phase") == phase]
         body = [[_variant(entry), f"{entry['images_per_s']:.0f}", entry.get("jpeg_engine_percent", "-")] for entry in measured]
         lines += rows([phase, "images/s", "JPEG engines %"], body) if body else []

@@ -7,6 +7,7 @@ Phases, the most telling first; what the time does not suffice for is named as s
  rounds    the best of ours and of the pipeline written by hand, and the CPU path, in three alternated rounds of fresh
            processes, for medians and ratios
  chosen    the backend that the loader chose itself
+ kept      decoded images kept on the GPU, from the second epoch on; another recipe, which does not resample them
  taken     a Dataset of one's own taken over, made by DALI and by the workers; `first` has torch's loader over the same
 """
 
@@ -48,6 +49,7 @@ def run(check: Check, report: Report, deadline: Deadline) -> None:
     sweep.together("combined", [variant for contender in (OURS, BY_HAND) for variant in sweep.combined(contender)])
     sweep.rounds()
     sweep.together("chosen", [dataclasses.replace(sweep.variant, contender="gpu-ours-auto")])
+    sweep.together("kept", [dataclasses.replace(sweep.variant, contender="gpu-ours-kept")])
     sweep.together("taken", [dataclasses.replace(sweep.variant, contender=name) for name in TAKEN_OVER])
 
 

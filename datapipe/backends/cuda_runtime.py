@@ -59,6 +59,9 @@ class CudaRuntime(AcceleratorRuntime):
         event.record(stream)
         return event
 
+    def free_nbytes(self) -> int:
+        return int(torch.cuda.mem_get_info(self.device)[0])
+
     def adopt(self, memory: Any) -> torch.Tensor:
         return torch.as_tensor(memory, device=self.device).view(torch.uint8)
 

@@ -65,14 +65,16 @@ class DeviceTransfer:
 class Uploader:
     """Moves batches to a device on a copy stream. Thread-safe; create it in the thread that consumes the batches.
 
-    `max_free`: number of unused pinned staging slabs to keep. A slab holds the pageable tensors of one batch; there are as
-    many as batches whose copy is not known to have completed.
+    `stream`: the copy stream; None: a new one. `max_free`: number of unused pinned staging slabs to keep. A slab holds the
+    pageable tensors of one batch; there are as many as batches whose copy is not known to have completed.
     """
 
-    def __init__(self, runtime: DeviceRuntime, *, observer: Observer = null_observer, max_free: int = 4) -> None:
+    def __init__(
+        self, runtime: DeviceRuntime, *, observer: Observer = null_observer, stream: Stream | None = None, max_free: int = 4
+    ) -> None:
         self.observer = observer
         self._runtime = runtime
-        self._stream = runtime.new_stream()
+        self._stream = runtime.new_stream() if stream is None else stream
         self._max_free = max_free
         self._pool: SlabPool | None = None
         self._is_closed = False

@@ -67,6 +67,9 @@ class DeviceRuntime(Protocol):
     def pinned_slabs(self, nbytes: int, *, max_free: int) -> SlabPool:
         """Return a pool of page-locked slabs."""
 
+    def free_nbytes(self) -> int:
+        """Return the bytes of the device's memory that nobody has allocated."""
+
 
 class KeepAlive:
     """Objects that must stay alive until events of a device complete. Thread-safe, without a lock.
@@ -166,3 +169,6 @@ class AcceleratorRuntime:
 
     def pinned_slabs(self, nbytes: int, *, max_free: int) -> SlabPool:
         return SlabPool(nbytes, max_free=max_free, pinned=True)
+
+    def free_nbytes(self) -> int:
+        return int(torch.accelerator.get_memory_info(self._device)[0])

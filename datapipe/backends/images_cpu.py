@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -91,15 +91,18 @@ class BlockWorker:
         self._scratch = torch.empty((0, 0, 0, 3), dtype=torch.uint8)
         self._rows: list[BlockRow] = []  # of the scratch memory
 
-    def load(self, entries: Entries, rows: range, draws: Draws, out: torch.Tensor) -> BlockReport:
+    def load(
+        self, entries: Entries, rows: range, draws: Draws, out: torch.Tensor, *, leave_out: Collection[int] = ()
+    ) -> BlockReport:
         """Load samples `rows` of `entries` into `out`.
 
-        `draws`: of those rows, in order. `out`: (n, h, w, 3), contiguous, of the recipe's dtype and size; rows that the report
-        calls bad have arbitrary pixels. Raises MissingDataError or StorageError if a file cannot be read at all.
+        `draws`: of those rows, in order. `out`: (n, h, w, 3), contiguous, of the recipe's dtype and size; rows of the block that
+        are in `leave_out`, or that the report calls bad, have arbitrary pixels. Raises MissingDataError or StorageError if a file
+        cannot be read at all.
         """
         report = BlockReport()
         found = self._find(entries, rows, report)
-        for part, samples in self._read_in_parts(entries, rows, report, leave_out=found.rows):
+        for part, samples in self._read_in_parts(entries, rows, report, leave_out=found.rows or leave_out):
             start_ns = time.perf_counter_ns()
             jobs = self._jobs(samples, found, part, draws)
             report.decode_ns += time.perf_counter_ns() - start_ns

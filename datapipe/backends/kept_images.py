@@ -85,7 +85,7 @@ class KeptImages:
 
     def find(self, entries: Entries, row: int) -> KeptImage | Gap:
         """Return the image of a sample, or the Gap that `make` needs."""
-        sample, stamp = int(entries.ids[row]), _stamp(entries.extents, row)
+        sample, stamp = int(entries.ids[row]), stamp_of(entries.extents, row)
         kept = self.store.find(sample, stamp)
         if isinstance(kept, Gap):
             return kept
@@ -128,7 +128,7 @@ def _header(kept: Kept) -> ImageHeader | None:
     return header if is_ours and min(kept.size) > 0 else None
 
 
-def _stamp(extents: Extents, row: int) -> int:
+def stamp_of(extents: Extents, row: int) -> int:
     """Return a stamp of size and modification time that distinguishes versions of a loose file. 0 for samples in shards.
 
     Also 0 for a missing file, which its reader reports.

@@ -14,6 +14,7 @@ from datapipe.backends.accelerators import checked_device, runtime_of
 from datapipe.backends.device import Uploader
 from datapipe.backends.device_runtime import DeviceRuntime
 from datapipe.backends.pytree import tensors_of
+from datapipe.backends.static_batches import StaticBatches
 from datapipe.core.checks import whole_number
 from datapipe.core.errors import LifecycleError, OptionError
 from datapipe.core.observe import Observer, null_observer
@@ -23,17 +24,24 @@ from datapipe.loader.torch_compat import added_attributes, names_of
 _NONE_LEFT = object()
 
 
-def prefetch(iterable: Iterable[Any], device: str | torch.device = "cuda", *, depth: int = 2) -> PrefetchedLoader:
+def prefetch(
+    iterable: Iterable[Any], device: str | torch.device = "cuda", *, depth: int = 2, static: int = 0
+) -> PrefetchedLoader:
     """Return a loader of the batches of `iterable`, their tensors on `device`; `depth` further ones are copied ahead.
 
     `iterable`: a torch DataLoader, a datapipe one, a list, a generator: anything that gives batches. `device`: "cuda" is
     the current device at the first `next()`, before which no CUDA context is made; on "cpu" batches come as they
-    are, and nothing runs ahead. Raises OptionError for a device that does not exist and for arguments that cannot be
-    honoured.
+    are, and nothing runs ahead. `static`: for CUDA graphs, the number of batches whose memory is used in turn; then a batch is
+    valid until `next()` has been called that often again. 0: a batch is never overwritten. Raises OptionError for a device that
+    does not exist and for arguments that cannot be honoured.
     """
     if not (hasattr(iterable, "__iter__") or hasattr(iterable, "__getitem__")):
         raise OptionError(f"iterable is a {type(iterable).__qualname__}, which gives no batches; pass a loader or a generator")
-    return PrefetchedLoader(iterable, checked_device(device), depth=whole_number(depth, "depth", least=1))
+    checked = checked_device(device)
+    if static and checked.type == "cpu":
+        raise OptionError(f"static={static} is for batches on a device, and device is 'cpu'; leave it out")
+    depth, static = whole_number(depth, "depth", least=1), whole_number(static, "static")
+    return PrefetchedLoader(iterable, checked, depth=depth, static=static)
 
 
 class Transfer(Protocol):
@@ -70,7 +78,7 @@ class PrefetchedLoader:
     Each `iter()` is a new pass, which begins at its first `next()`. Other attributes (`dataset`, `sampler`,
     `set_epoch`, ...) are the inner loader's. `state_dict` and `load_state_dict`, if it has them, refer to
     the batch last delivered, not to those copied ahead. Do not share it between threads. Pickles as its arguments, with the
-    attributes that were set on it.
+    attributes that were set on it. `static`: as for `prefetch`.
     `open_mover`: opens what makes the inner loader's batches complete on their way; None: they are only copied.
     """
 
@@ -80,17 +88,20 @@ class PrefetchedLoader:
         device: torch.device,
         *,
         depth: int,
+        static: int = 0,
         open_runtime: Callable[[torch.device], DeviceRuntime] = runtime_of,
         open_mover: OpenMover | None = None,
     ) -> None:
         self.device = device
         self.depth = depth
+        self._static = static
         self._inner = inner
         self._open_runtime = open_runtime
         self._open_mover = open_mover
         self._observer: Observer = null_observer
         self._mover: Mover | None = None
         self._runtime: DeviceRuntime | None = None  # of the mover
+        self._ring: StaticBatches | None = None  # of all passes, as are graphs
         self._state: Any = None  # after the batch last delivered; None: ask the inner loader
         self._names = names_of(self)
 
@@ -126,7 +137,7 @@ class PrefetchedLoader:
             setattr(inner, name, value)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _from_arguments, (self._inner, self.device, self.depth, self._open_mover), added_attributes(self)
+        return _from_arguments, (self._inner, self.device, self.depth, self._static, self._open_mover), added_attributes(self)
 
     @property
     def observer(self) -> Observer:
@@ -189,7 +200,8 @@ class PrefetchIterator(Iterator[Any]):
         if self._ahead:
             self._ahead[0][0].wait()  # Ctrl-C in here loses no batch
             arrival, loader._state = self._ahead.popleft()
-            return arrival.hand_over()
+            batch = arrival.hand_over()
+            return batch if loader._ring is None else loader._ring.place(batch)
         if self._failed is not None:
             (error, loader._state), self._failed = self._failed, None
             try:
@@ -225,6 +237,8 @@ class PrefetchIterator(Iterator[Any]):
         if loader._mover is None:
             loader._runtime = None if loader.device.type == "cpu" else loader._open_runtime(loader.device)
             open_mover = loader._open_mover or _open_uploader
+            if loader._static and loader._runtime is not None:
+                loader._ring = StaticBatches(loader._runtime, loader._static)
             loader._mover = open_mover(loader._inner, loader._runtime, loader._observer, loader.depth + 2)
         if loader._state is None:
             loader._state = _state_of(loader._inner)  # later its state is ahead of what was delivered
@@ -261,5 +275,7 @@ def _num_samples(batch: Any) -> int:
     return next((len(tensor) for tensor in tensors_of(batch) if tensor.dim()), 0)
 
 
-def _from_arguments(inner: Iterable[Any], device: torch.device, depth: int, open_mover: OpenMover | None) -> PrefetchedLoader:
-    return PrefetchedLoader(inner, checked_device(device), depth=depth, open_mover=open_mover)
+def _from_arguments(
+    inner: Iterable[Any], device: torch.device, depth: int, static: int, open_mover: OpenMover | None
+) -> PrefetchedLoader:
+    return PrefetchedLoader(inner, checked_device(device), depth=depth, static=static, open_mover=open_mover)

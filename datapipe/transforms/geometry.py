@@ -249,6 +249,7 @@ class RandomVerticalFlip:
         return _flip(cuts, draws, operation, axis=0, p=self.p)
 
 
+RESAMPLES_NOTHING = (CenterCrop, Pad, RandomCrop, RandomHorizontalFlip, RandomVerticalFlip)  # these only move pixels
 DRAWS_NOTHING = (Resize, CenterCrop, Pad)  # a sample gets the same cut in every epoch
 
 

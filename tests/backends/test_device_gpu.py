@@ -6,11 +6,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from fixtures import make_folder
 
 import datapipe as dp
 from datapipe.backends.accelerators import checked_device
@@ -202,6 +204,42 @@ def test_prefetched_batches_train() -> None:
         found.append((images.sum(), labels[0], name))
         del images, labels
     assert [(float(total), int(label), name) for total, label, name in found] == [(32.0 * n, n, "name") for n in range(20)]
+
+
+def test_a_captured_graph_reads_each_static_batch() -> None:
+    batches = [torch.full((8, 4), float(number)) for number in range(12)]
+    total = torch.zeros((), device="cuda")
+    loader = iter(dp.prefetch(batches, static=1))
+    static = next(loader)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        total.add_(static.sum())
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        total.add_(static.sum())
+    for batch in loader:
+        assert batch.data_ptr() == static.data_ptr()
+        graph.replay()
+    assert float(total) == 32.0 * sum(range(12))
+
+
+@pytest.mark.parametrize("backend", ["images_cpu", "dali"])
+def test_images_kept_on_the_gpu_are_those_that_are_decoded(tmp_path: Path, backend: str) -> None:
+    if backend == "dali":
+        pytest.importorskip("nvidia.dali")
+    source = make_folder(tmp_path / "set", size=(40, 48))
+    transform = [dp.Resize((32, 36)), dp.RandomCrop(28, padding=2), dp.RandomHorizontalFlip()]
+    options: dict[str, Any] = {"batch_size": 8, "shuffle": True, "seed": 1, "transform": transform, "backend": backend}
+    kept, plain = dp.DataLoader(source, device="cuda", cache="gpu", **options), dp.DataLoader(source, device="cuda", **options)
+    for epoch in range(3):
+        for (ours, labels), (theirs, expected) in zip(kept, plain, strict=True):
+            assert torch.equal(labels, expected)
+            difference = (ours.int() - theirs.int()).abs()
+            assert int(difference.max()) <= (0 if backend == "images_cpu" else 3)
+        assert kept.cache_stats is not None
+        assert kept.cache_stats.hits == epoch * len(kept.dataset)
 
 
 def test_a_device_that_is_not_there_is_refused() -> None:

@@ -30,8 +30,7 @@ def value_of(number: int) -> bytes:
 
 
 def store_at(place: str, *, capacity: int = AMPLE, about: str = "a test") -> Store:
-    directory = None if place == "ram" else Path(place)
-    return open_store(CacheOptions(directory, capacity), about={"what": about})
+    return open_store(CacheOptions("ram" if place == "ram" else Path(place), capacity), about={"what": about})
 
 
 def fill(store: Store, ids: Any) -> None:

@@ -455,7 +455,7 @@ def test_sizes_that_nobody_says_are_shares_of_what_is_free(tmp_path: Path) -> No
     from datapipe.fetch.cache.locations import open_store
 
     about = {"what": str(tmp_path)}
-    memory, disk = open_store(CacheOptions(None, None), about=about), open_store(CacheOptions(tmp_path, None), about=about)
+    memory, disk = open_store(CacheOptions("ram", None), about=about), open_store(CacheOptions(tmp_path, None), about=about)
     assert memory.capacity == pytest.approx(free_memory() / 2, rel=0.3)
     status = os.statvfs(tmp_path)
     assert disk.capacity == pytest.approx(status.f_bavail * status.f_frsize * 0.8, rel=0.1)
@@ -464,7 +464,7 @@ def test_sizes_that_nobody_says_are_shares_of_what_is_free(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("cache", "nbytes", "problem"),
     [
-        ("rma", None, "cache is 'rma'; choose 'ram' or 'disk', or write a new directory as './rma'"),
+        ("rma", None, "cache is 'rma'; choose 'ram', 'gpu' or 'disk', or write a new directory as './rma'"),
         (7, None, "cache is 7; choose"),
         ("ram", 0, "cache_nbytes is 0; it must be at least 1"),
         ("ram", 1.5, "cache_nbytes is 1.5; it must be a whole number"),
@@ -485,7 +485,7 @@ def test_a_name_that_no_directory_can_have_is_refused(name: str) -> None:
 def test_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     assert CacheOptions.of(None, None) is None
-    assert CacheOptions.of("ram", 5) == CacheOptions(None, 5)
+    assert CacheOptions.of("ram", 5) == CacheOptions("ram", 5)
     assert CacheOptions.of("disk", None) == CacheOptions(tmp_path / "home/datapipe/decoded", None)
     assert CacheOptions.of(tmp_path, None) == CacheOptions(tmp_path, None)
     assert CacheOptions.of("./here", None) == CacheOptions(Path("here"), None)

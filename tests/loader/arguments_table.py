@@ -47,7 +47,7 @@ ARGUMENTS: dict[str, Row] = {
     ),
     "pin_memory": Row(
         Status.HONOURED,
-        'images are made in page-locked memory if there is a GPU, always if they are for one; this needs no extra copy',
+        "images are made in page-locked memory if there is a GPU, always if they are for one; this needs no extra copy",
     ),
     "drop_last": Row(Status.HONOURED, 'the same as `tail="drop"`; another `tail` with it is refused'),
     "timeout": Row(Status.HONOURED, "seconds to wait for one batch; `LifecycleError` (a RuntimeError) after that"),

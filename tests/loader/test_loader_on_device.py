@@ -66,7 +66,8 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDevice]:
             return device.put(pixels), keep
 
     monkeypatch.setattr(DaliPipeline, "run", run)
-    monkeypatch.setattr("datapipe.loader.images.assembly.runtime_of", lambda _: device)
+    for room in ("assembly", "passes"):
+        monkeypatch.setattr(f"datapipe.loader.images.{room}.runtime_of", lambda _: device)
     yield device
     device.drain()
     assert [what for what in device.forbidden if "pageable" not in what] == []
@@ -183,3 +184,131 @@ def test_a_gpu_that_cannot_decode_regions_decodes_whole_images(
     said = capsys.readouterr().out
     assert "on the GPU in 2 pipelines" in said
     assert f"decodes whole images, then crops: {problem}; 0% of the JPEGs on the GPU's JPEG engines" in said
+
+
+# -- a cache on the device ---------------------------------------------------------------------------
+
+FRONT = dp.Resize((30, 32))
+KEPT: dict[str, dict[str, Any]] = {
+    "nothing behind": {"transform": [FRONT]},
+    "whole images": {"transform": [], "fields": ["image", "label"]},
+    "flips": {"transform": [FRONT, dp.RandomHorizontalFlip(), dp.RandomVerticalFlip()]},
+    "crops": {"transform": [FRONT, dp.CenterCrop(29), dp.RandomCrop((28, 20)), dp.RandomHorizontalFlip(), *NORMALISED[2:]]},
+    "padded": {"transform": [FRONT, dp.RandomCrop(30, padding=4, fill=(1, 2, 3)), dp.RandomVerticalFlip()]},
+    "padded twice": {"transform": [FRONT, dp.RandomHorizontalFlip(), dp.Pad(3, fill=9), dp.RandomCrop(34, padding=2, fill=200)]},
+    "colours": {"transform": [FRONT, dp.RandomHorizontalFlip(), dp.ColorJitter(0.4, 0.4, 0.4, 0.1)]},
+    "mixed": {"transform": [FRONT, *NORMALISED[2:], dp.MixUp(num_classes=4)], "output": "dict", "tail": "mask"},
+    "bad samples left out": {"transform": [FRONT, dp.RandomHorizontalFlip()], "on_error": "skip", "output": "dict"},
+    "bad samples replaced": {"transform": [FRONT, dp.RandomCrop(24)], "on_error": "replace", "output": "dict"},
+    "in the caller's thread": {"transform": [FRONT, dp.RandomCrop(24)], "num_workers": 0},
+    "room for few": {"transform": [FRONT, dp.RandomHorizontalFlip()], "cache_nbytes": 5 * 30 * 32 * 3 + 7},
+}
+
+
+@pytest.mark.parametrize("case", KEPT)
+def test_batches_of_images_kept_on_the_device_are_those_without_a_cache(
+    folder: Path, flawed: Path, fake: FakeDevice, monkeypatch: pytest.MonkeyPatch, backend: Any, case: str, tmp_path: Path
+) -> None:
+    source, arguments = (flawed if "bad" in case else folder), dict(KEPT[case])
+    if case == "padded twice" and backend != "images_cpu":
+        pytest.skip("without a cache images_cpu would decode: its two cuts are one too many for DALI's graph")
+    if case == "whole images":
+        source = convert_scenes(tmp_path)
+    room = arguments.pop("cache_nbytes", None)
+    loader = batches(source, device="cuda", backend=backend, cache="gpu", cache_nbytes=room, **arguments)
+    later = [[read_later(fake, batch) for batch in loader] for _ in range(3)]
+    fake.drain()
+    stats, num = loader.cache_stats, len(loader.dataset)
+    assert stats is not None
+    num_bad = 3 if "bad" in case else 0
+    assert stats.num_kept == (5 if room else num - num_bad)
+    assert stats.nbytes <= stats.capacity
+    if case in ("bad samples replaced", "mixed"):  # samples that come again in place of bad ones, and to fill the last batch
+        assert stats.hits > 2 * stats.num_kept
+    else:
+        assert (stats.hits, stats.hits + stats.misses) == (2 * stats.num_kept, 3 * num)
+    monkeypatch.undo()
+    plain = batches(source, device="cpu", backend=backend, **arguments)
+    for epoch in later:
+        for read, batch in zip(epoch, plain, strict=True):
+            is_exact = arguments.get("transform", [])[-1:] != [NORMALISED[-1]] and case != "colours" and backend == "images_cpu"
+            assert_same(read(), batch, exactly=is_exact)
+    assert sorted(loader.bad_samples, key=str) == sorted(plain.bad_samples, key=str)
+
+
+def test_what_is_kept_is_not_read_again(folder: Path, fake: FakeDevice, backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("datapipe.loader.explanation.region_problem", lambda device_id, hw_decoder_load: None)
+    monkeypatch.setattr(DaliPipeline, "build", lambda self: "gpu")
+    loader = batches(folder, device="cuda", backend=backend, cache="gpu", transform=[FRONT, dp.RandomHorizontalFlip()])
+    assert f"has 0 of {len(loader.dataset)} images; all fit, in " in str(dp.explain(loader))
+    list(loader)
+    assert f"has {len(loader.dataset)} of {len(loader.dataset)} images; all fit, in " in str(dp.explain(loader))
+    events: list[Any] = []
+    loader.observe(events.append)
+    assert len(list(loader)) == len(loader)
+    assert sum(event.nbytes for event in events if event.stage.value == "read") == 0
+
+
+def test_masks_and_boxes_move_with_images_that_are_kept(
+    fake: FakeDevice, monkeypatch: pytest.MonkeyPatch, backend: Any, tmp_path: Path
+) -> None:
+    arguments: dict[str, Any] = {"transform": [FRONT, dp.RandomCrop(20), dp.RandomHorizontalFlip()], "backend": backend}
+    arguments |= {"fields": ["image", "seg", "boxes"], "boxes": "padded", "output": "dict", "batch_size": 4}
+    source = convert_scenes(tmp_path)
+    loader = batches(source, device="cuda", cache="gpu", **arguments)
+    later = [[read_later(fake, batch) for batch in loader] for _ in range(2)]
+    fake.drain()
+    monkeypatch.undo()
+    plain = batches(source, device="cpu", **arguments)
+    for epoch in later:
+        for read, batch in zip(epoch, plain, strict=True):
+            assert_same(read(), batch, exactly=backend == "images_cpu")
+
+
+def test_a_file_that_changed_is_loaded_again(flawed: Path, fake: FakeDevice, tmp_path: Path) -> None:
+    root = tmp_path / "set" / "a"
+    root.mkdir(parents=True)
+    for number in range(3):
+        (root / f"{number}.jpg").write_bytes(jpeg(number, 40, 40))
+    loader = batches(root.parent, device="cuda", cache="gpu", transform=[FRONT], backend="images_cpu", shuffle=False)
+    first = [read_later(fake, batch) for batch in loader]
+    (root / "1.jpg").write_bytes(jpeg(77, 40, 41))
+    second = [read_later(fake, batch) for batch in loader]
+    fake.drain()
+    ((before, _),), ((after, _),) = [[read() for read in one] for one in (first, second)]
+    assert [bool((x == y).all()) for x, y in zip(before, after, strict=True)] == [True, False, True]
+
+
+def test_rows_of_a_batch_that_failed_are_filled_by_another(
+    folder: Path, fake: FakeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = batches(folder, device="cuda", cache="gpu", transform=[FRONT], backend="images_cpu", num_workers=0)
+    iterator = iter(loader)
+    with monkeypatch.context() as patch:
+        patch.setattr("datapipe.backends.device_images.DeviceImages.put", _out_of_order)
+        with pytest.raises(RuntimeError, match="the device is out of order"):
+            next(iterator)
+    num = len(loader.dataset)
+    list(iterator)
+    assert loader.cache_stats.num_kept == num - 6  # type: ignore[union-attr]
+    list(loader)
+    assert loader.cache_stats.num_kept == num  # type: ignore[union-attr]
+
+
+def _out_of_order(*arguments: object) -> None:
+    raise RuntimeError("the device is out of order")
+
+
+@pytest.mark.parametrize(("arguments", "problem"), [
+    ({"transform": CUT}, r"RandomResizedCrop\(24\) resamples each image in every epoch; pass cache='ram'"),
+    ({"transform": [dp.Resize(30)]}, r"images of one size, and these would differ; begin the transforms with Resize\(\(height"),
+    ({"transform": [FRONT, abs]}, r"cache='gpu': .* runs per sample on the CPU; pass cache='ram'"),
+    ({"transform": [FRONT], "collate_fn": list}, r"collate_fn takes samples in host memory; pass a batch_tr"),
+    ({"transform": [FRONT], "device": "cpu"}, r"keeps images on a GPU, and device is cpu; pass cache='ram'"),
+    ({"transform": [FRONT], "cache_nbytes": 100}, r"an image takes 2,880 bytes, and the cache may take 100 on meta"),
+])  # fmt: skip
+def test_what_cannot_be_kept_on_a_device_is_refused(
+    folder: Path, fake: FakeDevice, arguments: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(dp.OptionError, match=problem):
+        list(batches(folder, **{"device": "cuda", "cache": "gpu", "backend": "images_cpu", **arguments}))

@@ -42,7 +42,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"output": "dict", "rename": {"image": "x", "label": "x"}}, "rename would give two fields one name: x, x, real, id"),
     ({"backend": "images_tpu"}, "backend is 'images_tpu'"),
     ({"device": "tpu"}, "device is 'tpu'"),
-    ({"device": "cuda:0"}, "device is .cuda:0.*finds no GPU; pass device=.cpu."),
+    ({"device": "cuda:0"}, "device is .cuda:0.*finds no device .*; pass device=.cpu."),
     ({"rank": 1}, "rank=1, world_size=None: pass both or neither"),
     ({"rank": 2, "world_size": 2}, "rank 2 is not among world_size 2"),
     ({"rank": 0.5, "world_size": 2}, "rank is 0.5; it must be a whole number"),

@@ -31,8 +31,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_folder(tmp_path_factory.mktemp("folder") / "set", size=(40, 48))
 
 
-def on_fake(inner: Iterable[Any], fake: FakeDevice, depth: int = 2) -> PrefetchedLoader:
-    return PrefetchedLoader(inner, fake.device, depth=depth, open_runtime=lambda device: fake)
+def on_fake(inner: Iterable[Any], fake: FakeDevice, depth: int = 2, static: int = 0) -> PrefetchedLoader:
+    return PrefetchedLoader(inner, fake.device, depth=depth, static=static, open_runtime=lambda device: fake)
 
 
 def values(fake: FakeDevice, batches: Iterable[Any]) -> list[Any]:
@@ -349,6 +349,8 @@ def test_on_the_cpu_batches_come_as_they_are() -> None:
 
 def test_it_pickles_as_its_arguments() -> None:
     loader = dp.prefetch([1, 2, 3], "cpu", depth=4)
+    static = PrefetchedLoader([], torch.device("cpu"), depth=4, static=3)
+    assert pickle.loads(pickle.dumps(static))._static == 3
     again = pickle.loads(pickle.dumps(loader))
     assert (list(again), again.depth, again.device) == ([1, 2, 3], 4, torch.device("cpu"))
 
@@ -359,13 +361,61 @@ def test_its_iterators_are_not_copied() -> None:
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
+    (([1], "cpu", 2, 1), r"static=1 is for batches on a device, and device is 'cpu'; leave it out"),
     (([1], "cpu", 0), "depth is 0; it must be at least 1"), (([1], "cpu", 1.5), r"depth is 1\.5; it must be a whole number"),
     ((5, "cpu", 2), "iterable is a int, which gives no batches"), (([1], "mps", 2), "'mps', but torch .* finds no device"),
 ])  # fmt: skip
-def test_arguments_that_cannot_be_honoured(arguments: tuple[Any, Any, Any], message: str) -> None:
-    iterable, device, depth = arguments
+def test_arguments_that_cannot_be_honoured(arguments: tuple[Any, ...], message: str) -> None:
+    iterable, device, depth, *static = arguments
     with pytest.raises(dp.OptionError, match=message):
-        dp.prefetch(iterable, device, depth=depth)
+        dp.prefetch(iterable, device, depth=depth, static=static[0] if static else 0)
+
+
+# -- batches whose memory repeats -----------------------------------------------------------------------
+
+
+@quick
+@given(seed=st.integers(0, 10_000), num=st.integers(1, 3), depth=st.integers(1, 3))
+def test_static_batches_use_the_same_memory_in_turn(seed: int, num: int, depth: int) -> None:
+    fake = FakeDevice(seed)
+    loader = on_fake([[torch.tensor([number, number]), {"y": torch.tensor(number)}] for number in range(7)], fake, depth, num)
+    places, reads = [], []
+    for _ in range(2):  # graphs outlive a pass
+        for batch in loader:
+            places.append((batch[0].data_ptr(), batch[1]["y"].data_ptr()))
+            reads.append((fake.read(batch[0]), fake.read(batch[1]["y"])))
+    fake.drain()
+    assert [(x().tolist(), y().item()) for x, y in reads] == [([number, number], number) for number in [*range(7)] * 2]
+    assert len(set(places)) == num
+    assert places[num:] == places[:-num]
+
+
+@quick
+@given(seed=st.integers(0, 10_000))
+def test_static_batches_are_not_overwritten_under_another_stream(seed: int) -> None:
+    """What the stream before still reads of a batch comes first."""
+    fake = FakeDevice(seed)
+    streams, reads = [fake.new_stream(), fake.new_stream()], []
+    iterator = iter(on_fake(numbered(8), fake, static=1))
+    for number in range(8):
+        with fake.under(streams[number % 2]):
+            reads.append(fake.read(next(iterator)[0]))
+    fake.drain()
+    assert [read().tolist() for read in reads] == [[number, number] for number in range(8)]
+
+
+def test_static_batches_have_one_form() -> None:
+    fake = FakeDevice(0)
+    iterator = iter(on_fake([torch.zeros(3, 2), torch.zeros(1, 2), torch.zeros(3, 2)], fake, static=2))
+    next(iterator)
+    with pytest.raises(
+        dp.OptionError, match=r"static=2: a batch has tensors .*\(1, 2\).* the first one had .*\(3, 2\).*tail='mask'"
+    ):
+        next(iterator)
+    assert next(iterator).shape == (3, 2)
+    packed = torch.nn.utils.rnn.pack_sequence([torch.zeros(3), torch.zeros(2)])
+    with pytest.raises(dp.OptionError, match=r"static=1: a batch holds a PackedSequence, whose memory datapipe cannot choose"):
+        next(iter(on_fake([packed], fake, static=1)))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

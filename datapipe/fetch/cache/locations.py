@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, cast
 
 from datapipe.core import atomic
 from datapipe.core.checks import path_name
@@ -29,7 +30,7 @@ _V1_UNLIMITED = 1 << 62  # and more, rounded to pages: version 1's value for no 
 class CacheOptions:
     """The cache that a user requests. Raises OptionError for an invalid location or size."""
 
-    directory: Path | None  # None: in memory
+    place: Path | Literal["ram", "gpu"]  # a directory, the node's memory, or that of this rank's accelerator
     nbytes: int | None  # None: a share of the free space
 
     def __post_init__(self) -> None:
@@ -41,20 +42,20 @@ class CacheOptions:
         """Return the options from the arguments of a loader."""
         if cache is None:
             if nbytes is not None:
-                raise OptionError(f"cache_nbytes={nbytes} without a cache; pass cache='ram', 'disk' or a directory too")
+                raise OptionError(f"cache_nbytes={nbytes} without a cache; pass cache='ram', 'gpu', 'disk' or a directory too")
             return None
         if not isinstance(cache, (str, os.PathLike)):
-            raise OptionError(f"cache is {cache!r}; choose 'ram', 'disk' or a directory")
+            raise OptionError(f"cache is {cache!r}; choose 'ram', 'gpu', 'disk' or a directory")
         try:
             nbytes = None if nbytes is None else operator.index(nbytes)
         except TypeError as exc:
             raise OptionError(f"cache_nbytes is {nbytes!r}; it must be a whole number of bytes") from exc
-        if cache == "ram":
-            return cls(None, nbytes)
+        if cache in ("ram", "gpu"):
+            return cls(cast(Literal["ram", "gpu"], cache), nbytes)
         if cache == "disk":
             return cls(user_cache(IMAGES), nbytes)
         if isinstance(cache, str) and os.sep not in cache and not os.path.isdir(cache):
-            raise OptionError(f"cache is {cache!r}; choose 'ram' or 'disk', or write a new directory as {'./' + cache!r}")
+            raise OptionError(f"cache is {cache!r}; choose 'ram', 'gpu' or 'disk', or write a new directory as {'./' + cache!r}")
         return cls(Path(path_name(cache, "cache")), nbytes)
 
 
@@ -62,14 +63,11 @@ def open_store(options: CacheOptions, *, about: dict[str, str]) -> Store:
     """Open the store described by `about`, JSON-safe texts by name: equal descriptions share a store. Raises StorageError."""
     text = "\n".join(f"{name}: {about[name]}" for name in sorted(about))
     name = hashlib.sha256(f"{FORMAT_VERSION}\n{text}".encode(errors="surrogateescape")).hexdigest()[:24]
-    if options.directory is None:
-        files = open_in_memory(name)
-    else:
-        files = open_on_disk(options.directory / name, about)
+    files = open_on_disk(options.place / name, about) if isinstance(options.place, Path) else open_in_memory(name)
     try:
         return Store(files, capacity=_capacity(files) if options.nbytes is None else options.nbytes)
     except OSError as exc:
-        remedy = "a directory on a local disk" if options.directory is None else "another directory, on a local disk"
+        remedy = "another directory, on a local disk" if isinstance(options.place, Path) else "a directory on a local disk"
         raise StorageError(exc.errno, f"cache: {files.where}: cannot be used ({exc.strerror}); pass {remedy}") from exc
 
 

@@ -9,6 +9,7 @@ import torch
 
 from datapipe.backends.accelerators import runtime_of
 from datapipe.backends.device import Uploader
+from datapipe.backends.device_images import DeviceImages
 from datapipe.backends.images_cpu import BlockWorker
 from datapipe.backends.images_dali.gate import form_of
 from datapipe.backends.images_dali.region_trial import region_problem
@@ -48,54 +49,61 @@ def assemble(
     bad_samples: BadSampleLog,
     memory_format: torch.memory_format,
     kept: KeptImages | None,
+    device_images: DeviceImages | None,
 ) -> SampleBatchMaker:
     """Return the maker of a loader's batches. Call it in the consumer's thread: for a GPU it creates a stream there."""
     index, fields = dataset.index, dataset.fields
     stored_size = index.manifest.image_size
     size = recipe.output_size(stored_size) if fields.has_image else None
     runtime = None if choice.device.type == "cpu" else runtime_of(choice.device)
+    stream = None if device_images is None else device_images.stream
     collator = Collator(
         recipe=recipe,
         options=options,
         rank=rank,
         fields=fields,
         memory_format=memory_format,
-        uploader=None if runtime is None else Uploader(runtime, observer=observer),
+        uploader=None if runtime is None else Uploader(runtime, observer=observer, stream=stream),
+        device_images=device_images,
     )
     options = far_enough_ahead(options, choice.dali, is_remote=index.is_remote)
     leaves_pixels = collator.finishes_pixels and size is not None
     geometry = recipe.geometry_alone()
+    in_blocks = geometry if device_images is None else device_images.front  # the rest is the device's
+    block_size = size if device_images is None else device_images.shape
     stage = None
     if choice.dali is not None:
-        assert size is not None  # checked by `BackendRequest`
+        assert block_size is not None  # checked by `BackendRequest`
         stage = DaliStage(
-            _graph_options(choice.dali, choice.device, recipe, stored_size, size, options),
+            _graph_options(choice.dali, choice.device, in_blocks, stored_size, block_size, options),
             num_pipelines=choice.dali.num_pipelines,
         )
-    worker_recipe = geometry if stage is not None or leaves_pixels else recipe
+    worker_recipe = in_blocks if stage is not None or leaves_pixels else recipe
 
     def open_worker() -> Worker:
         worker = BlockWorker(worker_recipe, files, kept=kept)
-        return worker if stage is None else FetchWorker(worker, geometry, stage.graph)
+        return worker if stage is None else FetchWorker(worker, in_blocks, stage.graph)
 
+    most = min(options.batch_size, len(index))
     open_pool = functools.partial(open_batch_pool, options=options, runtime=runtime)
     return SampleBatchMaker(
         index=index,
         has_image=fields.has_image,
         looked_up=fields.looked_up(index),
         further=FurtherFields(fields.further, index=index, files=files, geometry=geometry if fields.moved else None),
-        recipe=geometry if leaves_pixels else recipe,
+        recipe=in_blocks if leaves_pixels else recipe,
         options=options,
         seed=seed,
         files=files,
         observer=observer,
         bad_samples=bad_samples,
-        memory=None if size is None else BatchMemory((*size, 3), room=min(options.batch_size, len(index)), open_pool=open_pool),
+        memory=None if block_size is None else BatchMemory((*block_size, 3), room=most, open_pool=open_pool),
         dali=stage,
         collator=collator,
         workers=ObjectPool(open_worker),
         repeats=Repeats.of(index),
         kept=kept,
+        device_images=device_images,
         runtime=runtime,
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from datapipe.backends.device_images import DeviceImages
 from datapipe.backends.device_runtime import DeviceRuntime
 from datapipe.backends.images_cpu import MAX_CACHED, BadRow, BlockReport, BlockWorker
 from datapipe.backends.images_dali.pipeline import DaliPipeline
@@ -62,6 +63,7 @@ class SampleBatchMaker:
     workers: ObjectPool[Worker]
     repeats: Repeats | None
     kept: KeptImages | None = None
+    device_images: DeviceImages | None = None
     runtime: DeviceRuntime | None = None  # the GPU that batches go to
 
     def with_seed(self, seed: int) -> SampleBatchMaker:
@@ -89,11 +91,11 @@ class SampleBatchMaker:
             good=np.ones(len(ids), np.bool_),
             images=self._begin(len(ids)),
             values=[None] * len(ids),
+            found=None if self.device_images is None else self.device_images.find(entries),
         )
-        if self.has_image:
-            missing = entries.extents if self.kept is None else self.kept.will_need(entries)
-            if missing is not None:
-                batch.announced.append(self.files.will_need(missing))
+        missing = self._missing(batch)
+        if missing is not None:
+            batch.announced.append(self.files.will_need(missing))
         for wanted in extents.values():
             batch.announced.append(self.files.will_need(wanted))
         self._observe_reads(Stage.PLAN, picks.step, start_ns, time.perf_counter_ns() - start_ns, len(batch))
@@ -173,6 +175,15 @@ class SampleBatchMaker:
 
     # -- loading --------------------------------------------------------------------------------
 
+    def _missing(self, batch: Batch) -> Extents | None:
+        """Return where the images lie that no cache has; None if there are none."""
+        if not self.has_image:
+            return None
+        if batch.found is not None:
+            rows = batch.found.missing(range(len(batch)))
+            return batch.entries.extents.take(rows) if rows else None
+        return batch.entries.extents if self.kept is None else self.kept.will_need(batch.entries)
+
     def _begin(self, num_images: int) -> torch.Tensor | list[Any] | Fetched:
         if self.memory is None:
             return [None] * num_images
@@ -192,11 +203,34 @@ class SampleBatchMaker:
         return report
 
     def _load_images(self, batch: Batch, entries: Entries, rows: range, draws: Draws, first: int, worker: Worker) -> BlockReport:
+        found, here = batch.found, range(first, first + len(rows))
+        if found is None:
+            return self._load_missing(batch, entries, rows, draws, first, worker)
+        missing = found.missing(here)
+        leave_out = {row - first for row in here}.difference(row - first for row in missing)
+        report = self._load_missing(batch, entries, rows, draws, first, worker, leave_out) if missing else BlockReport()
+        for row in here:
+            if row - first in leave_out:
+                report.sizes[row - first] = tuple(found.sizes[row].tolist())
+            elif row - first in report.sizes:
+                found.sizes[row] = report.sizes[row - first]
+        return report
+
+    def _load_missing(
+        self,
+        batch: Batch,
+        entries: Entries,
+        rows: range,
+        draws: Draws,
+        first: int,
+        worker: Worker,
+        leave_out: Collection[int] = (),
+    ) -> BlockReport:
         if isinstance(worker, FetchWorker):
             assert isinstance(batch.images, Fetched)
-            return worker.load(entries, rows, draws, batch.images, first)
+            return worker.load(entries, rows, draws, batch.images, first, leave_out=leave_out)
         if isinstance(batch.images, torch.Tensor):
-            return worker.load(entries, rows, draws, batch.images[first : first + len(rows)])
+            return worker.load(entries, rows, draws, batch.images[first : first + len(rows)], leave_out=leave_out)
         assert isinstance(batch.images, list)
         images, report = worker.load_each(entries, rows, draws)
         batch.images[first : first + len(rows)] = images
@@ -220,6 +254,8 @@ class SampleBatchMaker:
             batch.num_attempts[row] = attempt
             other = np.array([replacement_id(self.index, seed=seed, epoch=epoch, id=sample, attempt=attempt)])
             found = self._look_up(other)
+            if batch.found is not None and self.device_images is not None:
+                batch.found.replace(row, self.device_images.find(found[0]))
             if not self._load(batch, found, range(1), Draws(seed, epoch, other), row, worker).bad:
                 batch.ids[row], batch.labels[row] = other[0], found[0].labels[0]
                 return

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from datapipe.backends.device import Uploader
+from datapipe.backends.device_images import DeviceImages, Filling, FoundRows
 from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.core.errors import OptionError
 from datapipe.index.entries import Entries, Extents
@@ -42,6 +43,7 @@ class Batch:
     # for DALI
     images: torch.Tensor | list[Any] | Fetched
     values: list[Values | None]  # (b,) of the further fields, by row; None until they are loaded
+    found: FoundRows | None = None  # the images that the device has, which are not loaded
     num_attempts: dict[int, int] = field(default_factory=dict)  # attempts to replace the sample of a row
     by_hand: dict[int, NDArray[np.uint8]] = field(default_factory=dict)  # rows to be put into images on a device
     kept: object = None  # kept alive until the device is done with the batch
@@ -71,6 +73,7 @@ class Collator:
     fields: BatchFields
     memory_format: torch.memory_format
     uploader: Uploader | None  # None: batches stay in host memory
+    device_images: DeviceImages | None = None
 
     @property
     def finishes_pixels(self) -> bool:
@@ -86,20 +89,46 @@ class Collator:
             result = self._put_together(batch, batch.images, self._other_columns(batch))
             return self.uploader.upload(result, then=self._transformed, **about)
         host = {"others": self._other_columns(batch), "images": None if batch.is_on_device else batch.images, **_rows(batch)}
+        filling = None
+        if self.device_images is not None and batch.found is not None:
+            filling = self.device_images.begin(batch.ids, batch.found, batch.good)
+            host["kept"] = filling.to_move(self.device_images.windows(batch.draws_of_ids()))
+            if not batch.is_on_device:
+                assert isinstance(batch.images, torch.Tensor)
+                host["images"] = filling.loaded(batch.images)
 
         def finish(moved: dict[str, Any]) -> Any:
-            images = self._on_device(batch, moved)
+            block: Any = batch.images if batch.is_on_device else moved["images"]
+            if moved["patches"] is not None:
+                block[moved["patched"]] = moved["patches"]
+            if filling is not None:
+                block = self._with_kept(batch, filling, block, moved["kept"])
+            images = self._with_pixels(batch, block)
             return self._transformed(self._put_together(batch, images, moved["others"], good=moved["good"]))
 
-        return self.uploader.upload(host, then=finish, keep=(batch.images, batch.kept), **about)
+        try:
+            return self.uploader.upload(host, then=finish, keep=(batch.images, batch.kept), **about)
+        finally:
+            if self.device_images is not None and filling is not None:
+                self.device_images.give_back(batch.ids, filling)  # what an error left unpublished
 
     # -- the images -----------------------------------------------------------------------------
 
-    def _on_device(self, batch: Batch, moved: Mapping[str, Any]) -> torch.Tensor:
+    def _with_kept(self, batch: Batch, filling: Filling, loaded: torch.Tensor | None, moved: dict[str, Any]) -> torch.Tensor:
+        """Keep the images that were loaded, and return those of the whole batch."""
+        images = self.device_images
+        assert images is not None
+        assert batch.found is not None
+        fresh = loaded
+        if loaded is not None and len(loaded) != len(filling.fresh):
+            fresh = loaded[moved["fresh"]]  # DALI's, which has a row for each sample
+        if fresh is not None:
+            images.put(fresh, moved)
+            images.publish(batch.ids, batch.found, filling)
+        return images.take(fresh, moved)
+
+    def _with_pixels(self, batch: Batch, block: torch.Tensor) -> torch.Tensor:
         """Run the pixel operations over the whole batch. Returns (b, h, w, 3) of the recipe's dtype, in torch's own memory."""
-        block: Any = batch.images if moved["images"] is None else moved["images"]
-        if moved["patches"] is not None:
-            block[moved["patched"]] = moved["patches"]
         out = torch.empty(block.shape, dtype=self.recipe.output_dtype, device=block.device)
         self.recipe.run_pixels(block, batch.draws_of_ids(), out)
         return out

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 import torch
@@ -92,10 +92,12 @@ class FetchWorker:
         self._form = graph.form
         self._size = (graph.height, graph.width)
 
-    def load(self, entries: Entries, rows: range, draws: Draws, batch: Fetched, first: int) -> BlockReport:
+    def load(
+        self, entries: Entries, rows: range, draws: Draws, batch: Fetched, first: int, *, leave_out: Collection[int] = ()
+    ) -> BlockReport:
         """Fetch samples `rows` of `entries` into the batch's rows from `first` on. Otherwise as `BlockWorker.load`."""
         report = BlockReport()
-        samples = self._worker.read(entries, rows, report)
+        samples = self._worker.read(entries, rows, report, leave_out=leave_out)
         start_ns = time.perf_counter_ns()
         if samples:
             self._share_out(samples, draws_of(samples, draws), batch, first, report)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from datapipe.backends.accelerators import accelerator
 from datapipe.backends.kept_images import CacheStats
 from datapipe.containers import open_index
 from datapipe.core.errors import OptionError
@@ -36,7 +37,7 @@ from datapipe.loader.options import (
 from datapipe.loader.policy import BadSample
 from datapipe.loader.ranks import resolve_device
 from datapipe.loader.seeding import Seed, seed_source
-from datapipe.loader.shown import refuse_position, shown_loader
+from datapipe.loader.shown import refuse_position, shown_device, shown_loader
 from datapipe.loader.state import LoaderProgress
 from datapipe.loader.torch_compat import (
     EpochSetter,
@@ -83,9 +84,10 @@ class DataLoader:
       is faster here. `datapipe.explain(loader)` says which, and why.
     cache: keep decoded images between epochs, after the leading transforms that draw nothing (Resize,
       CenterCrop, Pad): "ram", shared by the processes of a node until the last one ends; "disk", in the user's cache directory;
-        or a directory. Pixels are the same with and without. Decodes on the CPU.
-    cache_nbytes: the cache's capacity in bytes; None: half of the memory or 80 % of the disk that is free. A full cache
-      stays as it is. See `cache_stats`.
+      a directory; or "gpu", in the memory of `device`, for images of one size that are only cropped and flipped after that.
+      Pixels are the same with and without.
+    cache_nbytes: the cache's capacity in bytes; None: half of the memory, 80 % of the disk, or a quarter of the GPU's memory that
+      is free. A full cache stays as it is. See `cache_stats`.
     remote: a `datapipe.Remote(...)`: how samples are read if the dataset is the URL of an object store.
     rank, world_size: by default those of torch.distributed, or RANK and WORLD_SIZE, read at the first `len`
       or `iter`.
@@ -153,6 +155,8 @@ class DataLoader:
         cache_options = CacheOptions.of(cache, cache_nbytes)
         if cache_options is not None and not self.fields.has_image:
             raise OptionError("cache is for images, and batches have none; leave it out")
+        if cache == "gpu" and (str(device) == "cpu" or accelerator() is None):
+            raise OptionError(f"cache='gpu' keeps images on a GPU, and device is {shown_device(device)}; pass cache='ram'")
         self._passes = SamplePasses(
             self.dataset,
             files=open_files(self.dataset.index, row_groups=row_groups, remote=remote),
@@ -311,7 +315,7 @@ class DataLoader:
     @property
     def cache_stats(self) -> CacheStats | None:
         """The cache's hits in this process, and what it holds; None without a cache."""
-        kept = self._passes.kept_images()
+        kept = self._passes.kept_images() or self._passes.device_images()
         return None if kept is None else kept.stats()
 
     def store_facts(self) -> StoreFacts | None:

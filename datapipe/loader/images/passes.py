@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from datapipe.backends.accelerators import runtime_of
+from datapipe.backends.device_images import DeviceImages, check_recipe
 from datapipe.backends.kept_images import KeptImages
 from datapipe.core.errors import OptionError
 from datapipe.core.observe import Observer, null_observer
@@ -62,6 +64,7 @@ class SamplePasses:
         self._open_loader = open_loader  # makes a loader from arguments, for measuring backends
         self._checksum = SamplerChecksum()
         self._kept: KeptImages | None = None
+        self._device_images: DeviceImages | None = None
         self._followed_seed: int | None = None  # of the order by which a cache of shards fetches and evicts
         self._latest: Plan | SampledSource | None = None  # the source of the latest pass; another one may draw by other weights
 
@@ -74,13 +77,17 @@ class SamplePasses:
             check_sizes(recipe, stored_size, index=self.dataset.index, files=self.files)
         if recipe.batch and has_collate_fn:
             raise OptionError(f"{recipe.batch[0][1]!r} mixes finished batches, and collate_fn would have to make them")
+        if self._is_cached_on_device:
+            check_recipe(recipe, stored_size)
+            if has_collate_fn:
+                raise OptionError("cache='gpu': collate_fn takes samples in host memory; pass a batch_transform, or cache='ram'")
         request = BackendRequest(
             arguments["backend"],
-            recipe,
+            recipe.split_front()[0] if self._is_cached_on_device else recipe,
             stored_size,
             has_collate_fn=has_collate_fn,
             has_image=has_image,
-            has_cache=self._cache is not None,
+            has_cache=self._cache is not None and not self._is_cached_on_device,
         )
         self._arguments, self._options, self._request = arguments, options, request
         self._choice: Choice | None = None
@@ -160,16 +167,44 @@ class SamplePasses:
                 bad_samples=self.bad_samples,
                 memory_format=self._arguments["memory_format"],
                 kept=self.kept_images(),
+                device_images=self.device_images(),
             )
         if self._maker.seed != seed:
             self._maker = self._maker.with_seed(seed)
         return self._maker
 
     def kept_images(self) -> KeptImages | None:
-        """Return the cache, which the first call opens; None without one. Raises StorageError if it cannot be opened."""
-        if self._kept is None and self._cache is not None:
+        """Return the cache in memory or on a disk, which the first call opens; None: there is none.
+
+        Raises StorageError if it cannot be opened.
+        """
+        if self._kept is None and self._cache is not None and not self._is_cached_on_device:
             self._kept = KeptImages.of(self._cache, self.dataset.index, self._recipe)
         return self._kept
+
+    def device_images(self) -> DeviceImages | None:
+        """Return the cache on the device, which the first call opens; None: there is none.
+
+        Raises OptionError for one that is too small, and if there is no device.
+        """
+        if self._device_images is None and self._cache is not None and self._is_cached_on_device:
+            device = self._device()
+            if device.type == "cpu":
+                raise OptionError("cache='gpu' keeps images on a GPU, and batches are delivered on the CPU; pass cache='ram'")
+            runtime = runtime_of(device)
+            self._device_images = DeviceImages(
+                self._recipe,
+                check_recipe(self._recipe, self.dataset.index.manifest.image_size),
+                num_samples=len(self.dataset),
+                nbytes=self._cache.nbytes,
+                runtime=runtime,
+                stream=runtime.new_stream(),
+            )
+        return self._device_images
+
+    @property
+    def _is_cached_on_device(self) -> bool:
+        return self._cache is not None and self._cache.place == "gpu"
 
     def state(self) -> LoaderState:
         """Return the place after the last batch delivered."""
