@@ -20,7 +20,7 @@ _FIRST_TORCH = (2, 11)  # whose torch.accelerator has all that is needed of acce
 
 def accelerator() -> torch.device | None:
     """Return the type of device to which batches can be moved, without an index; None: there is none that has streams."""
-    found = torch.accelerator.current_accelerator()
+    found = _built_for()
     if found is None or found.type in _WITHOUT_STREAMS or not torch.get_device_module(found).is_available():
         return None
     return found if found.type == "cuda" or _version() >= _FIRST_TORCH else None
@@ -74,7 +74,10 @@ def checked_device(device: str | torch.device) -> torch.device:
     try:
         checked = torch.device(device)
     except (RuntimeError, TypeError) as exc:
-        raise OptionError(f"device is {device!r}, which torch does not accept ({exc}); pass 'cpu', 'cuda' or 'cuda:N'") from exc
+        raise OptionError(
+            f"device is {device!r}, which torch does not accept ({exc}); pass 'cpu', 'cuda' or 'cuda:N', or import the package "
+            "that adds the device to torch"
+        ) from exc
     if checked.type == "cpu":
         return checked
     found = accelerator()
@@ -94,7 +97,7 @@ def torch_build() -> str:
     """Return for what torch is built: "built for CUDA: 12.8", "built for ROCm: 6.4", "built for xpu", "built for CUDA: no"."""
     if torch.version.cuda is None and torch.version.hip:
         return f"built for ROCm: {torch.version.hip}"
-    found = torch.accelerator.current_accelerator()
+    found = _built_for()
     if found is not None and found.type != "cuda":
         return f"built for {found.type}"
     return f"built for CUDA: {torch.version.cuda or 'no'}"
@@ -104,13 +107,22 @@ def _what_torch_finds(found: torch.device | None) -> str:
     build = f"torch {torch.__version__} ({torch_build()})"
     if found is not None:
         return f"{build} moves batches to {found.type!r}; pass device={found.type!r} or 'cpu'"
-    other = torch.accelerator.current_accelerator()
+    other = _built_for()
     if other is not None and other.type != "cuda" and _version() < _FIRST_TORCH:
         return f"batches are moved to {other.type!r} by torch {'.'.join(map(str, _FIRST_TORCH))} or later, and this is {build}"
     return (
         f"{build} finds no device that batches can be moved to; pass device='cpu', or install a torch built for your accelerator "
         "and check its driver (nvidia-smi for NVIDIA's)"
     )
+
+
+def _built_for() -> torch.device | None:
+    """Return the accelerator for which torch is built; None: the CPU alone."""
+    try:
+        found = torch.accelerator.current_accelerator()
+    except RuntimeError:  # torch 2.6, which has one or raises
+        return None
+    return None if found is None or found.type == "cpu" else found
 
 
 def _version() -> tuple[int, ...]:

@@ -166,7 +166,7 @@ class DeviceImages:
         return FoundRows(np.where(is_kept, places, _ABSENT), stamps, sizes)
 
     def begin(self, ids: NDArray[np.int64], found: FoundRows, good: NDArray[np.bool_]) -> Filling:
-        """Reserve rows for the images of a batch that were loaded, as far as there is room. `fill` or `give_back` must follow."""
+        """Reserve rows for the loaded images of a batch, as far as there is room. `publish` or `give_back` must follow."""
         fresh = np.flatnonzero((found.places == _ABSENT) & good)
         into = np.full(len(fresh), _ABSENT, np.int64)
         with self._lock:

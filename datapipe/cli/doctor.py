@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from datapipe.backends.accelerators import device_name, devices
+from datapipe.backends.accelerators import device_name, devices, torch_build
 from datapipe.codecs.decode import default_decoder_name
 from datapipe.core.environment import shared_memory, version_of
 from datapipe.core.printable import counted, say_text, size_text
@@ -177,12 +177,11 @@ def _advise_about_dali(num_gpus: int) -> list[str]:
 def as_text(facts: dict[str, Any]) -> str:
     """Return the facts as text for people."""
     gpus = ", ".join(facts["gpus"]) or "none visible to torch"
-    build = f"for CUDA {facts['torch_cuda']}" if facts["torch_cuda"] else "without CUDA"
     lines = [
         f"python    {facts['python']} on {facts['platform']}",
         f"cores     {facts['cores_usable']} usable of {facts['cores']}; {facts['decode_threads']} decode threads by default",
         f"memory    {facts['memory_gib']} GiB; {facts['open_files_limit']} open files allowed",
-        f"GPU       {gpus} (torch built {build})",
+        f"GPU       {gpus} (torch is {torch_build()})",
         f"decoder   {facts['decoder']}",
         *(f"cache     {size_text(kept['nbytes'])} in {kept['entries']} parts in {kept['directory']}" for kept in facts["caches"]),
         *(

@@ -37,10 +37,9 @@ def prefetch(
     """
     if not (hasattr(iterable, "__iter__") or hasattr(iterable, "__getitem__")):
         raise OptionError(f"iterable is a {type(iterable).__qualname__}, which gives no batches; pass a loader or a generator")
-    checked = checked_device(device)
+    checked, depth, static = checked_device(device), whole_number(depth, "depth", least=1), whole_number(static, "static")
     if static and checked.type == "cpu":
         raise OptionError(f"static={static} is for batches on a device, and device is 'cpu'; leave it out")
-    depth, static = whole_number(depth, "depth", least=1), whole_number(static, "static")
     return PrefetchedLoader(iterable, checked, depth=depth, static=static)
 
 
