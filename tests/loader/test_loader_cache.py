@@ -338,7 +338,7 @@ class _NoEvidence:
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"cache": "memory"}, "cache is 'memory'; choose 'ram' or 'disk'"),
+        ({"cache": "memory"}, "cache is 'memory'; choose 'ram', 'gpu' or 'disk'"),
         ({"cache_nbytes": 5}, "cache_nbytes=5 without a cache"),
         ({"cache": "ram", "fields": ["label"], "transform": None}, "cache is for images, and batches have none"),
     ],
