@@ -108,7 +108,7 @@ def _what_torch_finds(found: torch.device | None) -> str:
     if found is not None:
         return f"{build} moves batches to {found.type!r}; pass device={found.type!r} or 'cpu'"
     other = _built_for()
-    if other is not None and other.type != "cuda" and _version() < _FIRST_TORCH:
+    if other is not None and other.type not in ("cuda", *_WITHOUT_STREAMS) and _version() < _FIRST_TORCH:
         return f"batches are moved to {other.type!r} by torch {'.'.join(map(str, _FIRST_TORCH))} or later, and this is {build}"
     return (
         f"{build} finds no device that batches can be moved to; pass device='cpu', or install a torch built for your accelerator "

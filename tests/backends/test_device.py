@@ -433,6 +433,7 @@ def test_the_cpu_is_a_device_and_others_are_refused(monkeypatch: pytest.MonkeyPa
 
 def test_another_accelerator_is_taken_where_torch_has_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_gpus(monkeypatch, 2, current=1, kind="xpu")
+    monkeypatch.setattr(torch, "__version__", "2.11.0+xpu")
     assert checked_device("xpu") == torch.device("xpu")
     assert devices() == [torch.device("xpu", 0), torch.device("xpu", 1)]
     assert type(runtime_of(torch.device("xpu"))) is AcceleratorRuntime
