@@ -101,7 +101,7 @@ class Filling:
 
 
 class DeviceImages:
-    """The kept images of a dataset on a device. Thread-safe; `put` and `take` must be called under its stream.
+    """The kept images of a dataset on a device. Thread-safe; `complete` must be called under its stream.
 
     `shape`: (height, width) of the images. `num_samples`: as many as there are to keep. `nbytes`: the most that they may take;
     None: a quarter of what is free now. Raises OptionError if not even one image would fit.
@@ -123,8 +123,10 @@ class DeviceImages:
                 f"cache='gpu': an image takes {row_nbytes:,} bytes, and the cache may take {limit:,} on {runtime.device}; pass a "
                 "larger cache_nbytes, or cache='ram'"
             )
-        self._images: torch.Tensor | None = None  # (num_places, h, w, 3) uint8, from the first `put` on
+        self._images: torch.Tensor | None = None  # (num_places, h, w, 3) uint8, from the first batch on
         self._lock = threading.Lock()
+        # Held while work is queued: a device that lacks an operation may carry it out on the host, over a copy of all images.
+        self._queueing = threading.Lock()
         self._places: dict[int, int] = {}  # by sample id, of published rows
         self._stamps = np.zeros(self._num_places, np.uint64)
         self._sizes = np.zeros((self._num_places, 2), np.int64)
@@ -166,7 +168,7 @@ class DeviceImages:
         return FoundRows(np.where(is_kept, places, _ABSENT), stamps, sizes)
 
     def begin(self, ids: NDArray[np.int64], found: FoundRows, good: NDArray[np.bool_]) -> Filling:
-        """Reserve rows for the loaded images of a batch, as far as there is room. `publish` or `give_back` must follow."""
+        """Reserve rows for the loaded images of a batch, as far as there is room. `complete` or `give_back` must follow."""
         fresh = np.flatnonzero((found.places == _ABSENT) & good)
         into = np.full(len(fresh), _ABSENT, np.int64)
         with self._lock:
@@ -196,15 +198,6 @@ class DeviceImages:
             size = (int(cuts.window[0, 2]), int(cuts.window[0, 3]))
         return windows
 
-    def publish(self, ids: NDArray[np.int64], found: FoundRows, filling: Filling) -> None:
-        """Let rows be found whose filling is queued. Call it under the stream, after `put`."""
-        with self._lock:
-            for row, place in zip(filling.fresh.tolist(), filling.into.tolist(), strict=True):
-                if place != _ABSENT:
-                    self._stamps[place], self._sizes[place] = found.stamps[row], found.sizes[row]
-                    self._places[int(ids[row])] = place
-                    self._reserved.discard(int(ids[row]))
-
     def give_back(self, ids: NDArray[np.int64], filling: Filling) -> None:
         """Give rows back that were reserved and, after an error, will not be published."""
         with self._lock:
@@ -215,14 +208,26 @@ class DeviceImages:
 
     # -- on the device --------------------------------------------------------------------------
 
-    def put(self, fresh: torch.Tensor, moved: dict[str, Any]) -> None:
-        """Keep images (m, h, w, 3) in the rows reserved for them. `moved`: `Filling.to_move`, on the device."""
+    def complete(
+        self, fresh: torch.Tensor | None, moved: dict[str, Any], *, ids: NDArray[np.int64], found: FoundRows, filling: Filling
+    ) -> torch.Tensor:
+        """Keep the loaded images of a batch, and return all of its images, (b, h', w', 3) as its windows show them.
+
+        `fresh`: (m, h, w, 3) those that were loaded; may be returned itself, if all were. `moved`: `Filling.to_move`, on the
+        device.
+        """
+        with self._queueing:
+            if fresh is not None:
+                self._put(fresh, moved)
+                self._publish(ids, found, filling)
+            return self._take(fresh, moved)
+
+    def _put(self, fresh: torch.Tensor, moved: dict[str, Any]) -> None:
         images = self._memory()
         if len(moved["into"]):
             images.index_copy_(0, moved["into"], fresh if len(moved["kept"]) == len(fresh) else fresh[moved["kept"]])
 
-    def take(self, fresh: torch.Tensor | None, moved: dict[str, Any]) -> torch.Tensor:
-        """Return the images of a batch, (b, h', w', 3) as its windows show them; may be `fresh` itself, if all are new."""
+    def _take(self, fresh: torch.Tensor | None, moved: dict[str, Any]) -> torch.Tensor:
         if fresh is not None and len(fresh) == len(moved["places"]):
             batch = fresh
         else:
@@ -233,15 +238,23 @@ class DeviceImages:
             batch = look_through(windows, batch)
         return batch
 
-    def _memory(self) -> torch.Tensor:
+    def _publish(self, ids: NDArray[np.int64], found: FoundRows, filling: Filling) -> None:
+        """Let rows be found whose filling is queued."""
         with self._lock:
-            if self._images is None:
-                shape = (self._num_places, *self.shape, 3)
-                try:
-                    self._images = torch.empty(shape, dtype=torch.uint8, device=self._runtime.device)
-                except RuntimeError as exc:  # torch.OutOfMemoryError is one
-                    raise BackendError(
-                        f"cache='gpu': {self._runtime.device} has no {size_text(self._num_places * self._row_nbytes)} for images "
-                        f"({str(exc).strip():.120}); pass a smaller cache_nbytes, or cache='ram'"
-                    ) from exc
-            return self._images
+            for row, place in zip(filling.fresh.tolist(), filling.into.tolist(), strict=True):
+                if place != _ABSENT:
+                    self._stamps[place], self._sizes[place] = found.stamps[row], found.sizes[row]
+                    self._places[int(ids[row])] = place
+                    self._reserved.discard(int(ids[row]))
+
+    def _memory(self) -> torch.Tensor:
+        if self._images is None:
+            shape = (self._num_places, *self.shape, 3)
+            try:
+                self._images = torch.empty(shape, dtype=torch.uint8, device=self._runtime.device)
+            except RuntimeError as exc:  # torch.OutOfMemoryError is one
+                raise BackendError(
+                    f"cache='gpu': {self._runtime.device} has no {size_text(self._num_places * self._row_nbytes)} for images "
+                    f"({str(exc).strip():.120}); pass a smaller cache_nbytes, or cache='ram'"
+                ) from exc
+        return self._images

@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 
 from datapipe.backends.slabs import SlabPool
+from datapipe.core.errors import OptionError
 
 Stream: TypeAlias = Any  # the runtime's own kind, such as torch.Stream
 Event: TypeAlias = Any  # such as torch.Event
@@ -68,7 +69,7 @@ class DeviceRuntime(Protocol):
         """Return a pool of page-locked slabs."""
 
     def free_nbytes(self) -> int:
-        """Return the bytes of the device's memory that nobody has allocated."""
+        """Return the bytes of the device's memory that nobody has allocated. Raises OptionError if torch does not know."""
 
 
 class KeepAlive:
@@ -171,4 +172,7 @@ class AcceleratorRuntime:
         return SlabPool(nbytes, max_free=max_free, pinned=True)
 
     def free_nbytes(self) -> int:
-        return int(torch.accelerator.get_memory_info(self._device)[0])
+        try:
+            return int(torch.accelerator.get_memory_info(self._device)[0])
+        except NotImplementedError as exc:
+            raise OptionError(f"cache='gpu': torch does not know the free memory of {self._device}; pass cache_nbytes") from exc

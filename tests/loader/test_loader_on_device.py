@@ -285,7 +285,7 @@ def test_rows_of_a_batch_that_failed_are_filled_by_another(
     loader = batches(folder, device="cuda", cache="gpu", transform=[FRONT], backend="images_cpu", num_workers=0)
     iterator = iter(loader)
     with monkeypatch.context() as patch:
-        patch.setattr("datapipe.backends.device_images.DeviceImages.put", _out_of_order)
+        patch.setattr("datapipe.backends.device_images.DeviceImages._put", _out_of_order)
         with pytest.raises(RuntimeError, match="the device is out of order"):
             next(iterator)
     num = len(loader.dataset)

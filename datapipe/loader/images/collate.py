@@ -122,10 +122,7 @@ class Collator:
         fresh = loaded
         if loaded is not None and len(loaded) != len(filling.fresh):
             fresh = loaded[moved["fresh"]]  # DALI's, which has a row for each sample
-        if fresh is not None:
-            images.put(fresh, moved)
-            images.publish(batch.ids, batch.found, filling)
-        return images.take(fresh, moved)
+        return images.complete(fresh, moved, ids=batch.ids, found=batch.found, filling=filling)
 
     def _with_pixels(self, batch: Batch, block: torch.Tensor) -> torch.Tensor:
         """Run the pixel operations over the whole batch. Returns (b, h, w, 3) of the recipe's dtype, in torch's own memory."""
