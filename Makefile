@@ -1,6 +1,6 @@
 # Every target makes the environment it needs; from a bare clone nothing else has to be typed.
 #
-#   make demo    convert, verify and train on generated photos; a table and a picture in demo-out/
+#   make demo    convert, verify, load and train on generated photos; two diagnoses in demo-out/
 #   make test    the test suite, about 7 minutes on two cores    make test-fast   without what is slow: 2 minutes
 #   make test-nightly    what is slow and rarely breaks; continuous integration runs it too
 #   make setup   the environment of a contributor, with everything that tests, checks and documentation need

@@ -210,7 +210,6 @@ def _facts_of(num_workers: int) -> LoaderFacts:
         persistent_workers=False,
         in_order=True,
         is_iterable=False,
-        looks_inside=True,
     )
 
 

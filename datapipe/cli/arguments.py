@@ -73,11 +73,10 @@ def add_inspect(subparsers: Commands) -> None:
         description="Describe a converted dataset, shards of other tools (WebDataset, TFRecord, HDF5, Parquet), an image "
         "folder or a table: samples, classes, shards, encodings, sizes (of up to 200 samples spread over the dataset); "
         "of a table its columns, row groups and nulls.",
-        epilog="example: datapipe inspect shards/ --grid sheet.png --sizes sizes.png",
+        epilog="example: datapipe inspect shards/ --grid sheet.png",
     )
     parser.add_argument("path", help="dataset")
     parser.add_argument("--grid", metavar="PNG", type=Path, help="write a contact sheet of samples spread over the dataset")
-    parser.add_argument("--sizes", metavar="PNG", type=Path, help="draw how many images have how many bytes")
     parser.add_argument("--num", metavar="N", type=int, default=24, help="samples on the sheet (default: 24)")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.set_defaults(run="datapipe.cli.inspect:run")
@@ -106,7 +105,7 @@ def add_bench(subparsers: Commands) -> None:
         "model. With --against torch, torch's DataLoader with Pillow does the same work over the same samples in alternated "
         "rounds. Of a table, shuffled batches of all numbers beside a bare read. The first round of each is a warm-up and "
         "does not count.",
-        epilog="example: datapipe bench shards/train --against torch --plot rates.png",
+        epilog="example: datapipe bench shards/train --against torch",
     )
     parser.add_argument("path", help="dataset")
     parser.add_argument("--against", choices=["torch"], help="measure this loader as well")
@@ -118,7 +117,6 @@ def add_bench(subparsers: Commands) -> None:
     parser.add_argument("--size", metavar="PIXELS", type=int, default=224, help="side of the crop (default: 224)")
     parser.add_argument("--images", metavar="N", type=int, default=2000, help="images per round (default: 2000)")
     parser.add_argument("--rounds", metavar="N", type=int, default=3, help="rounds counted (default: 3)")
-    parser.add_argument("--plot", metavar="PNG", type=Path, help="draw the rates as bars")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.set_defaults(run="datapipe.cli.bench:run")
 
@@ -150,10 +148,10 @@ def add_demo(subparsers: Commands) -> None:
     """Add `datapipe demo`."""
     parser = subparsers.add_parser(
         "demo",
-        help="see it work: photos to shards to a trained network, compared with torch's DataLoader",
-        description="Make photographs (or take yours), convert and verify them, and train a small network for an epoch: from the "
-        "files with torch's DataLoader, then from the shards with datapipe's. Ends with a table, a picture, and the diagnosis of "
-        "a training script before and after its loader is replaced.",
+        help="see it work: photos to shards, loaded beside torch's DataLoader, and a training script diagnosed",
+        description="Make photographs (or take yours), convert and verify them, and load them in turns: from the files with "
+        "torch's DataLoader, from the shards with datapipe's. Then train a small network for an epoch with each, under "
+        "`datapipe diagnose`, and compare the two.",
         epilog=_DEMO_EPILOG,
     )
     parser.add_argument("--out", type=Path, default=Path("demo-out"), metavar="DIR", help="where all results go (demo-out)")
@@ -163,23 +161,3 @@ def add_demo(subparsers: Commands) -> None:
     parser.add_argument("--workers", type=int, metavar="N", help="worker processes of torch, threads of datapipe (cores)")
     parser.add_argument("--json", action="store_true", help="print the result as JSON; the commentary goes to standard error")
     parser.set_defaults(run="datapipe.cli.demo:run")
-
-
-_COMPLETION_EPILOG = """\
-examples:
-  datapipe completion bash > ~/.local/share/bash-completion/completions/datapipe
-  datapipe completion zsh > "${fpath[1]}/_datapipe"
-"""
-
-
-def add_completion(subparsers: Commands) -> None:
-    """Add `datapipe completion`."""
-    parser = subparsers.add_parser(
-        "completion",
-        help="print the completion of commands and options for a shell",
-        description="Print the code that completes datapipe's commands, options and files in a shell. Put it where the shell "
-        "looks for completions, then start a new shell.",
-        epilog=_COMPLETION_EPILOG,
-    )
-    parser.add_argument("shell", choices=("bash", "zsh", "tcsh"), help="the shell")
-    parser.set_defaults(run="datapipe.cli.main:run_completion")

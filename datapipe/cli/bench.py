@@ -22,10 +22,8 @@ from PIL import Image
 
 import datapipe as dp
 from datapipe.backends.accelerators import synchronize
-from datapipe.cli.charts import Bar, draw_bars
 from datapipe.cli.recognition import samples_or_table
 from datapipe.containers.tables.rows import GroupReader
-from datapipe.core.atomic import refuse_to_replace
 from datapipe.core.checks import whole_number
 from datapipe.core.errors import OptionError
 from datapipe.core.observe import StageEvent
@@ -54,26 +52,16 @@ class StageTotals:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print. Raises OptionError for counts below 1, and what `open_index` and the loader raise."""
-    if args.plot is not None:
-        refuse_to_replace(args.plot)
     for name in ("batch_size", "table_batch_size", "size", "images", "rounds"):
         whole_number(getattr(args, name), f"--{name.replace('_', '-')}", least=1)
     index = samples_or_table(args.path)
     if isinstance(index, TableIndex):
-        if args.against is not None or args.plot is not None:
-            raise OptionError("--against and --plot are for images; a table is measured beside a bare read of its columns")
+        if args.against is not None:
+            raise OptionError("--against is for images; a table is measured beside a bare read of its columns")
         found = measure_table(index, args)
         say_text(json.dumps(found, indent=1) if args.json else measured_text(found))
         return 0
     result = measure(index, args)
-    if args.plot is not None:
-        bars = [
-            Bar(name, rate, min(result["rounds"][name]), max(result["rounds"][name]))
-            for name, rate in result["images_per_s"].items()
-        ]
-        words = f"{counted(result['samples'], 'sample')}, batches of {result['batch_size']}"
-        words += f", {counted(result['num_workers'], 'worker')}"
-        draw_bars(args.plot, bars, title=f"images per second: {args.path}", subtitle=f"{words}, on {result['device']}")
     say_text(json.dumps(result, indent=1) if args.json else as_text(result))
     return 0
 
@@ -102,7 +90,7 @@ def measure(index: SampleIndex, args: argparse.Namespace) -> dict[str, Any]:
         loaders["torch"] = torch_loader(index, size=args.size, batch_size=batch_size, num_workers=num_workers)
     totals = StageTotals()
     ours.observe(totals)
-    contenders = {name: functools.partial(_rate, loader, args.images, device=ours.device) for name, loader in loaders.items()}
+    contenders = {name: functools.partial(rate_of, loader, args.images, device=ours.device) for name, loader in loaders.items()}
     rates = in_turns(contenders, rounds=args.rounds)
     stages = {name: total / totals.num_images / 1e6 for name, total in totals.duration_ns.items()}
     return {
@@ -125,7 +113,7 @@ def in_turns(contenders: Mapping[str, Callable[[], float]], *, rounds: int) -> d
     return {name: [rates[name] for rates in by_round[1:]] for name in contenders}
 
 
-def _rate(loader: Iterable[Any], num_images: int, *, device: torch.device) -> float:
+def rate_of(loader: Iterable[Any], num_images: int, *, device: torch.device) -> float:
     """Return images per second over at least `num_images`, in whole batches, over as many epochs as needed."""
     seen, start_s = 0, time.perf_counter()
     while seen < num_images:

@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from datapipe.cli.charts import font_of, save_png
 from datapipe.codecs.decode import open_decoder
 from datapipe.codecs.field_values import FieldKind
 from datapipe.codecs.masks import mask_labels, nearest_sources
 from datapipe.codecs.npy import read_npy_array
 from datapipe.codecs.probe import checked_header
-from datapipe.core.errors import DecodeError, IntegrityError
+from datapipe.core.atomic import atomic_writer
+from datapipe.core.errors import DecodeError, IntegrityError, StorageError
 from datapipe.core.printable import printable
 from datapipe.fetch.files import open_files
 from datapipe.index.sample_index import SampleIndex
@@ -41,7 +41,7 @@ def draw_sheet(index: SampleIndex, path: Path, *, num_images: int) -> None:
     rows = -(-len(ids) // columns)
     step_x, step_y = _CELL + _GAP, _CELL + _CAPTION + _GAP
     sheet = Image.new("RGB", (columns * step_x + _GAP, rows * step_y + _GAP), _PAPER)
-    draw, font = ImageDraw.Draw(sheet), font_of(11)
+    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(11)
     files, decode, classes = open_files(index), open_decoder(), index.manifest.classes
     drawn = [field for field in index.manifest.fields if field.kind in (FieldKind.MASK, FieldKind.BOXES)]
     others = [(field.kind, index.look_up(ids, field.name)) for field in drawn]
@@ -61,7 +61,11 @@ def draw_sheet(index: SampleIndex, path: Path, *, num_images: int) -> None:
         names = [classes[label] if classes and label < len(classes) else str(label) for label in labels if label >= 0]
         caption = _shorten(printable(f"{sample}  {', '.join(names)}"), draw, font)
         draw.text((x, y + _CELL + 1), caption, fill=_INK, font=font)
-    save_png(sheet, path)
+    try:
+        with atomic_writer(path) as file:
+            sheet.save(file, "PNG")
+    except OSError as exc:
+        raise StorageError(exc.errno, f"{path}: cannot be written ({exc.strerror}); choose another place") from exc
 
 
 def spread_ids(index: SampleIndex, most: int) -> NDArray[np.int64]:

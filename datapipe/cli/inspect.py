@@ -6,12 +6,10 @@ import argparse
 import json
 import os
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from datapipe.cli.charts import draw_histogram
 from datapipe.cli.contact_sheet import draw_sheet, spread_ids
 from datapipe.cli.recognition import samples_or_table
 from datapipe.codecs.probe import checked_header
@@ -25,7 +23,6 @@ from datapipe.index.sample_index import SampleIndex
 from datapipe.index.tables import ColumnKind, TableIndex
 
 _LOOKED_AT = 200  # samples opened to describe encodings and sizes
-_MEASURED = 100_000  # samples whose bytes are counted, without opening them
 _MAX_SHOWN = 30  # columns
 _LARGE_GROUP_NBYTES = 256 << 20  # uncompressed: few of them fit into the windows that rows are shuffled in
 _SMALL_GROUP_ROWS = 10_000
@@ -35,48 +32,23 @@ _GROUPS_PER_RANK = 4
 def run(args: argparse.Namespace) -> int:
     """Print the description. Returns 0. Raises OptionError for wrong options, and what `open_index` raises."""
     whole_number(args.num, "--num", least=1)
-    for path in (args.grid, args.sizes):
-        if path is not None:
-            refuse_to_replace(path)
+    if args.grid is not None:
+        refuse_to_replace(args.grid)
     index = samples_or_table(args.path)
     if isinstance(index, TableIndex):
-        if args.grid is not None or args.sizes is not None:
-            raise OptionError(f"--grid and --sizes: {args.path} is a table, without images")
+        if args.grid is not None:
+            raise OptionError(f"--grid: {args.path} is a table, without images")
         told = describe_table(index)
         say_text(json.dumps(told, indent=1) if args.json else table_text(args.path, told))
         return 0
     facts = describe(index)
-    if (args.grid is not None or args.sizes is not None) and not index.has_images:
-        raise OptionError(f"--grid and --sizes: {args.path} holds no images; leave them out")
-    if args.sizes is not None:
-        facts["sizes"] = str(args.sizes)
-        draw_sizes(index, args.sizes, where=args.path)
+    if args.grid is not None and not index.has_images:
+        raise OptionError(f"--grid: {args.path} holds no images; leave it out")
     if args.grid is not None:
         facts["grid"] = str(args.grid)
         draw_sheet(index, args.grid, num_images=args.num)
     say_text(json.dumps(facts, indent=1) if args.json else as_text(args.path, facts))
     return 0
-
-
-def draw_sizes(index: SampleIndex, path: Path, *, where: str) -> None:
-    """Write a PNG with the bytes of up to `_MEASURED` images. Raises OptionError where the index does not know them."""
-    nbytes = index.look_up(spread_ids(index, _MEASURED), "image").extents.nbytes
-    if not len(nbytes) or nbytes.min() < 1:
-        raise OptionError(f"--sizes: the index of {where} does not have the bytes of each image; convert it first")
-    first, last = int(np.floor(2 * np.log2(nbytes.min()))), int(np.floor(2 * np.log2(nbytes.max()))) + 1
-    edges = 2 ** (np.arange(first, last + 1) / 2)  # two columns for each doubling
-    counts = np.histogram(nbytes, edges)[0].tolist()
-    median = _size(float(np.median(nbytes)))
-    words = f"{len(nbytes):,} images looked at, half of them below {median}, the largest {_size(int(nbytes.max()))}"
-    draw_histogram(path, counts, [_size(edge) for edge in edges], title=f"bytes of images: {where}", subtitle=words)
-
-
-def _size(nbytes: float) -> str:
-    for unit in ("B", "KB", "MB"):
-        if nbytes < 1000:
-            return f"{nbytes:.{2 if nbytes < 100 else 3}g} {unit}"
-        nbytes /= 1000
-    return f"{nbytes:.2g} GB"
 
 
 def describe(index: SampleIndex) -> dict[str, Any]:
@@ -140,8 +112,6 @@ def as_text(path: str | os.PathLike[str], facts: dict[str, Any]) -> str:
         lines.append(f"  median   {height} x {width} pixels (height x width), {seen['median_bytes'] / 1e3:,.1f} kB")
     lines.append(f"  first    {facts['first']}")
     lines += [f"  bad      {text}" for text in seen["bad"]]
-    if "sizes" in facts:
-        lines.append(f"  sizes    {facts['sizes']}")
     if "grid" in facts:
         lines.append(f"  sheet    {facts['grid']}")
     return "\n".join(lines)

@@ -18,9 +18,8 @@ from typing import Any, NoReturn
 from datapipe import __version__
 from datapipe.cli import arguments, convert_arguments, training_arguments
 from datapipe.core.errors import DatapipeError, OptionError
-from datapipe.core.printable import printable, say, say_text
+from datapipe.core.printable import printable, say
 
-_WITHOUT_A_COMMAND = "datapipe.cli.next_steps:run"
 COMMANDS = {
     "convert": convert_arguments.add_convert,
     "verify": arguments.add_verify,
@@ -32,7 +31,6 @@ COMMANDS = {
     "train": training_arguments.add_train,
     "doctor": arguments.add_doctor,
     "demo": arguments.add_demo,
-    "completion": arguments.add_completion,
 }  # what adds each to the parser
 
 
@@ -74,9 +72,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # names may have letters that the terminal's encoding lacks
-    args = parse(argv) if (sys.argv[1:] if argv is None else argv) else None
+    if not (sys.argv[1:] if argv is None else argv):
+        build_parser().print_help()
+        return 0
+    args = parse(argv)
     try:
-        module, _, function = (_WITHOUT_A_COMMAND if args is None else args.run).partition(":")
+        module, _, function = args.run.partition(":")
         status: int = getattr(importlib.import_module(module), function)(args)
         sys.stdout.flush()
     except OptionError as exc:
@@ -109,8 +110,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="datapipe",
         description="Keeps GPUs fed: repack small-file datasets, load them fast, measure the difference.",
-        epilog="Without a command: what to do next with what lies in this folder. "
-        "Example: datapipe convert photos/ shards/ --to webdataset",
+        epilog="Example: datapipe convert photos/ shards/ --to webdataset",
     )
     parser.add_argument("--version", action="version", version=f"datapipe {__version__}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
@@ -119,20 +119,6 @@ def build_parser() -> argparse.ArgumentParser:
     for command in subparsers.choices.values():
         command.set_defaults(parser=command)
     return parser
-
-
-def run_completion(args: argparse.Namespace) -> int:
-    """Print the code that completes commands and options in a shell, and files as the values of those without choices."""
-    import shtab
-
-    parser = build_parser()
-    commands = next(action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction))
-    for command in commands.values():
-        for action in command._actions:
-            if action.choices is None and action.nargs != 0 and not isinstance(action, argparse._HelpAction):
-                action.complete = shtab.FILE
-    say_text(str(shtab.complete(parser, shell=args.shell)))
-    return 0
 
 
 def _fail(message: str, status: int) -> int:

@@ -5,14 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from datapipe.backends.accelerators import accelerator
-from datapipe.cli.charts import draw_shares
-from datapipe.core.atomic import refuse_to_replace
 from datapipe.core.checks import whole_number
 from datapipe.core.printable import counted, say, say_text
 from datapipe.loader import DataLoader, Dataset
@@ -21,7 +18,6 @@ from datapipe.training.data import check_same_classes, count_classes, open_label
 from datapipe.training.models import make_model
 from datapipe.training.options import TrainOptions
 from datapipe.training.process_group import launched_group
-from datapipe.training.record import METRICS
 from datapipe.training.run import TrainingReport, fit
 from datapipe.training.weights import load_pretrained
 
@@ -30,8 +26,6 @@ _SIZES = {"cnn": 128, "vit": 128}  # pixels; other models take 224
 
 def run(args: argparse.Namespace) -> int:
     """Train. Raises what `datapipe.training.fit` raises, and OptionError for data that a classifier cannot be trained on."""
-    if args.plot is not None:
-        refuse_to_replace(args.plot)
     for name in ("batch_size", "size", "num_classes"):
         if getattr(args, name) is not None:
             whole_number(getattr(args, name), f"--{name.replace('_', '-')}", least=1)
@@ -42,20 +36,9 @@ def run(args: argparse.Namespace) -> int:
     device = resolve_device("auto" if found is not None and args.device == found.type else args.device)()
     with launched_group(device) as leads:
         report = train(args, options, device, leads=leads)
-    if leads and args.plot is not None:
-        draw_waiting(args.out, args.plot, where=args.path)
     if leads:
         say_text(json.dumps(report.to_json(), indent=1) if args.json else as_text(report))
     return 0
-
-
-def draw_waiting(out: Path, path: Path, *, where: str) -> None:
-    """Write a PNG with the share of waiting over the steps of the run in `out`, each value that of its epoch so far."""
-    lines = [json.loads(line) for line in (out / METRICS).read_text(encoding="utf-8").splitlines()]
-    points = [(line["step"], line["starvation"]) for line in lines if "loss" in line and line["starvation"] is not None]
-    ends = [line["step"] for line in lines if "train_loss" in line]
-    words = "in each epoch so far; vertical lines are the ends of epochs" if points else "not measured: too few steps"
-    draw_shares(path, points, ends, title=f"waiting for data: {where}", subtitle=words)
 
 
 def train(args: argparse.Namespace, options: TrainOptions, device: torch.device, *, leads: bool) -> TrainingReport:

@@ -97,7 +97,6 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--save-every-minutes", type=float, metavar="X", help="likewise (default: 15)")
     group.add_argument("--seed", type=int, metavar="N", help="of weights, order and augmentation (default: 0)")
     group.add_argument("--log-every", type=int, metavar="STEPS", help="line of metrics (default: 10)")
-    group.add_argument("--plot", type=Path, metavar="PNG", default=None, help="draw the share of waiting for data over the run")
     group.add_argument("--json", action="store_true", default=False, help="print the result as JSON")
 
 

@@ -26,6 +26,7 @@ from datapipe.core.errors import FormatError, MissingDataError, OptionError, Sto
 from datapipe.core.printable import say
 from datapipe.core.regular_files import read_bytes
 from datapipe.diagnostics.attach.launching import CommandResult, Settings, run_command, run_script
+from datapipe.diagnostics.attach.ours import NAME_TAKEN, is_name_taken
 from datapipe.diagnostics.diagnosis import Command, Diagnosis, diagnose, with_applied
 from datapipe.diagnostics.document import Document, as_json
 from datapipe.diagnostics.judge.analysis import analyze
@@ -118,6 +119,10 @@ def _command(args: argparse.Namespace) -> list[str]:
         raise OptionError("nothing to run; pass a script and its arguments, -m and a module, or -- and a command")
     if command[0] not in ("--", "-m") and not Path(command[0]).exists():
         raise MissingDataError(f"{command[0]}: no such script; a command other than a Python script goes after --")
+    if command[0] != "--":
+        first = Path.cwd() if command[0] == "-m" else Path(command[0]).resolve().parent
+        if is_name_taken([str(first), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]):
+            raise OptionError(NAME_TAKEN)
     if command[0] == "--" and shutil.which(command[1]) is None:
         raise MissingDataError(f"{command[1]}: cannot be run; is it installed and on PATH?")
     return command

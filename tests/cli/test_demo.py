@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
 from datapipe.cli.main import main
 from datapipe.testing.synthetic_images import make_image_folder
@@ -24,16 +23,10 @@ def test_whole_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytes
     status = main(["demo", "--out", str(out), "--images", "130", "--workers", "1"])
     said = capfd.readouterr()
     assert status == 0, said.err
-    assert "130 generated JPEGs" in said.out
-    assert "loader alone, images/s" in said.out
+    assert "130 samples into WebDataset shards" in said.out
+    assert "every byte of the shards is as written" in said.out
     result = json.loads((out / "result.json").read_text())
-    for name in ("torch", "datapipe"):
-        one = result["contenders"][name]
-        assert one["loader_images_per_s"] > 0
-        assert 0 <= one["share_waiting_for_data"] <= 1
-        assert len(one["losses"]) == 2  # 130 images in batches of 64, the rest dropped
-    with Image.open(out / "result.png") as picture:
-        assert picture.size == (960, 385)  # two bars
+    assert all(result["images_per_s"][name] > 0 for name in ("torch", "datapipe"))
     assert "not enough steps" in said.out  # to diagnose
     for name in ("before", "after"):
         found = json.loads((out / f"diagnosis-{name}" / "diagnosis.json").read_text())

@@ -24,7 +24,6 @@ _REQUIRED = {
     "train": ["path"],
     "doctor": [],
     "demo": [],
-    "completion": ["bash"],
 }
 
 
@@ -101,7 +100,7 @@ def test_commands_on_files_start_without_torch_and_pandas(tmp_path: Path) -> Non
     commands = [
         ["convert", "photos", "shards", "--to", "parquet", "--workers", "1"],
         ["verify", "shards"],
-        ["inspect", "shards", "--grid", "grid.png", "--sizes", "sizes.png"],
+        ["inspect", "shards", "--grid", "grid.png"],
         ["index", "photos"],
         [],
     ]

@@ -94,9 +94,6 @@ def test_two_threads_that_write_one_file_leave_one_of_them_whole(tmp_path: Path)
 
 OUTPUTS = {
     "inspect": (("inspect", "{data}", "--grid", "{out}/sheet.png"), "sheet.png"),
-    "inspect's sizes": (("inspect", "{data}", "--sizes", "{out}/sizes.png"), "sizes.png"),
-    "bench": (("bench", "{data}", "--plot", "{out}/rates.png"), "rates.png"),
-    "train's picture": (("train", "{data}", "--device", "cpu", "--plot", "{out}/waiting.png"), "waiting.png"),
     "train": (("train", "{data}", "--device", "cpu", "--out", "{out}"), "metrics.jsonl"),
     "train's record": (("train", "{data}", "--device", "cpu", "--out", "{out}"), "run.json"),
     "train's checkpoint": (("train", "{data}", "--device", "cpu", "--out", "{out}", "--resume", "auto"), "last.pt"),

@@ -26,7 +26,6 @@ FACTS = LoaderFacts(
     persistent_workers=False,
     in_order=True,
     is_iterable=False,
-    looks_inside=True,
 )
 COMMAND = Command(("train.py", "--epochs", "1"), 0, "2026-11-20T12:00:00+00:00", 12.5)
 

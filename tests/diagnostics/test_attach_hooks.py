@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import textwrap
 import threading
 import types
 from pathlib import Path
@@ -276,31 +275,6 @@ def test_a_machine_without_a_gpu_is_told_from_one_that_is_not_known(
     assert surroundings()["gpu"] == gpu
     monkeypatch.setattr(f"torch.{kind or 'cuda'}.is_available", lambda: 1 / 0)
     assert (surroundings()["gpu"] is None) == (kind is not None)
-
-
-def test_a_name_that_is_the_users_is_given_back(tmp_path: Path) -> None:
-    """`ours` in a process of its own: it takes our modules out of sys.modules."""
-    (tmp_path / "datapipe").mkdir()
-    (tmp_path / "datapipe" / "__init__.py").write_text("VALUE = 'theirs'")
-    code = f"""
-    import sys
-    from datapipe.diagnostics.attach import ours
-    assert not ours.is_name_taken()
-    sys.path.insert(0, {str(tmp_path)!r})
-    assert ours.is_name_taken()
-    ours.step_aside()
-    import datapipe
-    assert datapipe.VALUE == 'theirs'
-    with ours.ours():
-        with ours.ours():
-            from datapipe.core.errors import OptionError
-        import datapipe as own
-        assert own is not datapipe
-    assert sys.modules['datapipe'] is datapipe
-    assert 'datapipe.core.errors' not in sys.modules
-    """
-    root = Path(__file__).resolve().parents[2]
-    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], cwd=root, check=True, timeout=60)
 
 
 # -- NVML -------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from typing import Any
 
 from datapipe.diagnostics.attach.ours import complain
 from datapipe.diagnostics.attach.passes import OpenPass, StandIn, enter, leave, outermost
-from datapipe.diagnostics.attach.session import Session, looks_inside
+from datapipe.diagnostics.attach.session import Session
 from datapipe.diagnostics.attach.sites import note_site
 from datapipe.diagnostics.measure.watching import Watch
 from datapipe.diagnostics.torch_stages.install import install, iterator_key, probing
@@ -72,7 +72,7 @@ def measured_pass(loader: Any, session: Session, watch: Watch, key: int) -> tupl
 
     Loaders inside it report their batches under `key`.
     """
-    before, was_probing = enter(key), probing(looks_inside())
+    before, was_probing = enter(key), probing(True)
     try:
         iterator = iter(loader)
     finally:
@@ -144,7 +144,7 @@ def _handing_out(iterate: Callable[[Any], Any]) -> Callable[[Any], Any]:
             session.fail("loaders cannot be measured", exc)
             return _without_trace(iterate, self)
         assert key is not None
-        before, was_probing = enter(key), probing(looks_inside())
+        before, was_probing = enter(key), probing(True)
         try:
             iterator = _without_trace(iterate, self)
         finally:

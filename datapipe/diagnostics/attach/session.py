@@ -12,7 +12,7 @@ from typing import Any
 from datapipe.core.environment import is_of_datapipe
 from datapipe.core.observe import StageEvent
 from datapipe.diagnostics.attach import cuda_hooks
-from datapipe.diagnostics.attach.ours import add_listener, complain, has_stepped_aside, ours, remove_listener
+from datapipe.diagnostics.attach.ours import add_listener, complain, remove_listener
 from datapipe.diagnostics.attach.sites import facts_of
 from datapipe.diagnostics.measure.watching import LoaderFacts, Meter, OpenWatch, Watch
 
@@ -43,8 +43,7 @@ class Session:
         if self._watch is None and not self._has_failed:
             try:
                 hooks = cuda_hooks.install(self.meter)
-                with ours():
-                    self._watch = self._open_watch(hooks)
+                self._watch = self._open_watch(hooks)
                 self._at_exit()
                 add_listener(self._watch.sink.note_trouble)
             except Exception as exc:
@@ -70,13 +69,13 @@ class Session:
             complain("each pass over a loader that cannot be hashed counts as a separate loader", exc)
             facts = None
         if facts is None:
-            facts = facts_of(loader, self._num_loaders, looks_inside=looks_inside())
+            facts = facts_of(loader, self._num_loaders)
             self._num_loaders += 1
             with suppress(TypeError):
                 self._facts[loader] = facts
             if self._watch is not None:
                 self._watch.sink.note_loader(facts)
-                if self._watch.look_at is not None and looks_inside():
+                if self._watch.look_at is not None:
                     self._watch.look_at(facts, loader)
             self._observe(loader, facts.key)
         return facts.key
@@ -91,8 +90,7 @@ class Session:
             watch, self._watch, self._has_failed = self._watch, None, True
             remove_listener(watch.sink.note_trouble)
             try:
-                with ours():
-                    watch.sink.finish()
+                watch.sink.finish()
             except Exception as exc:
                 complain("the results are lost", exc)
 
@@ -121,11 +119,6 @@ class Session:
         # A PrefetchedLoader's own `observe` would pass it on to a loader that already has an observer.
         observe = getattr(type(loader), "observe_copies", type(loader).observe)
         observe(loader, observer)
-
-
-def looks_inside() -> bool:
-    """Return True if workers can be measured: they import this package by its name, which must not be taken."""
-    return not has_stepped_aside()
 
 
 def _is_worker() -> bool:

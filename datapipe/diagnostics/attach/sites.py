@@ -49,7 +49,7 @@ def calling_site() -> str | None:
     return fallback
 
 
-def facts_of(loader: Any, key: int, *, looks_inside: bool) -> LoaderFacts:
+def facts_of(loader: Any, key: int) -> LoaderFacts:
     """Describe a loader by its attributes, without its length, which may be costly or have side effects."""
     dataset = getattr(loader, "dataset", None)
     return LoaderFacts(
@@ -64,7 +64,6 @@ def facts_of(loader: Any, key: int, *, looks_inside: bool) -> LoaderFacts:
         persistent_workers=_attribute(loader, "persistent_workers", bool),
         in_order=_attribute(loader, "in_order", bool),
         is_iterable=None if (kind := getattr(loader, "_dataset_kind", None)) is None else kind == 1,
-        looks_inside=looks_inside,
         places=_places(loader, dataset),
     )
 

@@ -16,7 +16,7 @@ from typing import Any
 from datapipe.core.errors import LifecycleError
 from datapipe.diagnostics.attach import loaders, ours
 from datapipe.diagnostics.attach.launching import WATCH, Applied, settings_from
-from datapipe.diagnostics.attach.ours import complain, has_stepped_aside
+from datapipe.diagnostics.attach.ours import complain
 from datapipe.diagnostics.attach.session import Session
 from datapipe.diagnostics.attach.sites import site_of
 from datapipe.diagnostics.measure.watching import Hooks, OpenWatch, Watch
@@ -46,11 +46,12 @@ def begin(module: ModuleType) -> None:
     torch itself may still be partly imported: nothing of it is used here.
     """
     if loaders.current_session() is None:
+        if ours.is_name_taken(sys.path):
+            complain(ours.NAME_TAKEN)
+            ours.leave()
+            return
         loaders.set_session(Session(_named(os.environ[WATCH])))
-        if ours.is_name_taken():
-            complain("a package of yours is also named 'datapipe', so loaders cannot be inspected")
-            ours.step_aside()
-        elif PathFinder.find_spec("datapipe", sys.path) is None:
+        if PathFinder.find_spec("datapipe", sys.path) is None:
             sys.path.append(str(ours.ROOT))  # workers that are not forked import this package by name
     applied = settings_from(os.environ).applied
     if applied is not None and module.__name__ == "torch.utils.data.dataloader":
@@ -112,8 +113,6 @@ def _carry_out(loader: Any, applied: Applied) -> Any:
         loader.in_order = applied.in_order
     if not applied.from_torch:
         return None
-    if has_stepped_aside():
-        raise RuntimeError("a package of yours is also named 'datapipe'")
     from datapipe.adapt import from_torch
 
     return from_torch(loader, device="cpu")

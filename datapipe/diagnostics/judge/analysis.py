@@ -98,7 +98,7 @@ def _attributed(found: Analysis, loader: LoaderFacts, raw: Steps) -> Fault | str
         return attribute(found.profiles, waits)
     if found.events:
         return attribute_events(_by_pass(raw, found.events, waits))
-    return f"{loader.kind} cannot be inspected" if loader.looks_inside else "a package of yours is also named datapipe"
+    return f"{loader.kind} cannot be inspected"
 
 
 def main_loader(process: Process) -> LoaderFacts | None:

@@ -22,7 +22,7 @@ class TrialSource:
 
     file: str | None  # a pickled `trials.sample.Sample`, next to the process's own file
     reason: str | None
-    deferral: Mapping[str, Any] | None = None  # what `trials.dataset` or `trials.rows` gave; None: it was not tried
+    deferral: Mapping[str, Any] | None = None  # what `trials.dataset` gave; None: it was not tried
     scaling: Mapping[str, Any] | None = None  # what `trials.scaling.try_scaling` gave; None: it was not tried
 
 

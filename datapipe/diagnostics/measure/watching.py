@@ -61,7 +61,6 @@ class LoaderFacts:
     persistent_workers: bool | None
     in_order: bool | None
     is_iterable: bool | None  # an IterableDataset
-    looks_inside: bool  # batches come with profiles, or stage events
     # the user's code, as file:line and its name, by what it does: "dataset", "sampler", "collate", "transform NAME"
     places: Mapping[str, str] = field(default_factory=dict)
 

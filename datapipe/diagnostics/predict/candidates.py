@@ -192,20 +192,14 @@ def _add_deferral(result: Candidates, loader: LoaderFacts, workload: Workload, t
 
 
 def _add_rows(result: Candidates, loader: LoaderFacts, workload: Workload, tried: Mapping[str, Any]) -> None:
-    """Add whole batches gathered from memory, in the training process, by a Dataset that reads a table row by row."""
+    """Add whole batches gathered from memory, in the training process, by a Dataset of rows that `from_torch` sees."""
     name = "whole batches gathered from memory"
     stall, cpu = production_parts(workload)
     factor = float(cpu.mean() * tried["ratio"] / (stall.mean() + cpu.mean()))
     setup = Setup(0, 1, Delivery.ROUND_ROBIN, workload.setup.num_cores)
     change = Change(setup, production_factor=max(factor, 1e-9), production_spread=tried["spread"])
-    if tried["code"]:
-        note = "rows are gathered a batch at a time; dp.TableLoader does so from Parquet files that do not fit into memory"
-        code = (Snippet("python", tried["code"]), Snippet("python", "loader = datapipe.from_torch(DataLoader(data, ...))"))
-        how = Instruction(code, _place(loader), note)
-    else:
-        how = _taken_over(loader, note="rows are gathered a batch at a time")
-        result.applied[name] = Applied(loader.site, from_torch=True)
-    result.remedies.append(Remedy(name, change, how))
+    result.remedies.append(Remedy(name, change, _taken_over(loader, note="rows are gathered a batch at a time")))
+    result.applied[name] = Applied(loader.site, from_torch=True)
 
 
 def change_to_ours(workload: Workload, rate: Mapping[str, Any], loader: LoaderFacts) -> Change:

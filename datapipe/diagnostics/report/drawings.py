@@ -83,7 +83,6 @@ class StepChart:
     """The chart of steps over time."""
 
     label: str
-    low: float  # seconds at the left edge
     high: float  # seconds at the right edge
     grid: tuple[int, ...]  # heights of lines
     step_path: str
@@ -181,7 +180,6 @@ def step_chart(steps: Sequence[StepRow], *, on_device: bool) -> StepChart | None
     levels = ticks(0.0, top_s, num=5)[1:]
     return StepChart(
         label=f"{len(rows)} steps over {words.seconds(max(ends) - start_s)}",
-        low=along.low,
         high=along.high,
         grid=tuple(CHART_HEIGHT - up.at(value) for value in levels),
         step_path=_columns(rows, ends, axis, lambda place: up.at(lengths[place])),

@@ -1,6 +1,6 @@
 """Render a diagnosis as one self-contained HTML page: no network, no other files. Pure.
 
-The main facts are text and drawings that need no script; `page.js` adds zooming and figures under the pointer.
+The main facts are text and drawings that need no script; `page.js` adds the figures under the pointer.
 """
 
 from __future__ import annotations

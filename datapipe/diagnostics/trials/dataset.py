@@ -18,11 +18,11 @@ from datapipe.core.environment import is_of_datapipe
 from datapipe.diagnostics.attach.ours import complain
 from datapipe.diagnostics.torch_stages.profile import Making
 from datapipe.diagnostics.trials.forking import cpu_ratio, told_by_fork
-from datapipe.diagnostics.trials.rows import try_rows
 from datapipe.diagnostics.trials.sample import why_no_files
 from datapipe.diagnostics.trials.scaling import mostly_waits, try_scaling, waiting_share, worker_counts
 
 _MAX_BATCH = 32  # samples
+_MAX_ROWS = 1024  # of a batch
 _WAITS_IN_WORKERS = 0.1  # share of the time to make a batch: less waiting does not decide how workers scale
 _MAX_LEVELS = 3  # numbers of workers that are tried besides the present one
 
@@ -75,6 +75,32 @@ def _tried_scaling(held: Any, made: Sequence[Making], cores: int, seconds: float
     now = int(held.num_workers)
     nums = worker_counts(now, cores, waits=mostly_waits(made))
     return try_scaling(held, sorted({max(1, now), *nums[-_MAX_LEVELS:]}), seconds=seconds)
+
+
+def try_rows(loader: Any, *, seconds: float) -> dict[str, Any]:
+    """Return {"rows": `cpu_ratio` of gathered batches over the Dataset's}; {} if `from_torch` does not gather its batches.
+
+    Forks, and waits for the child for at most `seconds` and some more.
+    """
+    from datapipe.adapt.number_rows import rows_of
+
+    dataset = loader.dataset
+    rows = None if loader.batch_sampler is None or not hasattr(dataset, "__len__") or not len(dataset) else rows_of(dataset)
+    if rows is None:
+        return {}
+
+    def by_rows(keys: np.ndarray[Any, Any]) -> Any:
+        read = getattr(dataset, "__getitems__", None)
+        return loader.collate_fn(read(keys.tolist()) if read is not None else [dataset[key] for key in keys.tolist()])
+
+    def measured() -> dict[str, Any]:
+        import torch
+
+        torch.set_num_threads(1)  # as in a worker
+        return cpu_ratio(rows.__getitems__, by_rows, loader, seconds=seconds, max_batch=_MAX_ROWS)
+
+    told = told_by_fork(measured, seconds=seconds)
+    return {"rows": told} if "ratio" in told else {}
 
 
 def try_deferral(loader: Any, *, seconds: float) -> dict[str, Any]:
