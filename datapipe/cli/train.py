@@ -19,9 +19,6 @@ from datapipe.training.models import make_model
 from datapipe.training.options import TrainOptions
 from datapipe.training.process_group import launched_group
 from datapipe.training.run import TrainingReport, fit
-from datapipe.training.weights import load_pretrained
-
-_SIZES = {"cnn": 128, "vit": 128}  # pixels; other models take 224
 
 
 def run(args: argparse.Namespace) -> int:
@@ -45,9 +42,8 @@ def train(args: argparse.Namespace, options: TrainOptions, device: torch.device,
     """Train as the arguments say. Returns the report."""
     dataset = open_labelled(args.path)
     num_classes = count_classes(dataset, args.num_classes, where=args.path)
-    size = args.size or _SIZES.get(args.model, 224)
-    recipe = training_recipe(size, num_classes=num_classes, augment=args.augment, mixup=args.mixup, cutmix=args.cutmix)
-    loader = _loader(args, dataset, device, transform=recipe, seed=options.seed, training=True)
+    size = args.size or (128 if args.model == "cnn" else 224)
+    loader = _loader(args, dataset, device, transform=training_recipe(size), seed=options.seed, training=True)
     val_loader = None
     if args.val is not None:
         val = open_labelled(args.val)
@@ -55,10 +51,9 @@ def train(args: argparse.Namespace, options: TrainOptions, device: torch.device,
         count_classes(val, num_classes, where=args.val)
         val_loader = _loader(args, val, device, transform=validation_recipe(size), seed=options.seed, training=False)
     torch.manual_seed(options.seed)
-    model = make_model(args.model, num_classes, size=size)
+    model = make_model(args.model, num_classes)
     about: dict[str, Any] = {"path": str(args.path), "val": args.val, "model_name": args.model, "size": size}
     about |= {"num_classes": num_classes, "seed": options.seed}
-    about |= {"augment": args.augment, "mixup": args.mixup, "cutmix": args.cutmix}
     if leads:
         num = sum(parameter.numel() for parameter in model.parameters())
         say(
@@ -66,11 +61,6 @@ def train(args: argparse.Namespace, options: TrainOptions, device: torch.device,
             f" {counted(len(dataset), 'image')} of {size} pixels on {device}",
             file=sys.stderr,
         )
-    if args.pretrained is not None:
-        loaded = load_pretrained(model, args.pretrained, num_classes=num_classes)
-        about["pretrained"] = {"file": str(args.pretrained), "outcome": str(loaded)}
-        if leads:
-            say(f"{args.pretrained}: {loaded}", file=sys.stderr)
     return fit(model, loader, options=options, val_loader=val_loader, about=about)
 
 

@@ -10,8 +10,8 @@ from datapipe.cli.arguments import Commands
 _TRAIN_EPILOG = """\
 examples:
   datapipe train shards/train --val shards/val --epochs 20
-  datapipe train photos --model vit --precision bf16 --mixup 0.2 --out runs/vit
-  datapipe train photos --model vit --precision bf16 --mixup 0.2 --out runs/vit --resume auto
+  datapipe train photos --model resnet50 --precision bf16 --out runs/resnet
+  datapipe train photos --model resnet50 --precision bf16 --out runs/resnet --resume auto
   torchrun --nproc-per-node 8 -m datapipe train shards/train --model resnet50 --optimizer sgd --lr 1.6
 """
 
@@ -49,9 +49,8 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         "--model",
         metavar="NAME",
         default="cnn",
-        help="cnn, vit, or a network of torchvision or timm by its name there, as resnet50 or timm:convnext_tiny (default: cnn)",
+        help="cnn, or a network of torchvision or timm by its name there, as resnet50 or timm:convnext_tiny (default: cnn)",
     )
-    group.add_argument("--pretrained", type=Path, metavar="FILE", help="weights to begin with; the head may differ")
     group.add_argument("--num-classes", type=int, metavar="N", help="outputs of the head (default: the dataset's classes)")
     group.add_argument("--compile", nargs="?", const="inductor", metavar="BACKEND", help="torch.compile (backend: inductor)")
     group.add_argument("--activation-checkpointing", action="store_true", help="compute activations twice to save memory")
@@ -61,10 +60,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
 def _add_data(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("data")
     group.add_argument("--batch-size", type=int, metavar="N", default=64, help="samples per batch and process (default: 64)")
-    group.add_argument("--size", type=int, metavar="PIXELS", help="side of the crop (default: 128 for cnn and vit, else 224)")
-    group.add_argument("--augment", choices=("none", "rand", "trivial"), default="none", help="further augmentation (none)")
-    group.add_argument("--mixup", type=float, metavar="ALPHA", default=0.0, help="blend samples in pairs, e.g. 0.2")
-    group.add_argument("--cutmix", type=float, metavar="ALPHA", default=0.0, help="paste boxes of other samples, e.g. 1.0")
+    group.add_argument("--size", type=int, metavar="PIXELS", help="side of the crop (default: 128 for cnn, else 224)")
     group.add_argument("--num-workers", type=int, metavar="N", help="decode threads (default: usable cores)")
     group.add_argument("--device", metavar="D", default="auto", help="cpu, cuda (the rank's own), cuda:N (default: a GPU if any)")
     group.add_argument("--backend", metavar="B", default="auto", help="what decodes: images_cpu, dali or auto (default)")
@@ -74,7 +70,7 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
 def _add_steps(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("steps", argument_default=argparse.SUPPRESS)
     group.add_argument("--epochs", type=int, metavar="N", help="(default: 10)")
-    group.add_argument("--optimizer", metavar="NAME", help="of torch.optim (default: adamw)")
+    group.add_argument("--optimizer", choices=("adamw", "sgd"), help="(default: adamw)")
     group.add_argument("--lr", type=float, metavar="X", help="highest learning rate (default: 0.001 for adamw, 0.05 for sgd)")
     group.add_argument("--weight-decay", type=float, metavar="X", help="not of norms and biases (0.05 for adamw, 1e-4 for sgd)")
     group.add_argument("--momentum", type=float, metavar="X", help="of sgd (default: 0.9)")

@@ -14,7 +14,6 @@ from datapipe.training.preparation import make_optimizer, parameter_groups, reco
 from datapipe.training.process_group import ProcessGroup
 from datapipe.training.record import EpochMetrics, StepMetrics
 from datapipe.training.run import TrainingReport, fit
-from datapipe.training.weights import load_pretrained
 
 __all__ = [
     "Best",
@@ -34,7 +33,6 @@ __all__ = [
     "evaluate",
     "fit",
     "load_checkpoint",
-    "load_pretrained",
     "make_model",
     "make_optimizer",
     "parameter_groups",

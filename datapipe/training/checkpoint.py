@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pickle
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,13 +13,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from datapipe.core.errors import FormatError, StateError
+from datapipe.core.atomic import atomic_writer
+from datapipe.core.errors import FormatError, MissingDataError, StateError, StorageError
 from datapipe.core.printable import counted
+from datapipe.core.regular_files import open_file
 from datapipe.training.evaluation import Best, Sums, checked, means_of
 from datapipe.training.learner import Learner
 from datapipe.training.options import TrainOptions
 from datapipe.training.process_group import ProcessGroup
-from datapipe.training.weights import read_tensors, save_tensors
 
 VERSION = 1
 LAST, BEST = "last.pt", "best.pt"  # the run as it stands; the weights of the best epoch
@@ -59,9 +61,36 @@ def load_checkpoint(path: Path) -> Checkpoint:
     """Read a checkpoint into host memory. Raises MissingDataError, FormatError."""
     saved, names = read_tensors(path), [field.name for field in dataclasses.fields(Checkpoint)]
     if not isinstance(saved, Mapping) or saved.get("version") != VERSION or any(name not in saved for name in names):
-        raise FormatError(f"{path}: is not a checkpoint of this training loop; to load weights only, use --pretrained")
+        raise FormatError(f"{path}: is not a checkpoint of this training loop")
     values = {name: saved[name] for name in names}
     return Checkpoint(**{**values, "place": Place(**saved["place"]), "best": Best(**saved["best"])})
+
+
+def read_tensors(path: Path, device: torch.device | str = "cpu") -> Any:
+    """Return what `torch.save` wrote, without executing anything in the file.
+
+    Only tensors and plain values are accepted. Raises MissingDataError for a missing file, FormatError for other content.
+    """
+    try:
+        with open_file(path) as file:
+            return torch.load(file, map_location=device, weights_only=True)
+    except FileNotFoundError as exc:
+        raise MissingDataError(f"{path}: no such file") from exc
+    except FormatError:
+        raise
+    except (RuntimeError, EOFError, KeyError, ValueError, AttributeError, pickle.UnpicklingError) as exc:
+        first = str(exc).strip().split("\n")[0]
+        raise FormatError(f"{path}: not tensors and plain values as torch.save writes them, or truncated ({first:.160})") from exc
+
+
+def save_tensors(path: Path, value: Any) -> None:
+    """Call `torch.save` atomically: a kill at any moment leaves the old file or the new one. Raises StorageError."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_writer(path) as file:
+            torch.save(value, file)
+    except (OSError, RuntimeError) as exc:  # torch's writer raises RuntimeError when the disk is full
+        raise StorageError(f"{path}: cannot be written ({str(exc).splitlines()[0]:.160}); is the disk full?") from exc
 
 
 def seed_generators(seed: int, rank: int) -> None:

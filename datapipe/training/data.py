@@ -13,36 +13,17 @@ from datapipe.transforms import (
     IMAGENET_MEAN,
     IMAGENET_STD,
     CenterCrop,
-    CutMix,
-    MixUp,
     Normalize,
-    RandAugment,
     RandomHorizontalFlip,
     RandomResizedCrop,
     Resize,
     ToDtype,
-    TrivialAugmentWide,
 )
 
-AUGMENTATIONS = {"none": (), "rand": (RandAugment,), "trivial": (TrivialAugmentWide,)}
 
-
-def training_recipe(
-    size: int, *, num_classes: int, augment: str = "none", mixup: float = 0.0, cutmix: float = 0.0
-) -> list[object]:
-    """Return a random crop of `size` pixels, flipped half the time, normalised to float32; optionally augmented and mixed.
-
-    `mixup`, `cutmix`: alpha of the Beta distribution, 0 for none. Raises OptionError for both at once and for an unknown
-    `augment`, and what the transforms raise.
-    """
-    if augment not in AUGMENTATIONS:
-        raise OptionError(f"augment is {augment!r}; choose one of {', '.join(AUGMENTATIONS)}")
-    if mixup and cutmix:
-        raise OptionError(f"mixup={mixup} and cutmix={cutmix} would both mix each batch; pass one of them")
-    mix = [MixUp(alpha=mixup, num_classes=num_classes)] if mixup else []
-    cut = [CutMix(alpha=cutmix, num_classes=num_classes)] if cutmix else []
-    changed = [operation() for operation in AUGMENTATIONS[augment]]
-    return [RandomResizedCrop(size), RandomHorizontalFlip(), *changed, *_normalised(), *mix, *cut]
+def training_recipe(size: int) -> list[object]:
+    """Return a random crop of `size` pixels, flipped half the time, normalised to float32."""
+    return [RandomResizedCrop(size), RandomHorizontalFlip(), *_normalised()]
 
 
 def validation_recipe(size: int) -> list[object]:

@@ -100,7 +100,6 @@ def train_epoch(
             learner.step()
             scheduler.step()
             state.place = Place(state.place.step + 1, epoch, number + 1)
-            logger.display.advance()
             if state.place.step % options.log_every == 0 or number + 1 == num_batches:
                 metrics = _interval(state, lr=float(lr), bracket=bracket, since_s=since_s)
                 since_s = time.perf_counter()

@@ -14,12 +14,14 @@ from datapipe.core.errors import OptionError
 
 Precision = Literal["fp32", "bf16", "fp16"]
 Watched = Literal["accuracy", "loss"]
-Display = Literal["auto", "bar", "lines", "none"]
+Display = Literal["lines", "none"]
+Optimizer = Literal["adamw", "sgd"]
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "precision": get_args(Precision),
     "watch": get_args(Watched),
     "display": get_args(Display),
+    "optimizer": get_args(Optimizer),
 }
 # Options that may differ between a run and its continuation without a note.
 _INCIDENTAL = ("out", "resume", "save_every_steps", "save_every_minutes", "log_every", "display")
@@ -33,9 +35,9 @@ class TrainOptions:
     """
 
     epochs: int = 10
-    optimizer: str = "adamw"  # a class name of torch.optim, in any letter case
-    lr: float | None = None  # peak of the schedule; None: 1e-3 for adamw, 0.05 for sgd, else torch's default
-    weight_decay: float | None = None  # for matrices and filters only; None: 0.05 for adamw, 1e-4 for sgd, else 0
+    optimizer: Optimizer = "adamw"  # or pass your own to `fit`
+    lr: float | None = None  # peak of the schedule; None: 1e-3 for adamw, 0.05 for sgd
+    weight_decay: float | None = None  # for matrices and filters only; None: 0.05 for adamw, 1e-4 for sgd
     momentum: float = 0.9  # Nesterov momentum of sgd
     warmup: float = 0.05  # share of all steps over which lr rises from 0
     final_lr: float = 0.0  # share of lr that the cosine ends at
@@ -55,7 +57,7 @@ class TrainOptions:
     save_every_steps: int | None = None  # in addition to after every epoch
     save_every_minutes: float | None = 15.0
     log_every: int = 10  # steps
-    display: Display = "auto"
+    display: Display = "lines"
 
     def __post_init__(self) -> None:
         for name in ("epochs", "accumulate", "log_every"):

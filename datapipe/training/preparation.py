@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
-import inspect
 from collections.abc import Iterator, Sized
 from pathlib import Path
 from typing import Any
@@ -79,35 +77,20 @@ def _recompute(block: nn.Module) -> None:
     block.forward = alone
 
 
-_RATES = {"adamw": 1e-3, "sgd": 0.05}
-_DECAYS = {"adamw": 0.05, "sgd": 1e-4}
-
-
 def make_optimizer(model: nn.Module, options: TrainOptions) -> torch.optim.Optimizer:
     """Return the optimiser that the options name, over the model's trainable parameters.
 
-    Raises OptionError for an unknown name, for one that needs a closure or sparse gradients, for weight decay if it has none,
-    and for a model without trainable parameters.
+    Raises OptionError for a model without trainable parameters.
     """
-    cls = _class(options.optimizer)
-    name = cls.__name__.lower()
-    takes = inspect.signature(cls).parameters
-    decay = _DECAYS.get(name, 0.0) if options.weight_decay is None else options.weight_decay
-    if decay and "weight_decay" not in takes:
-        raise OptionError(f"weight_decay is {decay}; {cls.__name__} has no weight decay; pass 0")
-    arguments: dict[str, Any] = {}
-    rate = _RATES.get(name) if options.lr is None else options.lr
-    if rate is not None:
-        arguments["lr"] = rate
-    if name == "sgd":
-        arguments |= {"momentum": options.momentum, "nesterov": options.momentum > 0}
+    is_sgd = options.optimizer == "sgd"
+    decay = options.weight_decay if options.weight_decay is not None else 1e-4 if is_sgd else 0.05
     groups = parameter_groups(model, decay)
     if not groups:
         raise OptionError(f"{type(model).__name__} has no parameters that require gradients; there is nothing to train")
-    if "weight_decay" not in takes:
-        groups = [{"params": group["params"]} for group in groups]
-    optimizer: torch.optim.Optimizer = cls(groups, **arguments)
-    return optimizer
+    if is_sgd:
+        rate = 0.05 if options.lr is None else options.lr
+        return torch.optim.SGD(groups, lr=rate, momentum=options.momentum, nesterov=options.momentum > 0)
+    return torch.optim.AdamW(groups, lr=1e-3 if options.lr is None else options.lr)
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
@@ -122,22 +105,6 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
         if parameter.requires_grad:
             groups[parameter.ndim <= 1 or name in spared]["params"].append(parameter)
     return [group for group in groups if group["params"]]
-
-
-def _class(name: str) -> Any:
-    known = {
-        cls.__name__.lower(): cls
-        for cls in vars(torch.optim).values()
-        if inspect.isclass(cls) and issubclass(cls, torch.optim.Optimizer) and cls is not torch.optim.Optimizer
-    }
-    if name.lower() not in known:
-        near = difflib.get_close_matches(name.lower(), known, n=2) or ["adamw", "sgd"]
-        raise OptionError(f"optimizer is {name!r}, which torch.optim does not have; did you mean {' or '.join(near)}?")
-    if name.lower() in ("lbfgs", "sparseadam", "muon"):
-        reason = {"lbfgs": "evaluates the loss several times a step", "sparseadam": "needs sparse gradients"}
-        why = reason.get(name.lower(), "takes matrices only")
-        raise OptionError(f"optimizer is {name!r}, which {why}; choose another, such as adamw")
-    return known[name.lower()]
 
 
 def device_for(loader: Any) -> torch.device:

@@ -6,7 +6,6 @@ import dataclasses
 import datetime
 import json
 import platform
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -20,12 +19,11 @@ from datapipe.backends.accelerators import device_name
 from datapipe.core.atomic import atomic_writer, write_json
 from datapipe.core.environment import version_of
 from datapipe.core.errors import StorageError
-from datapipe.core.printable import printable
+from datapipe.core.printable import say
 from datapipe.core.regular_files import read_bytes
-from datapipe.core.waiting import reported_wait
 from datapipe.training.checkpoint import Place
 from datapipe.training.evaluation import Best
-from datapipe.training.options import Display, TrainOptions
+from datapipe.training.options import TrainOptions
 
 _LINE_EVERY_S = 10.0
 RECORD, METRICS = "run.json", "metrics.jsonl"
@@ -79,8 +77,9 @@ class RunLogger:
         leads: bool,
         on_step: Callable[[StepMetrics], None] | None,
     ) -> None:
-        kind = options.display if leads else "none"
-        self.display = RunDisplay(kind, num_steps=num_steps, num_epochs=options.epochs, first_step=place.step)
+        self._is_silent = not leads or options.display == "none"
+        self._num_steps, self._num_epochs = num_steps, options.epochs
+        self._last_line_s = time.monotonic()
         self._on_step = on_step if leads else None
         self._out = Path(options.out) if options.out is not None and leads else None
         self._file: TextIO | None = None
@@ -105,15 +104,34 @@ class RunLogger:
 
     def step(self, metrics: StepMetrics) -> None:
         self._append(metrics)
-        self.display.show(metrics)
+        now = time.monotonic()
+        if now - self._last_line_s >= _LINE_EVERY_S:
+            self._last_line_s = now
+            place = f"epoch {metrics.epoch + 1}/{self._num_epochs}, step {metrics.step} of {self._num_steps}"
+            starved = "" if metrics.starvation is None else f", starved {metrics.starvation:.0%}"
+            self.say(f"{place}: loss {metrics.loss:.3f}, {metrics.images_per_s:,.0f} images/s{starved}")
         if self._on_step is not None:
             self._on_step(metrics)
 
     def epoch(self, metrics: EpochMetrics, best: Best) -> None:
         self._append(metrics)
         self.epochs.append(metrics)
-        self.display.show_epoch(metrics)
+        figures = [
+            ("train loss {:.3f}", metrics.train_loss),
+            ("accuracy {:.1%}", metrics.train_accuracy),
+            ("val loss {:.3f}", metrics.val_loss),
+            ("accuracy {:.1%}", metrics.val_accuracy),
+            ("{:,.0f} images/s", metrics.images_per_s),
+            ("starved {:.0%}", metrics.starvation),
+        ]
+        shown = "  ".join(text.format(value) for text, value in figures if value is not None)
+        self.say(f"epoch {metrics.epoch + 1}/{self._num_epochs}  {shown}  {metrics.seconds:.1f} s")
         self.write("running", best)
+
+    def say(self, text: str) -> None:
+        """Print a line on standard error."""
+        if not self._is_silent:
+            say(text, file=sys.stderr)
 
     def write(self, status: str, best: Best) -> None:
         """Update run.json; `status` is running, finished, stopped early, interrupted, diverged or failed."""
@@ -122,7 +140,6 @@ class RunLogger:
             write_json(self._out / RECORD, {**self._facts, "status": status, "epochs": rows, "best": dataclasses.asdict(best)})
 
     def close(self) -> None:
-        self.display.close()
         if self._file is not None:
             self._file.close()
 
@@ -145,34 +162,15 @@ def _with_history(path: Path, facts: Mapping[str, Any], *, resumed_at: int | Non
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """Return what a run depends on besides its options: command, versions, device, the commit of the current directory."""
-    gpu = None if device.type == "cpu" else device_name(device)
+    """Return what a run depends on besides its options: the command, versions, the device."""
     return {
         "command": sys.argv,
         "python": platform.python_version(),
         "packages": {name: version for name in _PACKAGES if (version := version_of(name)) is not None},
-        "cuda": torch.version.cuda,
         "device": str(device),
-        "gpu": gpu,
+        "device_name": device_name(device),
         "torch_threads": torch.get_num_threads(),
-        "git": git_commit(Path.cwd()),
     }
-
-
-def git_commit(directory: Path) -> dict[str, Any] | None:
-    """Return the commit checked out in `directory` and whether tracked files differ from it; None outside of git."""
-    commit = _git(directory, "rev-parse", "HEAD")
-    changes = _git(directory, "status", "--porcelain", "--untracked-files=no")
-    return None if not commit or changes is None else {"commit": commit, "changed": bool(changes)}
-
-
-def _git(directory: Path, *arguments: str) -> str | None:
-    try:
-        with reported_wait(f"git {arguments[0]}", f"it looks at {directory}, for 10 s at most"):
-            done = subprocess.run(["git", *arguments], cwd=directory, capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
@@ -198,82 +196,3 @@ def _json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}
-
-
-# -- the screen ----------------------------------------------------------------------------------------
-
-
-class RunDisplay:
-    """A display of a run of `num_steps` steps from `first_step` on. Not thread-safe; close it at the end."""
-
-    def __init__(self, kind: Display, *, num_steps: int, num_epochs: int, first_step: int, stream: TextIO | None = None) -> None:
-        self._stream = sys.stderr if stream is None else stream
-        self._num_steps, self._num_epochs, self._first_step = num_steps, num_epochs, first_step
-        self._is_silent = kind == "none"
-        self._bar: Any = None
-        self._started_s = self._last_line_s = time.monotonic()
-        if kind == "bar" or (kind == "auto" and self._stream.isatty()):
-            from tqdm import tqdm
-
-            self._bar = tqdm(
-                total=num_steps,
-                initial=first_step,
-                unit=" step",
-                file=self._stream,
-                dynamic_ncols=True,
-                leave=False,
-                smoothing=0.1,
-            )
-
-    def advance(self) -> None:
-        """Count one step."""
-        if self._bar is not None:
-            self._bar.update(1)
-
-    def show(self, metrics: StepMetrics) -> None:
-        """Show the state after an interval."""
-        if self._bar is not None:
-            self._bar.set_description(f"epoch {metrics.epoch + 1}/{self._num_epochs}", refresh=False)
-            self._bar.set_postfix_str(_state(metrics))
-            return
-        now = time.monotonic()
-        if now - self._last_line_s >= _LINE_EVERY_S:
-            self._last_line_s = now
-            done = metrics.step - self._first_step
-            left_s = (now - self._started_s) / max(1, done) * (self._num_steps - metrics.step)
-            place = f"epoch {metrics.epoch + 1}/{self._num_epochs}, step {metrics.step} of {self._num_steps}"
-            self.say(f"{place}: {_state(metrics)}, {left_s:.0f} s left")
-
-    def show_epoch(self, metrics: EpochMetrics) -> None:
-        """Print a line for a finished epoch."""
-        parts = [f"train loss {metrics.train_loss:.3f}"]
-        if metrics.train_accuracy is not None:
-            parts.append(f"accuracy {metrics.train_accuracy:.1%}")
-        if metrics.val_loss is not None:
-            parts.append(f"val loss {metrics.val_loss:.3f}")
-        if metrics.val_accuracy is not None:
-            parts.append(f"accuracy {metrics.val_accuracy:.1%}")
-        if metrics.images_per_s is not None:
-            parts.append(f"{metrics.images_per_s:,.0f} images/s")
-        if metrics.starvation is not None:
-            parts.append(f"starved {metrics.starvation:.0%}")
-        self.say(f"epoch {metrics.epoch + 1}/{self._num_epochs}  {'  '.join(parts)}  {metrics.seconds:.1f} s")
-
-    def say(self, text: str) -> None:
-        """Print a line of text, above the bar if there is one."""
-        if self._is_silent:
-            return
-        text = printable(text)
-        if self._bar is not None:
-            self._bar.write(text, file=self._stream)
-        else:
-            print(text, file=self._stream, flush=True)
-
-    def close(self) -> None:
-        if self._bar is not None:
-            self._bar.close()
-
-
-def _state(metrics: StepMetrics) -> str:
-    starved = "" if metrics.starvation is None else f", starved {metrics.starvation:.0%}"
-    return f"loss {metrics.loss:.3f}, {metrics.images_per_s:,.0f} images/s{starved}"

@@ -146,7 +146,7 @@ class _Run:
         status, signal = "failed", 0
         try:
             for note in notes:
-                logger.display.say(note)
+                logger.say(note)
             while state.place.epoch < options.epochs and not state.best.is_exhausted(options.patience):
                 self._epoch(scheduler, make_bracket(), logger)
             status = "finished" if state.place.epoch >= options.epochs else "stopped early"

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from networks import network
 from torch import nn
 
 import datapipe as dp
@@ -33,10 +34,10 @@ from datapipe.training import (
     training_recipe,
     validation_recipe,
 )
-from datapipe.training.checkpoint import generator_states, restore_generators, seed_generators
+from datapipe.training.checkpoint import Place, generator_states, restore_generators, seed_generators
 from datapipe.training.evaluation import check_counts_once
 from datapipe.training.process_group import ProcessGroup
-from datapipe.training.record import RunDisplay
+from datapipe.training.record import RunLogger
 from datapipe.training.stop_signals import note_signals
 
 pytestmark = pytest.mark.slow
@@ -52,7 +53,7 @@ def loader_of(path: Path, *, recipe: list[object], batch_size: int = 15, **chang
 
 def test_a_loader_without_a_seed_takes_that_of_the_run(photos: Path) -> None:
     def seed_under(seed: int) -> int | None:
-        loader = loader_of(photos, recipe=training_recipe(SIZE, num_classes=4), shuffle=True, batch_size=45)
+        loader = loader_of(photos, recipe=training_recipe(SIZE), shuffle=True, batch_size=45)
         fit(make_model("cnn", 4), loader, options=TrainOptions(epochs=1, display="none", seed=seed))
         return loader.seed
 
@@ -71,7 +72,7 @@ def points(num: int = 8, *, seed: int = 0) -> list[tuple[torch.Tensor, torch.Ten
 def test_learns_photographs(photos: Path, others: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
     """Four classes: 25% is chance. Five epochs of 90 images of 64 pixels."""
     torch.manual_seed(0)
-    loader = loader_of(photos, recipe=training_recipe(SIZE, num_classes=4), shuffle=True, seed=0)
+    loader = loader_of(photos, recipe=training_recipe(SIZE), shuffle=True, seed=0)
     val_loader = loader_of(others, recipe=validation_recipe(SIZE), tail="mask")
     options = TrainOptions(epochs=5, lr=3e-3, out=tmp_path, log_every=2, display="none", **changes)
     lines: list[StepMetrics] = []
@@ -108,9 +109,9 @@ def test_learns_photographs(photos: Path, others: Path, tmp_path: Path, changes:
     assert json.loads(json.dumps(report.to_json()))["best"]["value"] == report.best.value
 
 
-@pytest.mark.parametrize("mix", [{"mixup": 0.4}, {"cutmix": 1.0}], ids=str)
-def test_mixed_labels(photos: Path, mix: dict[str, float]) -> None:
-    loader = loader_of(photos, recipe=training_recipe(32, num_classes=4, augment="trivial", **mix), shuffle=True)
+@pytest.mark.parametrize("mix", [dp.MixUp(alpha=0.4, num_classes=4), dp.CutMix(alpha=1.0, num_classes=4)], ids=repr)
+def test_mixed_labels(photos: Path, mix: object) -> None:
+    loader = loader_of(photos, recipe=[*training_recipe(32), mix], shuffle=True)
     report = fit(make_model("cnn", 4), loader, options=QUIET)
     assert report.epochs[0].train_accuracy is None, "shares of classes are neither right nor wrong"
     assert math.isfinite(report.epochs[0].train_loss)
@@ -122,7 +123,7 @@ def test_the_loaders_tail_weighs_what_it_holds(photos: Path) -> None:
     for tail in ("pad", "mask"):
         torch.manual_seed(0)
         model = make_model("cnn", 4)
-        loader = loader_of(photos, recipe=training_recipe(32, num_classes=4), shuffle=True, batch_size=40, tail=tail)
+        loader = loader_of(photos, recipe=training_recipe(32), shuffle=True, batch_size=40, tail=tail)
         report = fit(model, loader, options=dataclasses.replace(QUIET, accumulate=3))
         assert report.step == 1
         trained.append((report.epochs[0].train_loss, model))
@@ -141,7 +142,7 @@ def test_compiled_and_recomputed_as_plain() -> None:
         {"compile": "eager", "activation_checkpointing": True},
     ):
         torch.manual_seed(0)
-        model = make_model("vit", 3)
+        model = network("transformer", 3)
         generator = torch.Generator().manual_seed(0)
         batches = [(torch.randn(n, 3, 32, 32, generator=generator), torch.arange(n) % 3) for n in (4, 4, 2)]
         fit(model, batches, options=dataclasses.replace(QUIET, **changes))
@@ -299,30 +300,22 @@ def test_the_generators_go_on_where_they_were() -> None:
     assert draw() != first
 
 
-class Screen(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_display_on_a_terminal_and_off_it() -> None:
+def test_lines_on_the_screen(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("datapipe.training.record._LINE_EVERY_S", 0.0)
     step = StepMetrics(step=3, epoch=0, loss=1.5, accuracy=0.5, lr=0.1, images_per_s=1234.0, starvation=0.25)
     epoch = EpochMetrics(4, 0, 1.25, 0.5, 1.0, 0.75, 37, 1000.0, 0.2, 3.0)
-    for stream in (Screen(), io.StringIO()):
-        display = RunDisplay("auto", num_steps=8, num_epochs=2, first_step=2, stream=stream)
-        display._last_line_s -= 60
-        display.advance()
-        display.show(step)
-        display.show_epoch(epoch)
-        display.close()
-        said = stream.getvalue()
-        assert "loss 1.500, 1,234 images/s, starved 25%" in said
-        assert "epoch 1/2" in said
+    for display, leads in (("lines", True), ("lines", False), ("none", True)):
+        options = TrainOptions(epochs=2, display=display)  # type: ignore[arg-type]
+        logger = RunLogger(options, place=Place(2), num_steps=8, facts={}, leads=leads, on_step=None)
+        logger.step(step)
+        logger.epoch(epoch, Best())
+        logger.close()
+        said = capsys.readouterr().err
+        if (display, leads) != ("lines", True):
+            assert said == ""
+            continue
+        assert "epoch 1/2, step 3 of 8: loss 1.500, 1,234 images/s, starved 25%" in said
         assert "val loss 1.000  accuracy 75.0%  1,000 images/s  starved 20%  3.0 s" in said
-        assert "s left" in said or stream.isatty()
-    silent = io.StringIO()
-    display = RunDisplay("none", num_steps=8, num_epochs=2, first_step=0, stream=silent)
-    display.show_epoch(epoch)
-    assert silent.getvalue() == ""
 
 
 def test_starvation_is_the_share_of_waiting() -> None:

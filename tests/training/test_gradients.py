@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from networks import network
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -63,10 +64,10 @@ def close(ours: list[torch.Tensor], theirs: list[torch.Tensor], tolerance: float
         torch.testing.assert_close(mine, other, rtol=tolerance, atol=tolerance * float(other.abs().max()) + 1e-9)
 
 
-@pytest.fixture(params=["cnn", "vit"])
+@pytest.fixture(params=["cnn", "transformer"])
 def model(request: pytest.FixtureRequest) -> nn.Module:
     torch.manual_seed(0)
-    net = make_model(request.param, 4)
+    net = network(request.param, 4)
     with torch.no_grad():
         net.get_submodule("head").weight.normal_(0, 0.1)  # type: ignore[operator,union-attr]
     return net

@@ -69,27 +69,16 @@ def test_norms_and_biases_do_not_decay() -> None:
 
 
 @pytest.mark.parametrize(("options", "kind", "lr", "decay"), [
-    ({}, "AdamW", 1e-3, 0.05), ({"optimizer": "SGD"}, "SGD", 0.05, 1e-4), ({"optimizer": "NAdam"}, "NAdam", 2e-3, 0.0),
-    ({"optimizer": "adam", "lr": 0.5, "weight_decay": 0.3}, "Adam", 0.5, 0.3), ({"optimizer": "rprop"}, "Rprop", 1e-2, None),
+    ({}, "AdamW", 1e-3, 0.05), ({"optimizer": "sgd"}, "SGD", 0.05, 1e-4),
+    ({"optimizer": "adamw", "lr": 0.5, "weight_decay": 0.3}, "AdamW", 0.5, 0.3),
 ], ids=str)  # fmt: skip
-def test_by_name(options: dict[str, object], kind: str, lr: float, decay: float | None) -> None:
+def test_by_name(options: dict[str, object], kind: str, lr: float, decay: float) -> None:
     optimizer = make_optimizer(make_net(), TrainOptions(**options))  # type: ignore[arg-type]
     assert type(optimizer).__name__ == kind
-    assert [group["lr"] for group in optimizer.param_groups] == [lr] * 2 or decay is None
-    assert optimizer.param_groups[0].get("weight_decay") == decay
+    assert [group["lr"] for group in optimizer.param_groups] == [lr] * 2
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [decay, 0.0]
     if kind == "SGD":
         assert (optimizer.param_groups[0]["momentum"], optimizer.param_groups[0]["nesterov"]) == (0.9, True)
-
-
-@pytest.mark.parametrize(("options", "said"), [
-    ({"optimizer": "adan"}, "torch.optim does not have; did you mean adam"),
-    ({"optimizer": "zzz"}, "did you mean adamw or sgd"),
-    ({"optimizer": "LBFGS"}, "evaluates the loss several times a step"),
-    ({"optimizer": "rprop", "weight_decay": 0.1}, "Rprop has no weight decay; pass 0"),
-], ids=str)  # fmt: skip
-def test_refused_by_name(options: dict[str, object], said: str) -> None:
-    with pytest.raises(OptionError, match=said):
-        make_optimizer(make_net(), TrainOptions(**options))  # type: ignore[arg-type]
 
 
 def test_nothing_to_train() -> None:

@@ -21,8 +21,8 @@ from datapipe.training import TrainOptions
     ("warmup", -0.1, "a share"), ("final_lr", 1.1, "a share"), ("label_smoothing", 1.0, "less than 1"),
     ("momentum", 1, "less than 1"),
     ("precision", "fp8", "choose one of fp32, bf16, fp16"), ("watch", "f1", "choose one of accuracy, loss"),
-    ("display", "loud", "choose one of auto, bar, lines, none"), ("seed", -1, "whole number"), ("seed", 0.5, "whole number"),
-    ("resume", "auto", "pass out= as well"),
+    ("display", "loud", "choose one of lines, none"), ("seed", -1, "whole number"), ("seed", 0.5, "whole number"),
+    ("resume", "auto", "pass out= as well"), ("optimizer", "adan", "choose one of adamw, sgd"),
 ])  # fmt: skip
 def test_values_that_make_no_sense(name: str, value: Any, said: str) -> None:
     with pytest.raises(OptionError, match=rf"^{name} is .*{said}"):

@@ -166,7 +166,7 @@ def test_checkpoints_that_do_not_fit(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match=r"cut\.pt: not tensors and plain values"):
         fit(torch.nn.Linear(6, 3), batches(), options=dataclasses.replace(go_on, resume=cut))
     torch.save({"weight": torch.zeros(3)}, cut)
-    with pytest.raises(FormatError, match=r"cut\.pt: is not a checkpoint of this training loop.*--pretrained"):
+    with pytest.raises(FormatError, match=r"cut\.pt: is not a checkpoint of this training loop"):
         fit(torch.nn.Linear(6, 3), batches(), options=dataclasses.replace(go_on, resume=cut))
 
 
