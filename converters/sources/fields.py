@@ -95,10 +95,6 @@ class LabelCensus:
                 )
         return met
 
-    @property
-    def is_used(self) -> bool:
-        return bool(self._met)
-
     def classes(self) -> tuple[str, ...] | None:
         """Return names by label; None if the labels are numbers."""
         if self._map is not None:

@@ -177,11 +177,6 @@ class WindowStore(Generic[W]):
         if window.error is not None:
             raise copied(window.error)
 
-    @property
-    def num_windows(self) -> int:
-        """The number of windows in memory."""
-        return len(self._windows)
-
     def _get(self, window: ShuffleWindow, step: int) -> LoadedWindow:
         loaded = self._windows.get(window)
         if loaded is None:
