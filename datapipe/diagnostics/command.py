@@ -121,7 +121,8 @@ def _command(args: argparse.Namespace) -> list[str]:
         raise MissingDataError(f"{command[0]}: no such script; a command other than a Python script goes after --")
     if command[0] != "--":
         first = Path.cwd() if command[0] == "-m" else Path(command[0]).resolve().parent
-        if is_name_taken([str(first), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]):
+        further = os.environ.get("PYTHONPATH")
+        if is_name_taken([str(first), *(further.split(os.pathsep) if further else [])]):
             raise OptionError(NAME_TAKEN)
     if command[0] == "--" and shutil.which(command[1]) is None:
         raise MissingDataError(f"{command[1]}: cannot be run; is it installed and on PATH?")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
 import shutil
@@ -16,6 +17,8 @@ import pytest
 from fixtures import jpeg, timed
 
 from datapipe.cli.main import main
+from datapipe.core.errors import OptionError
+from datapipe.diagnostics.command import _command
 
 pytestmark = pytest.mark.slow
 
@@ -364,3 +367,24 @@ def test_wrong_options(
     assert message in printed.err
     assert "has run" not in printed.out
     assert "Traceback" not in printed.err
+
+
+def test_a_package_of_the_users_is_refused_where_the_script_would_find_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("datapipe/__init__.py", "train.py", "sub/train.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+
+    def command_of(*words: str, module: list[str] | None = None) -> list[str]:
+        return _command(argparse.Namespace(module=module, command=words))
+
+    assert command_of("sub/train.py") == ["sub/train.py"], "the current folder is not where a script looks"
+    for words, module in ((("train.py",), None), ((), ["package.train"])):
+        with pytest.raises(OptionError, match="also named 'datapipe', so nothing is measured; rename it, or run from another"):
+            command_of(*words, module=module)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(OptionError, match="also named 'datapipe'"):
+        command_of("sub/train.py")
