@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator, Sequence, Sized
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,11 @@ def make(
     return endlessly(lambda: (images for images, _ in loader))
 
 
-def open_loader(task: Task, *, part: str, dtype: str, device: str, backend: Any) -> datapipe.DataLoader:
-    """The loader, of one epoch at a time."""
-    transform: list[Any] = [datapipe.RandomResizedCrop(CROP), datapipe.RandomHorizontalFlip()]
+def open_loader(
+    task: Task, *, part: str, dtype: str, device: str, backend: Any, cut: Sequence[Any] = (), **options: Any
+) -> datapipe.DataLoader:
+    """The loader, of one epoch at a time. `cut`: in place of RandomResizedCrop. `options`: further arguments, or others."""
+    transform: list[Any] = [*(cut or [datapipe.RandomResizedCrop(CROP)]), datapipe.RandomHorizontalFlip()]
     if dtype == "float32":
         transform += [
             datapipe.ToDtype(torch.float32, scale=True),
@@ -33,10 +35,10 @@ def open_loader(task: Task, *, part: str, dtype: str, device: str, backend: Any)
         Path(task.data) / part,
         batch_size=task.batch_size,
         shuffle=True,
-        drop_last=True,
         num_workers=task.num_threads,
         transform=transform,
         device=device,
         backend=backend,
         seed=task.seed,
+        **{"drop_last": True, **options},
     )

@@ -6,12 +6,9 @@ Another recipe than elsewhere, as images that are kept are not resampled: 256 x 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sized
-from pathlib import Path
-from typing import Any
-
-import torch
 
 import datapipe as dp
+from benchmarks.contenders.ours import open_loader
 from benchmarks.task import CROP, Task
 
 _SIDE = 256
@@ -19,17 +16,15 @@ _SIDE = 256
 
 def make(task: Task, *, device: str = "cuda", part: str = "shards") -> Iterator[Sized]:
     """Batches for ever, after an epoch that fills the cache. Raises RuntimeError if not all images fit."""
-    transform: list[Any] = [dp.Resize((_SIDE, _SIDE)), dp.RandomCrop(CROP), dp.RandomHorizontalFlip()]
-    transform += [dp.ToDtype(torch.float32, scale=True), dp.Normalize(dp.IMAGENET_MEAN, dp.IMAGENET_STD)]
-    loader = dp.DataLoader(
-        Path(task.data) / part,
-        batch_size=task.batch_size,
-        shuffle=True,
-        num_workers=task.num_threads,
-        transform=transform,
+    loader = open_loader(
+        task,
+        part=part,
+        dtype="float32",
         device=device,
+        backend="auto",
+        cut=[dp.Resize((_SIDE, _SIDE)), dp.RandomCrop(CROP)],
         cache="ram" if device == "cpu" else "gpu",  # on the CPU for a dry run
-        seed=task.seed,
+        drop_last=False,  # so that one epoch keeps every image
     )
     for _ in loader:
         pass

@@ -10,6 +10,7 @@ reads it after that copy. Nothing is evicted, as in `datapipe.fetch.cache.store`
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from datapipe.backends.device_runtime import DeviceRuntime
-from datapipe.backends.kept_images import CacheStats, stamp_of
+from datapipe.backends.kept_images import CacheStats, shown_front, stamp_of
 from datapipe.core.errors import BackendError, OptionError
 from datapipe.core.printable import counted, size_text
 from datapipe.index.entries import Entries
@@ -54,57 +55,11 @@ def check_recipe(recipe: Recipe, stored_size: Size | None) -> Size:
     return size
 
 
-@dataclass(frozen=True, slots=True)
-class FoundRows:
-    """Where the images of a batch's samples are kept, before any is loaded. Its arrays change as samples of the batch do."""
-
-    places: NDArray[np.int64]  # (b,) rows of the kept images; -1: not kept
-    stamps: NDArray[np.uint64]  # (b,) of the samples' sources
-    sizes: NDArray[np.int64]  # (b, 2) height, width of the images as stored; 0: not known yet
-
-    def missing(self, rows: range) -> list[int]:
-        """Return those of these rows whose image must be loaded."""
-        return [row for row in rows if self.places[row] == _ABSENT]
-
-    def replace(self, row: int, other: FoundRows) -> None:
-        """Put another sample into a row: the only one of `other`."""
-        self.places[row], self.stamps[row], self.sizes[row] = other.places[0], other.stamps[0], other.sizes[0]
-
-
-@dataclass(frozen=True, slots=True)
-class Filling:
-    """What becomes of a batch on the device, as host arrays: which images are new, and where the others are."""
-
-    fresh: NDArray[np.int64]  # (m,) rows of the batch that were loaded
-    into: NDArray[np.int64]  # (m,) the rows of the kept images that these fill; -1: they are not kept
-    places: NDArray[np.int64]  # (b,) where each image of the batch is kept; 0 for those of `fresh` that are not
-
-    def loaded(self, images: torch.Tensor) -> torch.Tensor | None:
-        """Return the images to move to the device, of a batch (b, h, w, 3) in host memory; None: there are none."""
-        if not len(self.fresh):
-            return None
-        return images if len(self.fresh) == len(images) else images[torch.from_numpy(self.fresh)]
-
-    def to_move(self, windows: list[Windows]) -> dict[str, Any]:
-        """Return the tensors that the device needs, in host memory."""
-        is_kept = self.into != _ABSENT
-        kept, apart = np.flatnonzero(is_kept), np.flatnonzero(~is_kept)
-        tensors = {
-            "fresh": self.fresh,
-            "into": self.into[kept],
-            "kept": kept,
-            "places": self.places,
-            "apart": apart,
-            "apart_rows": self.fresh[apart],
-        }
-        return {name: torch.from_numpy(values) for name, values in tensors.items()} | {"windows": windows}
-
-
 class DeviceImages:
-    """The kept images of a dataset on a device. Thread-safe; `complete` must be called under its stream.
+    """The kept images of a dataset on a device. Thread-safe.
 
     `shape`: (height, width) of the images. `num_samples`: as many as there are to keep. `nbytes`: the most that they may take;
-    None: a quarter of what is free now. Raises OptionError if not even one image would fit.
+    None: a quarter of what is free now. Raises OptionError if not even one image would fit, and if the free memory is unknown.
     """
 
     def __init__(
@@ -114,14 +69,13 @@ class DeviceImages:
         self.stream = stream
         self.shape = shape
         self._runtime, self._num_samples = runtime, num_samples
-        row_nbytes = shape[0] * shape[1] * 3
-        self._row_nbytes = row_nbytes
-        limit = runtime.free_nbytes() // _SHARE if nbytes is None else nbytes
-        self._num_places = min(num_samples, limit // row_nbytes)
+        self._row_nbytes = shape[0] * shape[1] * 3
+        limit = _share_of_free(runtime) if nbytes is None else nbytes
+        self._num_places = min(num_samples, limit // self._row_nbytes)
         if num_samples and not self._num_places:
             raise OptionError(
-                f"cache='gpu': an image takes {row_nbytes:,} bytes, and the cache may take {limit:,} on {runtime.device}; pass a "
-                "larger cache_nbytes, or cache='ram'"
+                f"cache='gpu': an image takes {self._row_nbytes:,} bytes, and the cache may take {limit:,} on {runtime.device}; "
+                "pass a larger cache_nbytes, or cache='ram'"
             )
         self._images: torch.Tensor | None = None  # (num_places, h, w, 3) uint8, from the first batch on
         self._lock = threading.Lock()
@@ -143,15 +97,12 @@ class DeviceImages:
 
     def describe(self) -> str:
         """Return a line that describes the cache, for people."""
-        what = f"images behind {self.front!r}" if self.front.geometry else "whole decoded images"
         num, capacity = len(self._places), self._num_places
         fits = "all fit" if capacity == self._num_samples else f"{capacity:,} fit, the others are loaded in every epoch"
         return (
-            f"{what}, on {self._runtime.device}: has {num:,} of {counted(self._num_samples, 'image')}; {fits}, in "
-            f"{size_text(capacity * self._row_nbytes)}"
+            f"{shown_front(self.front)}, on {self._runtime.device}: has {num:,} of {counted(self._num_samples, 'image')}; "
+            f"{fits}, in {size_text(capacity * self._row_nbytes)}"
         )
-
-    # -- on the host ----------------------------------------------------------------------------
 
     def find(self, entries: Entries) -> FoundRows:
         """Return where the images of these samples are kept. One whose file has changed since is not found."""
@@ -165,27 +116,24 @@ class DeviceImages:
             sizes[is_kept] = self._sizes[places[is_kept]]
             hits = int(is_kept.sum())
             self._hits, self._misses = self._hits + hits, self._misses + num - hits
-        return FoundRows(np.where(is_kept, places, _ABSENT), stamps, sizes)
+        return FoundRows(self, np.where(is_kept, places, _ABSENT), stamps, sizes)
 
-    def begin(self, ids: NDArray[np.int64], found: FoundRows, good: NDArray[np.bool_]) -> Filling:
-        """Reserve rows for the loaded images of a batch, as far as there is room. `complete` or `give_back` must follow."""
-        fresh = np.flatnonzero((found.places == _ABSENT) & good)
-        into = np.full(len(fresh), _ABSENT, np.int64)
+    def reserve(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return (n,) rows for the images of these samples; -1 where there is no room, or another thread fills one already."""
+        rows = np.full(len(ids), _ABSENT, np.int64)
         with self._lock:
-            for number, sample in enumerate(ids[fresh].tolist()):
+            for number, sample in enumerate(ids.tolist()):
                 if sample in self._places or sample in self._reserved:
                     continue
                 if self._free:
-                    into[number] = self._free.pop()
+                    rows[number] = self._free.pop()
                 elif self._num_taken < self._num_places:
-                    into[number] = self._num_taken
+                    rows[number] = self._num_taken
                     self._num_taken += 1
                 else:
                     break
                 self._reserved.add(sample)
-        places = np.maximum(found.places, 0)
-        places[fresh] = np.maximum(into, 0)
-        return Filling(fresh, into, places)
+        return rows
 
     def windows(self, draws: Draws) -> list[Windows]:
         """Return what the recipe shows of the images of a batch with these draws, window after window, in host memory."""
@@ -198,29 +146,21 @@ class DeviceImages:
             size = (int(cuts.window[0, 2]), int(cuts.window[0, 3]))
         return windows
 
-    def give_back(self, ids: NDArray[np.int64], filling: Filling) -> None:
-        """Give rows back that were reserved and, after an error, will not be published."""
-        with self._lock:
-            for row, place in zip(filling.fresh.tolist(), filling.into.tolist(), strict=True):
-                if place != _ABSENT and int(ids[row]) in self._reserved:
-                    self._free.append(place)
-                    self._reserved.discard(int(ids[row]))
-
-    # -- on the device --------------------------------------------------------------------------
-
-    def complete(
-        self, fresh: torch.Tensor | None, moved: dict[str, Any], *, ids: NDArray[np.int64], found: FoundRows, filling: Filling
-    ) -> torch.Tensor:
-        """Keep the loaded images of a batch, and return all of its images, (b, h', w', 3) as its windows show them.
-
-        `fresh`: (m, h, w, 3) those that were loaded; may be returned itself, if all were. `moved`: `Filling.to_move`, on the
-        device.
-        """
+    def complete(self, fresh: torch.Tensor | None, moved: dict[str, Any], filling: Filling) -> torch.Tensor:
+        """Keep the loaded images of a batch, (m, h, w, 3), and return all of its images. See `Filling.complete`."""
         with self._queueing:
             if fresh is not None:
                 self._put(fresh, moved)
-                self._publish(ids, found, filling)
+                self._publish(filling)
             return self._take(fresh, moved)
+
+    def give_back(self, filling: Filling) -> None:
+        """Give rows back that were reserved and, after an error, will not be published."""
+        with self._lock:
+            for sample, _, place in filling.reserved():
+                if sample in self._reserved:
+                    self._free.append(place)
+                    self._reserved.discard(sample)
 
     def _put(self, fresh: torch.Tensor, moved: dict[str, Any]) -> None:
         images = self._memory()
@@ -238,14 +178,13 @@ class DeviceImages:
             batch = look_through(windows, batch)
         return batch
 
-    def _publish(self, ids: NDArray[np.int64], found: FoundRows, filling: Filling) -> None:
+    def _publish(self, filling: Filling) -> None:
         """Let rows be found whose filling is queued."""
         with self._lock:
-            for row, place in zip(filling.fresh.tolist(), filling.into.tolist(), strict=True):
-                if place != _ABSENT:
-                    self._stamps[place], self._sizes[place] = found.stamps[row], found.sizes[row]
-                    self._places[int(ids[row])] = place
-                    self._reserved.discard(int(ids[row]))
+            for sample, row, place in filling.reserved():
+                self._stamps[place], self._sizes[place] = filling.found.stamps[row], filling.found.sizes[row]
+                self._places[sample] = place
+                self._reserved.discard(sample)
 
     def _memory(self) -> torch.Tensor:
         if self._images is None:
@@ -258,3 +197,93 @@ class DeviceImages:
                     f"({str(exc).strip():.120}); pass a smaller cache_nbytes, or cache='ram'"
                 ) from exc
         return self._images
+
+
+@dataclass(frozen=True, slots=True)
+class FoundRows:
+    """The rows of the kept images that a batch needs, and those that it lacks; arrays change as samples are replaced."""
+
+    images: DeviceImages
+    places: NDArray[np.int64]  # (b,) rows of the kept images; -1: not kept
+    stamps: NDArray[np.uint64]  # (b,) of the samples' sources
+    sizes: NDArray[np.int64]  # (b, 2) height, width of the images as stored; 0: not known yet
+
+    def missing(self) -> list[int]:
+        """Return the rows of the batch whose image must be loaded."""
+        return np.flatnonzero(self.places == _ABSENT).tolist()
+
+    def kept(self, rows: range) -> set[int]:
+        """Return which of these rows of the batch are kept, counted from the first of `rows`."""
+        return set(np.flatnonzero(self.places[rows.start : rows.stop] != _ABSENT).tolist())
+
+    def replace(self, row: int, entries: Entries) -> None:
+        """Put another sample into a row of the batch: the only one of `entries`."""
+        other = self.images.find(entries)
+        self.places[row], self.stamps[row], self.sizes[row] = other.places[0], other.stamps[0], other.sizes[0]
+
+    def begin(self, ids: NDArray[np.int64], good: NDArray[np.bool_]) -> Filling:
+        """Reserve rows for the loaded images of the batch, whose samples are `ids`, as far as there is room.
+
+        `complete` or `give_back` of the result must follow.
+        """
+        fresh = np.flatnonzero((self.places == _ABSENT) & good)
+        return Filling(self, ids, fresh, self.images.reserve(ids[fresh]))
+
+
+@dataclass(frozen=True, slots=True)
+class Filling:
+    """A batch on its way to the device: which of its images are new there, and which rows they get."""
+
+    found: FoundRows
+    ids: NDArray[np.int64]  # (b,) of the samples
+    fresh: NDArray[np.int64]  # (m,) rows of the batch that were loaded
+    into: NDArray[np.int64]  # (m,) the rows of the kept images that these fill; -1: they are not kept
+
+    def reserved(self) -> Iterator[tuple[int, int, int]]:
+        """Yield the sample id, the row of the batch, and the row of the kept images, of each image to keep."""
+        rows = zip(self.ids[self.fresh].tolist(), self.fresh.tolist(), self.into.tolist(), strict=True)
+        return (one for one in rows if one[2] != _ABSENT)
+
+    def loaded(self, images: torch.Tensor) -> torch.Tensor | None:
+        """Return the images to move to the device, of a batch (b, h, w, 3) in host memory; None: there are none."""
+        if not len(self.fresh):
+            return None
+        return images if len(self.fresh) == len(images) else images[torch.from_numpy(self.fresh)]
+
+    def to_move(self, draws: Draws) -> dict[str, Any]:
+        """Return the tensors that `complete` needs on the device, in host memory. `draws`: those of the batch."""
+        is_kept = self.into != _ABSENT
+        kept, apart = np.flatnonzero(is_kept), np.flatnonzero(~is_kept)
+        places = np.maximum(self.found.places, 0)
+        places[self.fresh] = np.maximum(self.into, 0)
+        tensors = {
+            "fresh": self.fresh,
+            "into": self.into[kept],
+            "kept": kept,
+            "places": places,
+            "apart": apart,
+            "apart_rows": self.fresh[apart],
+        }
+        windows = self.found.images.windows(draws)
+        return {name: torch.from_numpy(values) for name, values in tensors.items()} | {"windows": windows}
+
+    def complete(self, loaded: torch.Tensor | None, moved: dict[str, Any]) -> torch.Tensor:
+        """Keep the loaded images, and return those of the whole batch, (b, h', w', 3) as its windows show them.
+
+        Call it under the stream of the images. `loaded`: (m, h, w, 3), or a row for each sample, as DALI makes them; may be
+        returned itself, if all are new. `moved`: what `to_move` returned, on the device.
+        """
+        has_all = loaded is not None and len(loaded) != len(self.fresh)
+        fresh = loaded[moved["fresh"]] if loaded is not None and has_all else loaded
+        return self.found.images.complete(fresh, moved, self)
+
+    def give_back(self) -> None:
+        """Give rows back that no `complete` has filled, after an error."""
+        self.found.images.give_back(self)
+
+
+def _share_of_free(runtime: DeviceRuntime) -> int:
+    free = runtime.free_nbytes()
+    if free is None:
+        raise OptionError(f"cache='gpu': torch does not know the free memory of {runtime.device}; pass cache_nbytes")
+    return free // _SHARE

@@ -13,7 +13,6 @@ from typing import Any, Protocol, TypeAlias
 import torch
 
 from datapipe.backends.slabs import SlabPool
-from datapipe.core.errors import OptionError
 
 Stream: TypeAlias = Any  # the runtime's own kind, such as torch.Stream
 Event: TypeAlias = Any  # such as torch.Event
@@ -68,8 +67,8 @@ class DeviceRuntime(Protocol):
     def pinned_slabs(self, nbytes: int, *, max_free: int) -> SlabPool:
         """Return a pool of page-locked slabs."""
 
-    def free_nbytes(self) -> int:
-        """Return the bytes of the device's memory that nobody has allocated. Raises OptionError if torch does not know."""
+    def free_nbytes(self) -> int | None:
+        """Return the bytes of the device's memory that nobody has allocated; None if torch does not know."""
 
 
 class KeepAlive:
@@ -171,8 +170,8 @@ class AcceleratorRuntime:
     def pinned_slabs(self, nbytes: int, *, max_free: int) -> SlabPool:
         return SlabPool(nbytes, max_free=max_free, pinned=True)
 
-    def free_nbytes(self) -> int:
+    def free_nbytes(self) -> int | None:
         try:
             return int(torch.accelerator.get_memory_info(self._device)[0])
-        except NotImplementedError as exc:
-            raise OptionError(f"cache='gpu': torch does not know the free memory of {self._device}; pass cache_nbytes") from exc
+        except NotImplementedError:
+            return None

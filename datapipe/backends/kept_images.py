@@ -78,10 +78,10 @@ class KeptImages:
     def describe(self) -> str:
         """Return a line that describes the cache, for people."""
         stats, files = self.stats(), self.store.files
-        what = f"images behind {self.front!r}" if self.front.geometry else "whole decoded images"
         where = "in memory, for all processes of this node" if files.in_memory else f"in {files.where}"
         full = "" if self.store.is_open else ", and takes no more"
-        return f"{what}, {where}: has {stats.num_kept} in {size_text(stats.nbytes)} of at most {size_text(stats.capacity)}{full}"
+        held = f"{stats.num_kept} in {size_text(stats.nbytes)} of at most {size_text(stats.capacity)}"
+        return f"{shown_front(self.front)}, {where}: has {held}{full}"
 
     def find(self, entries: Entries, row: int) -> KeptImage | Gap:
         """Return the image of a sample, or the Gap that `make` needs."""
@@ -116,6 +116,11 @@ class KeptImages:
         if len(rows) == len(extents):
             return extents
         return extents.take(rows) if rows else None
+
+
+def shown_front(front: Recipe) -> str:
+    """Return what is kept of images, for people. `front`: the recipe up to there."""
+    return f"images behind {front!r}" if front.geometry else "whole decoded images"
 
 
 def _header(kept: Kept) -> ImageHeader | None:

@@ -21,7 +21,6 @@ class StaticBatches:
 
     def __init__(self, runtime: DeviceRuntime, num: int) -> None:
         self._runtime, self._num = runtime, num
-        self._form: _Form | None = None
         self._ring: list[list[torch.Tensor]] = []  # the tensors of a batch, in order
         self._num_placed = 0
         self._stream: Stream | None = None  # that of the latest copy
@@ -32,10 +31,9 @@ class StaticBatches:
         Tensors of a subclass become plain ones. Raises OptionError for a batch of other shapes than the first, and for one that
         holds tensors where they cannot be seen.
         """
-        form: _Form = [(tensor.size(), tensor.stride(), tensor.dtype) for tensor in tensors_of(batch)]
-        if self._form is None:
-            self._form = form
-        self._check(form, self._form)
+        form = _form_of(tensors_of(batch))
+        if self._ring:
+            self._check(form, _form_of(self._ring[0]))
         runtime, stream = self._runtime, self._runtime.current_stream()
         if self._stream is not None and self._stream != stream:
             runtime.wait_event(stream, runtime.record_event(self._stream))
@@ -65,3 +63,7 @@ class StaticBatches:
             f"static={self._num}: a batch has tensors {found}, and the first one had {expected}; batches must be of one form: "
             "leave out a short last one (drop_last=True, or tail='mask'), or pass static=0"
         )
+
+
+def _form_of(tensors: list[torch.Tensor]) -> _Form:
+    return [(tensor.size(), tensor.stride(), tensor.dtype) for tensor in tensors]

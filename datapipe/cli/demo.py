@@ -57,7 +57,8 @@ def run(args: argparse.Namespace) -> int:
     num_workers = default_num_workers() if args.workers is None else whole_number(args.workers, "--workers", least=1)
     tell = functools.partial(say_text, file=sys.stderr if args.json else sys.stdout)
     if args.photos is not None:
-        generate(args.photos, num_images)
+        with _timed("photos", tell) as words:
+            words.append(f"{num_images:,} in {generate(args.photos, num_images)}")
         return 0
     # Idle compute threads must not spin: on a CPU that trains and decodes they would take the decoders' cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -75,7 +75,7 @@ def explanation(loader: DataLoader) -> list[str]:
     else:
         lines += _about_dali(choice.dali, threads, loader, device=choice.device)
     lines += _about_store(loader)
-    if kept := loader._passes.kept_images() or loader._passes.device_images():
+    if kept := loader._passes.cache():
         lines.append(f"cache     {kept.describe()}")
     steps = loader.recipe.explain()
     where = "device" if is_copied and options.collate_fn is None else "CPU"

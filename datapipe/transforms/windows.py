@@ -12,7 +12,7 @@ from datapipe.transforms.protocols import Cuts
 
 
 class Windows(NamedTuple):
-    """What n windows of one size show of n images: pixel (y, x) of a window is that at (rows[y], columns[x]) of its image."""
+    """The row and column numbers of the pixels that windows of one size show, a window for each of n images."""
 
     rows: torch.Tensor  # (n, h) int64
     columns: torch.Tensor  # (n, w) int64

@@ -249,6 +249,21 @@ def test_what_is_kept_is_not_read_again(folder: Path, fake: FakeDevice, backend:
     assert sum(event.nbytes for event in events if event.stage.value == "read") == 0
 
 
+def test_auto_measures_what_is_kept(folder: Path, fake: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DALI could not make all of this recipe, but it can make the images to keep."""
+    opened: list[dp.DataLoader] = []
+
+    def rates_of(candidates: Any, open_loader: Any, **_: Any) -> list[float]:
+        opened.extend(map(open_loader, candidates))
+        return [float(candidate is None) for candidate in candidates]
+
+    monkeypatch.setattr("datapipe.loader.images.evidence.rates_of", rates_of)
+    loader = batches(folder, device="cuda", cache="gpu", **KEPT["padded twice"])
+    assert loader.choice.backend == "images_cpu"
+    assert {repr(one.recipe) for one in opened} == {repr(loader.recipe.split_front()[0])}
+    assert len(opened) > 1
+
+
 def test_masks_and_boxes_move_with_images_that_are_kept(
     fake: FakeDevice, monkeypatch: pytest.MonkeyPatch, backend: Any, tmp_path: Path
 ) -> None:

@@ -64,7 +64,6 @@ def assemble(
         fields=fields,
         memory_format=memory_format,
         uploader=None if runtime is None else Uploader(runtime, observer=observer, stream=stream),
-        device_images=device_images,
     )
     options = far_enough_ahead(options, choice.dali, is_remote=index.is_remote)
     leaves_pixels = collator.finishes_pixels and size is not None

@@ -180,7 +180,7 @@ class SampleBatchMaker:
         if not self.has_image:
             return None
         if batch.found is not None:
-            rows = batch.found.missing(range(len(batch)))
+            rows = batch.found.missing()
             return batch.entries.extents.take(rows) if rows else None
         return batch.entries.extents if self.kept is None else self.kept.will_need(batch.entries)
 
@@ -203,17 +203,15 @@ class SampleBatchMaker:
         return report
 
     def _load_images(self, batch: Batch, entries: Entries, rows: range, draws: Draws, first: int, worker: Worker) -> BlockReport:
-        found, here = batch.found, range(first, first + len(rows))
+        found = batch.found
         if found is None:
             return self._load_missing(batch, entries, rows, draws, first, worker)
-        missing = found.missing(here)
-        leave_out = {row - first for row in here}.difference(row - first for row in missing)
-        report = self._load_missing(batch, entries, rows, draws, first, worker, leave_out) if missing else BlockReport()
-        for row in here:
-            if row - first in leave_out:
-                report.sizes[row - first] = tuple(found.sizes[row].tolist())
-            elif row - first in report.sizes:
-                found.sizes[row] = report.sizes[row - first]
+        kept = found.kept(range(first, first + len(rows)))
+        is_complete = len(kept) == len(rows)
+        report = BlockReport() if is_complete else self._load_missing(batch, entries, rows, draws, first, worker, kept)
+        for row, size in report.sizes.items():
+            found.sizes[first + row] = size
+        report.sizes |= {row: tuple(found.sizes[first + row].tolist()) for row in kept}
         return report
 
     def _load_missing(
@@ -254,8 +252,8 @@ class SampleBatchMaker:
             batch.num_attempts[row] = attempt
             other = np.array([replacement_id(self.index, seed=seed, epoch=epoch, id=sample, attempt=attempt)])
             found = self._look_up(other)
-            if batch.found is not None and self.device_images is not None:
-                batch.found.replace(row, self.device_images.find(found[0]))
+            if batch.found is not None:
+                batch.found.replace(row, found[0])
             if not self._load(batch, found, range(1), Draws(seed, epoch, other), row, worker).bad:
                 batch.ids[row], batch.labels[row] = other[0], found[0].labels[0]
                 return

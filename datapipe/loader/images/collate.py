@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from datapipe.backends.device import Uploader
-from datapipe.backends.device_images import DeviceImages, Filling, FoundRows
+from datapipe.backends.device_images import FoundRows
 from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.core.errors import OptionError
 from datapipe.index.entries import Entries, Extents
@@ -73,7 +73,6 @@ class Collator:
     fields: BatchFields
     memory_format: torch.memory_format
     uploader: Uploader | None  # None: batches stay in host memory
-    device_images: DeviceImages | None = None
 
     @property
     def finishes_pixels(self) -> bool:
@@ -89,10 +88,9 @@ class Collator:
             result = self._put_together(batch, batch.images, self._other_columns(batch))
             return self.uploader.upload(result, then=self._transformed, **about)
         host = {"others": self._other_columns(batch), "images": None if batch.is_on_device else batch.images, **_rows(batch)}
-        filling = None
-        if self.device_images is not None and batch.found is not None:
-            filling = self.device_images.begin(batch.ids, batch.found, batch.good)
-            host["kept"] = filling.to_move(self.device_images.windows(batch.draws_of_ids()))
+        filling = None if batch.found is None else batch.found.begin(batch.ids, batch.good)
+        if filling is not None:
+            host["filling"] = filling.to_move(batch.draws_of_ids())
             if not batch.is_on_device:
                 assert isinstance(batch.images, torch.Tensor)
                 host["images"] = filling.loaded(batch.images)
@@ -102,27 +100,17 @@ class Collator:
             if moved["patches"] is not None:
                 block[moved["patched"]] = moved["patches"]
             if filling is not None:
-                block = self._with_kept(batch, filling, block, moved["kept"])
+                block = filling.complete(block, moved["filling"])
             images = self._with_pixels(batch, block)
             return self._transformed(self._put_together(batch, images, moved["others"], good=moved["good"]))
 
         try:
             return self.uploader.upload(host, then=finish, keep=(batch.images, batch.kept), **about)
         finally:
-            if self.device_images is not None and filling is not None:
-                self.device_images.give_back(batch.ids, filling)  # what an error left unpublished
+            if filling is not None:
+                filling.give_back()  # what an error left
 
     # -- the images -----------------------------------------------------------------------------
-
-    def _with_kept(self, batch: Batch, filling: Filling, loaded: torch.Tensor | None, moved: dict[str, Any]) -> torch.Tensor:
-        """Keep the images that were loaded, and return those of the whole batch."""
-        images = self.device_images
-        assert images is not None
-        assert batch.found is not None
-        fresh = loaded
-        if loaded is not None and len(loaded) != len(filling.fresh):
-            fresh = loaded[moved["fresh"]]  # DALI's, which has a row for each sample
-        return images.complete(fresh, moved, ids=batch.ids, found=batch.found, filling=filling)
 
     def _with_pixels(self, batch: Batch, block: torch.Tensor) -> torch.Tensor:
         """Run the pixel operations over the whole batch. Returns (b, h, w, 3) of the recipe's dtype, in torch's own memory."""

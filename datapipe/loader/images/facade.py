@@ -85,7 +85,7 @@ class DataLoader:
     cache: keep decoded images between epochs, after the leading transforms that draw nothing (Resize,
       CenterCrop, Pad): "ram", shared by the processes of a node until the last one ends; "disk", in the user's cache directory;
       a directory; or "gpu", in the memory of `device`, for images of one size that are only cropped and flipped after that.
-      Pixels are the same with and without.
+      Pixels are the same with and without. Decodes on the CPU, but for "gpu".
     cache_nbytes: the cache's capacity in bytes; None: half of the memory, 80 % of the disk, or a quarter of the GPU's memory that
       is free. A full cache stays as it is. See `cache_stats`.
     remote: a `datapipe.Remote(...)`: how samples are read if the dataset is the URL of an object store.
@@ -155,7 +155,7 @@ class DataLoader:
         cache_options = CacheOptions.of(cache, cache_nbytes)
         if cache_options is not None and not self.fields.has_image:
             raise OptionError("cache is for images, and batches have none; leave it out")
-        if cache == "gpu" and (str(device) == "cpu" or accelerator() is None):
+        if cache == "gpu" and (accelerator() is None or str(device).startswith("cpu")):
             raise OptionError(f"cache='gpu' keeps images on a GPU, and device is {shown_device(device)}; pass cache='ram'")
         self._passes = SamplePasses(
             self.dataset,
@@ -315,8 +315,8 @@ class DataLoader:
     @property
     def cache_stats(self) -> CacheStats | None:
         """The cache's hits in this process, and what it holds; None without a cache."""
-        kept = self._passes.kept_images() or self._passes.device_images()
-        return None if kept is None else kept.stats()
+        cache = self._passes.cache()
+        return None if cache is None else cache.stats()
 
     def store_facts(self) -> StoreFacts | None:
         """Return how samples are read from an object store at this moment; None for other data."""

@@ -150,7 +150,10 @@ class SamplePasses:
 
     def evidence(self) -> DataEvidence:
         """Return the facts on which a choice under "auto" is based: the data, and the rates of the backends here."""
-        return DataEvidence(self.dataset.index, self.files, self._arguments, self._options, self._device(), self._open_loader)
+        arguments = self._arguments
+        if self._is_cached_on_device:  # its backend makes what is kept
+            arguments = {**arguments, "transform": self._recipe.split_front()[0]}
+        return DataEvidence(self.dataset.index, self.files, arguments, self._options, self._device(), self._open_loader)
 
     def batch_maker(self, seed: int = 0) -> SampleBatchMaker:
         """Return the batch maker with that seed; decoders and memory are shared by all seeds."""
@@ -185,13 +188,10 @@ class SamplePasses:
     def device_images(self) -> DeviceImages | None:
         """Return the cache on the device, which the first call opens; None: there is none.
 
-        Raises OptionError for one that is too small, and if there is no device.
+        Raises OptionError for one that is too small.
         """
         if self._device_images is None and self._cache is not None and self._is_cached_on_device:
-            device = self._device()
-            if device.type == "cpu":
-                raise OptionError("cache='gpu' keeps images on a GPU, and batches are delivered on the CPU; pass cache='ram'")
-            runtime = runtime_of(device)
+            runtime = runtime_of(self._device())
             self._device_images = DeviceImages(
                 self._recipe,
                 check_recipe(self._recipe, self.dataset.index.manifest.image_size),
@@ -201,6 +201,10 @@ class SamplePasses:
                 stream=runtime.new_stream(),
             )
         return self._device_images
+
+    def cache(self) -> KeptImages | DeviceImages | None:
+        """Return the cache, wherever it is, which the first call opens; None: there is none."""
+        return self.device_images() if self._is_cached_on_device else self.kept_images()
 
     @property
     def _is_cached_on_device(self) -> bool:
