@@ -29,7 +29,7 @@ from benchmarks.parity_case import torchvision_resizes
 from benchmarks.parity_cases import cases
 from benchmarks.parity_differences import differences, measure
 from benchmarks.parity_kinds import kinds_table, measure_kinds, own_table
-from datapipe.backends.images_dali.installation import installation
+from datapipe.kinds.images.dali.installation import installation
 from datapipe.testing.synthetic_images import make_image_folder
 
 _NUM_BY_KIND = 8  # photographs compared under each kind of CPU

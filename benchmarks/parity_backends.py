@@ -20,11 +20,11 @@ from PIL import Image
 from benchmarks.contenders.torchvision_transforms import import_torchvision
 from benchmarks.parity_case import Bound, Pair
 from datapipe import transforms as T
-from datapipe.backends.images_dali.gate import form_of
-from datapipe.backends.images_dali.pipeline import DaliPipeline
-from datapipe.backends.images_dali.settings import GraphOptions
 from datapipe.codecs.probe import probe
-from datapipe.loader import DataLoader
+from datapipe.kinds.images.dali.gate import form_of
+from datapipe.kinds.images.dali.pipeline import DaliPipeline
+from datapipe.kinds.images.dali.settings import GraphOptions
+from datapipe.kinds.images.loader import DataLoader
 from datapipe.order.draws import Draws
 from datapipe.transforms.protocols import Cuts
 

@@ -20,7 +20,7 @@ from benchmarks.environment import ROOT
 from benchmarks.harness import RESULTS
 from benchmarks.marked import replace_marked
 from benchmarks.rate_picture import pictures
-from datapipe.loader.tables.passes import WINDOW_NBYTES
+from datapipe.kinds.tables.kind import WINDOW_NBYTES
 
 _ROWS = ("ours", "ours-folder", "ours-uint8", "ffcv", "dali-file", "dali-webdataset", "torch", "webdataset")
 _RAW_ROWS = ("ours", "ours-uint8", "ours-raw", "ours-raw-uint8", "ffcv-raw")

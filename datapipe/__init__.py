@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from datapipe.adapt import from_torch
-    from datapipe.backends.images_dali.settings import Dali
     from datapipe.columns.recipe import Columns
     from datapipe.core.errors import (
         BackendError,
@@ -28,9 +27,15 @@ if TYPE_CHECKING:
     )
     from datapipe.core.observe import Observer, Stage, StageEvent
     from datapipe.diagnostics.monitor import Monitor
-    from datapipe.loader import BadSample, DataLoader, Dataset, TableLoader, WeightedSampler, explain, mix
-    from datapipe.loader.prefetching import prefetch
-    from datapipe.loader.tables.jagged import Jagged
+    from datapipe.kernel.bad_samples import BadSample
+    from datapipe.kernel.explanation import explain
+    from datapipe.kernel.prefetching import prefetch
+    from datapipe.kernel.samplers import WeightedSampler
+    from datapipe.kinds.images.dali.settings import Dali
+    from datapipe.kinds.images.dataset import Dataset, mix
+    from datapipe.kinds.images.loader import DataLoader
+    from datapipe.kinds.tables.jagged import Jagged
+    from datapipe.kinds.tables.loader import TableLoader
     from datapipe.stores.settings import Remote
     from datapipe.transforms import (
         IMAGENET_MEAN,
@@ -127,14 +132,19 @@ __all__ = [
 ]
 
 _NAMES = {
-    "datapipe.loader": ("BadSample", "DataLoader", "Dataset", "TableLoader", "WeightedSampler", "explain", "mix"),
-    "datapipe.backends.images_dali.settings": ("Dali",),
+    "datapipe.kernel.bad_samples": ("BadSample",),
+    "datapipe.kernel.explanation": ("explain",),
+    "datapipe.kernel.prefetching": ("prefetch",),
+    "datapipe.kernel.samplers": ("WeightedSampler",),
+    "datapipe.kinds.images.dali.settings": ("Dali",),
+    "datapipe.kinds.images.dataset": ("Dataset", "mix"),
+    "datapipe.kinds.images.loader": ("DataLoader",),
     "datapipe.adapt": ("from_torch",),
-    "datapipe.loader.tables.jagged": ("Jagged",),
+    "datapipe.kinds.tables.jagged": ("Jagged",),
+    "datapipe.kinds.tables.loader": ("TableLoader",),
     "datapipe.columns.recipe": ("Columns",),
     "datapipe.diagnostics.monitor": ("Monitor",),
     "datapipe.core.observe": ("Observer", "Stage", "StageEvent"),
-    "datapipe.loader.prefetching": ("prefetch",),
     "datapipe.stores.settings": ("Remote",),
     "datapipe.core.errors": tuple(name for name in __all__ if name.endswith("Error")),
 }

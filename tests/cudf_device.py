@@ -11,8 +11,8 @@ import torch
 from fake_device import FakeDevice, pretend_gpus
 
 from benchmarks.gpu.cudf_stand_in import stand_in
-from datapipe.backends.pytree import map_nest, tensors_of
-from datapipe.backends.tables_cudf.library import library
+from datapipe.kernel.pytree import map_nest, tensors_of
+from datapipe.kinds.tables.cudf.library import library
 
 
 @contextmanager
@@ -23,9 +23,9 @@ def fake_gpu(seed: int = 7, *, kind: type[FakeDevice] = FakeDevice, **options: A
     with pytest.MonkeyPatch.context() as patch, stand_in(fake):
         pretend_gpus(patch, current=2)
         patch.setattr(torch.cuda, "get_device_name", lambda device: "a fake")
-        patch.setattr("datapipe.loader.calibration.synchronize", lambda device: None)
+        patch.setattr("datapipe.kernel.calibration.synchronize", lambda device: None)
         for runtime_of in ("runtime_of", "cuda_runtime"):
-            patch.setattr(f"datapipe.loader.tables.passes.{runtime_of}", lambda _: fake)
+            patch.setattr(f"datapipe.kinds.tables.kind.{runtime_of}", lambda _: fake)
         yield fake
         fake.drain()
         fake.pending.reap()

@@ -23,8 +23,8 @@ import torch
 from fake_tensors import META, DeviceTensor, FactoriesHere
 from numpy.typing import NDArray
 
-from datapipe.backends.device_runtime import KeepAlive
-from datapipe.backends.slabs import SlabPool
+from datapipe.kernel.device_runtime import KeepAlive
+from datapipe.kernel.pools import SlabPool
 
 POISON = 0xDB
 

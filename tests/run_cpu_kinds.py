@@ -31,7 +31,7 @@ TESTS = [
     "tests/transforms/test_parity.py",
     "tests/transforms/test_parity_backends.py",
     "tests/transforms/test_pixel_ops.py",
-    "tests/backends/test_images_cpu.py",
+    "tests/kinds/images/test_images_cpu.py",
     "tests/codecs/test_probe_decode.py",
     "tests/converters/test_resize_parity.py",
 ]

@@ -30,8 +30,7 @@ LEVELS: dict[str, int] = {
             ("index",),
             ("transforms",),
             ("containers", "datasets", "fetch", "columns"),
-            ("backends",),
-            ("loader",),
+            ("kernel", "kinds"),
             ("adapt",),
             ("diagnostics",),
             ("training",),
@@ -49,18 +48,22 @@ PARTS = (
 CONVERTERS_MAY_USE = LEVELS["containers"]
 CONVERTS = "datapipe.diagnostics.trials.process"  # the one module below cli that does
 
-# Rooms whose members do not import each other, and the members that all of them may use.
-FORMATS = ("folder", "tar", "tfrecord", "hdf5", "parquet")
-BACKENDS = ("images_cpu", "images_dali", "tables_arrow", "tables_cudf")
+# Rooms, and those of their members that do not import each other.
+SIBLINGS = {
+    "datapipe.containers": ("folder", "tar", "tfrecord", "hdf5", "parquet"),
+    "datapipe.kinds": ("images", "tables"),
+    "datapipe.kinds.images": ("images_cpu", "dali"),
+    "datapipe.kinds.tables": ("arrow", "cudf"),
+}
 
 # Heavy or optional packages and the only modules (by prefix) that may import them.
 OWN_ROOMS: dict[str, tuple[str, ...]] = {
-    "nvidia.dali": ("datapipe.backends.images_dali",),
-    "nvidia.nvimgcodec": ("datapipe.codecs.decode", "datapipe.backends.images_dali"),
-    "cudf": ("datapipe.backends.tables_cudf",),
-    "pylibcudf": ("datapipe.backends.tables_cudf",),
-    "rmm": ("datapipe.backends.tables_cudf",),
-    "cupy": ("datapipe.backends.tables_cudf",),
+    "nvidia.dali": ("datapipe.kinds.images.dali",),
+    "nvidia.nvimgcodec": ("datapipe.codecs.decode", "datapipe.kinds.images.dali"),
+    "cudf": ("datapipe.kinds.tables.cudf",),
+    "pylibcudf": ("datapipe.kinds.tables.cudf",),
+    "rmm": ("datapipe.kinds.tables.cudf",),
+    "cupy": ("datapipe.kinds.tables.cudf",),
     "obstore": ("datapipe.stores",),
     "boto3": ("datapipe.stores",),
     "botocore": ("datapipe.stores",),
@@ -68,7 +71,7 @@ OWN_ROOMS: dict[str, tuple[str, ...]] = {
     "lmdb": ("converters.sources.lmdb_listing",),
     "ray": ("converters.engines.ray",),
     "torchvision": ("datapipe.adapt",),
-    "torchrec": ("datapipe.loader.tables.jagged",),
+    "torchrec": ("datapipe.kinds.tables.jagged",),
     "accelerate": ("datapipe.adapt.hosts",),
     "transformers": ("datapipe.adapt.hosts.trainer",),
     "lightning": (),
@@ -80,8 +83,8 @@ OWN_ROOMS: dict[str, tuple[str, ...]] = {
 }
 # The only modules (by prefix) that may use CUDA's own names; all others serve any accelerator of torch.
 CUDA_ROOMS = (
-    "datapipe.backends.cuda_runtime",
-    "datapipe.backends.images_dali",
+    "datapipe.kernel.cuda_runtime",
+    "datapipe.kinds.images.dali",
     "datapipe.diagnostics.attach.cuda_hooks",
     "datapipe.diagnostics.attach.nvml",
     "datapipe.diagnostics.measure.clock",  # times between CUDA's events
@@ -170,13 +173,10 @@ def _reason(use: Import) -> str | None:
 
 
 def _sibling_reason(importer: str, imported: str) -> str | None:
-    for room, members in (("containers", FORMATS), ("backends", BACKENDS)):
-        if _room(importer) == room == _room(imported):
-            ours, theirs = _member(importer), _member(imported)
-            if ours in members and theirs in members and ours != theirs:
-                return f"{room} do not import each other"
-    if _room(importer) == "backends" and _room(imported) == "containers":
-        return "backends do not know containers"
+    for room, members in SIBLINGS.items():
+        ours, theirs = (_member(name, room) for name in (importer, imported))
+        if ours != theirs and ours in members and theirs in members:
+            return f"the members {ours} and {theirs} of {room} do not import each other"
     return None
 
 
@@ -189,9 +189,9 @@ def _room(name: str) -> str:
     return parts[1] if len(parts) > 1 else ""
 
 
-def _member(name: str) -> str:
-    parts = name.split(".")
-    return parts[2] if len(parts) > 2 else ""
+def _member(name: str, room: str) -> str:
+    """The part of `room` that the module belongs to; empty if it is not in the room."""
+    return name.removeprefix(f"{room}.").partition(".")[0] if _inside(name, room) else ""
 
 
 def _level(name: str) -> int | None:
@@ -300,25 +300,25 @@ def test_what_is_cudas_alone_stays_in_its_rooms() -> None:
 
 
 PLANTED = {
-    "a higher room": ("datapipe.order.plan", "from datapipe.loader.options import LoaderOptions"),
-    "a higher room, inside a function": ("datapipe.fetch.local", "def f():\n    from datapipe import backends"),
-    "a higher room, relatively": ("datapipe.containers.tar.scanner", "from ...loader import options"),
+    "a higher room": ("datapipe.order.plan", "from datapipe.kernel.options import LoaderOptions"),
+    "a higher room, inside a function": ("datapipe.fetch.local", "def f():\n    from datapipe import kernel"),
+    "a higher room, relatively": ("datapipe.containers.tar.scanner", "from ...kernel import options"),
     "a higher room, for typing only": ("datapipe.order.sample_order", "if TYPE_CHECKING:\n    import datapipe.cli.main"),
     "another format": ("datapipe.containers.tar.scanner", "from datapipe.containers.folder import FOLDER"),
     "another format, relatively": ("datapipe.containers.tar.scanner", "from ..folder import FOLDER"),
-    "another backend": ("datapipe.backends.images_dali.graph", "from datapipe.backends.images_cpu.block import write"),
-    "containers from a backend": ("datapipe.backends.images_cpu", "import datapipe.containers.tar.scanner"),
-    "the public namespace from below": ("datapipe.loader.images.facade", "from datapipe import DataLoader"),
+    "another backend": ("datapipe.kinds.images.dali.graph", "from datapipe.kinds.images.images_cpu import CpuImageBackend"),
+    "another kind": ("datapipe.kinds.images.loader", "from datapipe.kinds.tables.loader import TableLoader"),
+    "the public namespace from below": ("datapipe.kinds.images.loader", "from datapipe import DataLoader"),
     "torch from a converter": ("converters.writers.tar", "def f():\n    import torch.utils.data"),
     "torch from a container": ("datapipe.containers.tar.scanner", "import torch"),
     "torch from the measure": ("datapipe.diagnostics.measure.bracket", "import torch.cuda"),
-    "diagnostics from the loader": ("datapipe.loader.images.facade", "from datapipe.diagnostics.measure import bracket"),
-    "the loader from a converter": ("converters.engines.local", "from datapipe.loader import facade"),
+    "diagnostics from the loader": ("datapipe.kinds.images.loader", "from datapipe.diagnostics.measure import bracket"),
+    "the loader from a converter": ("converters.engines.local", "from datapipe.kernel import options"),
     "a later part of converters": ("converters.samples.reading", "from converters.planning.plan import read_plan"),
-    "converters from the loader": ("datapipe.loader.images.facade", "import converters.engines.local"),
+    "converters from the loader": ("datapipe.kinds.images.loader", "import converters.engines.local"),
     "converters from the diagnosis": ("datapipe.diagnostics.trials.trying", "import converters.engines.local"),
-    "DALI outside its room": ("datapipe.loader.images.facade", "from nvidia import dali"),
-    "DALI's parts outside its room": ("datapipe.backends.images_cpu", "from nvidia.dali import fn"),
+    "DALI outside its room": ("datapipe.kinds.images.loader", "from nvidia import dali"),
+    "DALI's parts outside its room": ("datapipe.kinds.images.images_cpu", "from nvidia.dali import fn"),
     "h5py outside its room": ("datapipe.containers.tar.scanner", "import h5py"),
     "webdataset anywhere": ("datapipe.containers.tar.scanner", "import webdataset as wds"),
     "another TFRecord reader": ("datapipe.containers.tfrecord.scanner", "from tfrecord.reader import tfrecord_loader"),
@@ -330,18 +330,18 @@ PLANTED = {
 @pytest.mark.parametrize("case", PLANTED)
 def test_checker_sees_planted_violation(case: str) -> None:
     name, source = PLANTED[case]
-    known = {*modules(ROOT), "datapipe.backends", "datapipe.loader", "datapipe.loader.options"}
+    known = set(modules(ROOT))
     assert len(violations(list(imports_of(name, source, known, is_package=False)))) == 1
 
 
 def test_checker_passes_what_is_allowed() -> None:
     allowed = {
-        "datapipe.loader.images.facade": "from datapipe.backends import images_cpu\nimport datapipe.order.plan\nimport torch",
+        "datapipe.kinds.images.loader": "from datapipe.kinds.images import choice\nimport datapipe.order.plan\nimport torch",
         "datapipe.containers.parquet.scanner": "from .pages import offsets\nfrom datapipe.containers.listing import listing",
-        "datapipe.backends.images_dali.graph": "from nvidia import dali\nfrom datapipe.backends.slabs import Slab",
+        "datapipe.kinds.images.dali.graph": "from nvidia import dali\nfrom datapipe.kernel.pools import Slab",
         "datapipe.cli.convert": "import datapipe as dp\ndef run():\n    import converters",
         CONVERTS: "import converters",
-        "datapipe": "from datapipe.loader import DataLoader",
+        "datapipe": "from datapipe.kinds.images.loader import DataLoader",
     }
     for name, source in allowed.items():
         assert violations(list(imports_of(name, source, set(modules(ROOT)), is_package=False))) == []

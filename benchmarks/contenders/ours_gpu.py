@@ -13,7 +13,7 @@ import torch
 from benchmarks.contenders.ours import open_loader
 from benchmarks.task import Task
 from datapipe import Dali
-from datapipe.backends.cuda_runtime import CudaRuntime
+from datapipe.kernel.cuda_runtime import CudaRuntime
 
 
 def make(

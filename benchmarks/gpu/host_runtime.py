@@ -13,11 +13,11 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.gpu.cudf_stand_in import stand_in
-from datapipe.backends.device_runtime import KeepAlive
-from datapipe.backends.slabs import SlabPool
-from datapipe.backends.tables_cudf.library import library
-from datapipe.loader.tables.choice import TableChoice
-from datapipe.loader.tables.passes import TablePasses
+from datapipe.kernel.device_runtime import KeepAlive
+from datapipe.kernel.pools import SlabPool
+from datapipe.kinds.tables.choice import TableChoice
+from datapipe.kinds.tables.cudf.library import library
+from datapipe.kinds.tables.kind import TablePasses
 
 
 class HostStream:
@@ -94,7 +94,7 @@ def dry_cudf() -> Iterator[None]:
     library.cache_clear()
     with (
         stand_in(runtime),
-        mock.patch("datapipe.loader.tables.passes.cuda_runtime", return_value=runtime),
+        mock.patch("datapipe.kinds.tables.kind.cuda_runtime", return_value=runtime),
         mock.patch("benchmarks.gpu.table_feeds.cuda_runtime", return_value=runtime),
         mock.patch.object(TablePasses, "choice", choice),
     ):

@@ -6,7 +6,7 @@ import ctypes
 from pathlib import Path
 from typing import Any
 
-from datapipe.backends.images_dali.installation import loaded_nvjpeg
+from datapipe.kinds.images.dali.installation import loaded_nvjpeg
 
 _TELLING = ("nvjpeg", "nvimgcodec", "nvcuvid", "libcuda.so", "libcudart", "libdali", "libnvtiff", "libtorch_cuda.so")
 

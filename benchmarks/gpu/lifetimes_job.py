@@ -123,7 +123,7 @@ def _against(plain: torch.Tensor, found: torch.Tensor) -> dict[str, Any]:
 
 @contextmanager
 def _overwritten_slabs() -> Iterator[None]:
-    from datapipe.backends.slabs import SlabPool
+    from datapipe.kernel.pools import SlabPool
 
     lease = SlabPool.lease
 

@@ -17,7 +17,7 @@ from benchmarks.gpu.libraries import told_libraries
 from benchmarks.gpu.settings import Check
 from benchmarks.task import CROP
 from datapipe import Dali
-from datapipe.loader.explanation import explanation
+from datapipe.kernel.explanation import explanation
 
 SEED = 1
 _TO_FLOAT = [datapipe.ToDtype(torch.float32, scale=True), datapipe.Normalize(datapipe.IMAGENET_MEAN, datapipe.IMAGENET_STD)]

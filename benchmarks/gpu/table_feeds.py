@@ -13,9 +13,9 @@ import torch
 
 import datapipe as dp
 from benchmarks.table_contenders import DENSE, IDS
-from datapipe.backends.cuda_runtime import cuda_runtime
-from datapipe.backends.tables_cudf.library import library, stream_ordered_memory
-from datapipe.backends.tables_cudf.reader import DTYPES, CudaStream
+from datapipe.kernel.cuda_runtime import cuda_runtime
+from datapipe.kinds.tables.cudf.library import library, stream_ordered_memory
+from datapipe.kinds.tables.cudf.reader import DTYPES, CudaStream
 
 CUDF, ARROW, BY_HAND, RESIDENT = "ours, cuDF", "ours, Arrow", "cuDF by hand", "resident"
 Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # (b, 13) float32, (b, 26) int64, (b,) float32, on the device

@@ -12,11 +12,11 @@ from datapipe.adapt.deferral.reports import Tally
 from datapipe.adapt.introspection import handover_point
 from datapipe.adapt.loaders import TorchDataLoader, has_collate_fn
 from datapipe.adapt.number_rows import NumberRows
-from datapipe.backends.images_dali.installation import installation
 from datapipe.codecs.decode import default_decoder_name
 from datapipe.core.printable import counted
-from datapipe.loader.images.choice import Choice
-from datapipe.loader.options import default_num_workers
+from datapipe.kernel.options import default_num_workers
+from datapipe.kinds.images.choice import Choice
+from datapipe.kinds.images.dali.installation import installation
 from datapipe.transforms import Recipe
 from datapipe.transforms.lowering import described
 

@@ -14,8 +14,8 @@ from datapipe.adapt.loaders import TorchDataLoader, has_collate_fn, is_in_order,
 from datapipe.core.errors import OptionError
 from datapipe.datasets import SeenStream, Unseen, see_through, webdataset_stream
 from datapipe.index.concat import AnyIndex
-from datapipe.loader.drawing import may_draw
-from datapipe.loader.seeding import SeedSource
+from datapipe.kernel.drawing import may_draw
+from datapipe.kernel.seeding import SeedSource
 from datapipe.transforms import Recipe
 from datapipe.transforms.lowering import flatten
 

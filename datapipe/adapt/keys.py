@@ -16,14 +16,14 @@ from torch.utils.data import DistributedSampler
 from datapipe.adapt.deferral.requests import BatchRequest, request_of_keys, request_of_picks
 from datapipe.adapt.introspection import arguments_of
 from datapipe.adapt.loaders import TorchDataLoader, length_of, sampler_of
-from datapipe.backends.images_cpu import BlockWorker
 from datapipe.datasets import Original
 from datapipe.fetch.local import LocalFiles
 from datapipe.index.concat import AnyIndex, Repeats
-from datapipe.loader.images.fields import IMAGE, BatchFields
-from datapipe.loader.images.samplers import SampledSource, SamplerChecksum
-from datapipe.loader.policy import located
-from datapipe.loader.ranks import is_of_group, resolve_rank
+from datapipe.kernel.bad_samples import located
+from datapipe.kernel.ranks import is_of_group, resolve_rank
+from datapipe.kernel.samplers import SampledSource, SamplerChecksum
+from datapipe.kinds.images.fields import IMAGE, BatchFields
+from datapipe.kinds.images.images_cpu import BlockWorker
 from datapipe.order.draws import Draws, apart
 from datapipe.order.plan import Cursor, Picks, Plan, Rank, Tail
 from datapipe.order.row_order import ShuffledRows

@@ -12,7 +12,7 @@ import torch.utils.data
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, SequentialSampler
 
 from datapipe.core.errors import OptionError
-from datapipe.loader.prefetching import PrefetchedLoader
+from datapipe.kernel.prefetching import PrefetchedLoader
 
 TorchDataLoader = torch.utils.data.DataLoader[Any]
 

@@ -35,13 +35,14 @@ from datapipe.adapt.torch_loader import TorchLoader
 from datapipe.core.errors import OptionError
 from datapipe.datasets import Original, Unseen, converted_index
 from datapipe.index.concat import Repeats
-from datapipe.loader import DataLoader, Dataset
-from datapipe.loader.images.choice import Backend, Choice
-from datapipe.loader.images.samplers import SamplerChecksum
-from datapipe.loader.options import OnError
-from datapipe.loader.prefetching import PrefetchedLoader, prefetch
-from datapipe.loader.ranks import resolve_device
-from datapipe.loader.seeding import SeedSource, seed_source
+from datapipe.kernel.options import OnError
+from datapipe.kernel.prefetching import PrefetchedLoader, prefetch
+from datapipe.kernel.ranks import resolve_device
+from datapipe.kernel.samplers import SamplerChecksum
+from datapipe.kernel.seeding import SeedSource, seed_source
+from datapipe.kinds.images.choice import Backend, Choice
+from datapipe.kinds.images.dataset import Dataset
+from datapipe.kinds.images.loader import DataLoader
 from datapipe.order.row_order import ShuffledRows
 
 AnyLoader = DataLoader | TorchLoader | PrefetchedLoader

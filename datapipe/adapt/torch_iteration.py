@@ -10,8 +10,8 @@ from datapipe.adapt.deferral import lending
 from datapipe.adapt.deferral.reports import Delivered, Tally
 from datapipe.adapt.keys import KeyPass
 from datapipe.core.errors import LifecycleError
-from datapipe.loader.guarding import OneThread
-from datapipe.loader.state import Epochs
+from datapipe.kernel.guarding import OneThread
+from datapipe.kernel.state import Epochs
 
 
 class TorchIterator(Iterator[Any]):

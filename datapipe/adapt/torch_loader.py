@@ -25,14 +25,14 @@ from datapipe.adapt.number_rows import WHOLE_BATCHES, NumberRows
 from datapipe.adapt.torch_iteration import TorchIterator
 from datapipe.core.errors import OptionError
 from datapipe.core.printable import counted
-from datapipe.loader.images.choice import Choice
-from datapipe.loader.images.samplers import SamplerChecksum
-from datapipe.loader.options import FIXED, SETTABLE
-from datapipe.loader.policy import BadSample
-from datapipe.loader.seeding import Seed, SeedSource
-from datapipe.loader.shown import refuse_position, shown_loader
-from datapipe.loader.state import Epochs, LoaderState
-from datapipe.loader.torch_compat import OwnBatches, added_attributes, names_of
+from datapipe.kernel.bad_samples import BadSample
+from datapipe.kernel.options import FIXED, SETTABLE
+from datapipe.kernel.samplers import SamplerChecksum
+from datapipe.kernel.seeding import Seed, SeedSource
+from datapipe.kernel.shown import refuse_position, shown_loader
+from datapipe.kernel.state import Epochs, LoaderState
+from datapipe.kernel.torch_compat import OwnBatches, added_attributes, names_of
+from datapipe.kinds.images.choice import Choice
 
 
 class TorchLoader:

@@ -21,7 +21,6 @@ import torch.utils.data
 from PIL import Image
 
 import datapipe as dp
-from datapipe.backends.accelerators import synchronize
 from datapipe.cli.recognition import samples_or_table
 from datapipe.containers.tables.rows import GroupReader
 from datapipe.core.checks import whole_number
@@ -32,7 +31,8 @@ from datapipe.core.waiting import reported_wait
 from datapipe.fetch.files import Files, open_files
 from datapipe.index.sample_index import SampleIndex
 from datapipe.index.tables import ColumnKind, TableIndex
-from datapipe.loader.options import default_num_workers
+from datapipe.kernel.accelerators import synchronize
+from datapipe.kernel.options import default_num_workers
 
 
 class StageTotals:

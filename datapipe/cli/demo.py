@@ -35,7 +35,7 @@ from datapipe.diagnostics.command import diagnose_command, write_reports
 from datapipe.diagnostics.document import Document
 from datapipe.diagnostics.report.compare import compare
 from datapipe.diagnostics.report.screen import screen
-from datapipe.loader.options import default_num_workers
+from datapipe.kernel.options import default_num_workers
 from datapipe.testing.synthetic_images import make_image_folder
 
 NUM_CLASSES = 10

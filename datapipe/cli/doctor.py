@@ -17,13 +17,13 @@ from typing import Any
 
 import torch
 
-from datapipe.backends.accelerators import device_name, devices, torch_build
 from datapipe.codecs.decode import default_decoder_name
 from datapipe.core.environment import shared_memory, version_of
 from datapipe.core.printable import counted, say_text, size_text
 from datapipe.core.user_cache import IMAGES, INDEXES, REMOTE_INDEXES, user_cache
 from datapipe.fetch.shard_cache.directory import known_cache_directories
-from datapipe.loader.options import default_num_workers
+from datapipe.kernel.accelerators import device_name, devices, torch_build
+from datapipe.kernel.options import default_num_workers
 
 _PACKAGES = (
     "gpu-datapipe", "torch", "numpy", "pyarrow", "pillow", "simplejpeg", "crc32c",
@@ -154,9 +154,9 @@ def _advise_about_imports(facts: dict[str, Any]) -> list[str]:
 
 
 def _advise_about_dali(num_gpus: int) -> list[str]:
-    from datapipe.backends.images_dali.installation import installation, mismatch
-    from datapipe.backends.images_dali.region_trial import region_problem
     from datapipe.core.errors import DependencyError
+    from datapipe.kinds.images.dali.installation import installation, mismatch
+    from datapipe.kinds.images.dali.region_trial import region_problem
 
     try:
         installation()

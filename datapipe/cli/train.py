@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 
-from datapipe.backends.accelerators import accelerator
 from datapipe.core.checks import whole_number
 from datapipe.core.printable import counted, say, say_text
-from datapipe.loader import DataLoader, Dataset
-from datapipe.loader.ranks import resolve_device, resolve_rank
+from datapipe.kernel.accelerators import accelerator
+from datapipe.kernel.ranks import resolve_device, resolve_rank
+from datapipe.kinds.images.dataset import Dataset
+from datapipe.kinds.images.loader import DataLoader
 from datapipe.training.data import check_same_classes, count_classes, open_labelled, training_recipe, validation_recipe
 from datapipe.training.models import make_model
 from datapipe.training.options import TrainOptions

@@ -8,7 +8,7 @@ import torch
 
 from datapipe.containers import open_index
 from datapipe.core.errors import OptionError
-from datapipe.loader import Dataset
+from datapipe.kinds.images.dataset import Dataset
 from datapipe.transforms import (
     IMAGENET_MEAN,
     IMAGENET_STD,

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from datapipe.backends.accelerators import device_name
 from datapipe.core.errors import OptionError
+from datapipe.kernel.accelerators import device_name
 from datapipe.training.options import Precision
 from datapipe.training.process_group import ProcessGroup
 

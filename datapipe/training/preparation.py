@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from datapipe.core.atomic import refuse_to_replace
 from datapipe.core.errors import OptionError
-from datapipe.loader.ranks import resolve_device
+from datapipe.kernel.ranks import resolve_device
 from datapipe.training.checkpoint import BEST, LAST
 from datapipe.training.options import TrainOptions
 from datapipe.training.process_group import ProcessGroup

@@ -15,12 +15,12 @@ from typing import Any, TextIO
 
 import torch
 
-from datapipe.backends.accelerators import device_name
 from datapipe.core.atomic import atomic_writer, write_json
 from datapipe.core.environment import version_of
 from datapipe.core.errors import StorageError
 from datapipe.core.printable import say
 from datapipe.core.regular_files import read_bytes
+from datapipe.kernel.accelerators import device_name
 from datapipe.training.checkpoint import Place
 from datapipe.training.evaluation import Best
 from datapipe.training.options import TrainOptions

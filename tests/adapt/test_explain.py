@@ -50,7 +50,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("datapipe.loader.options.num_usable_cores", lambda: 8)
+    monkeypatch.setattr("datapipe.kernel.options.num_usable_cores", lambda: 8)
 
 
 def told(loader: Any, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:

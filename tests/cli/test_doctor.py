@@ -71,7 +71,7 @@ def test_too_little_shared_memory_and_too_long_names_of_sockets(
 
 def test_a_gpu_that_decodes_whole_images_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     problems = {0: None, 1: "its test was killed by SIGSEGV"}
-    room = "datapipe.backends.images_dali"
+    room = "datapipe.kinds.images.dali"
     monkeypatch.setattr(f"{room}.installation.installation", lambda: None)
     monkeypatch.setattr(f"{room}.installation.mismatch", lambda: None)
     monkeypatch.setattr(f"{room}.region_trial.region_problem", lambda number, hw_decoder_load: problems[number])

@@ -19,7 +19,7 @@ from datapipe.containers import open_index
 from datapipe.containers.remote_shards import expanded
 from datapipe.core.errors import UnfinishedError
 from datapipe.core.user_cache import INDEXES, user_cache
-from datapipe.loader.explanation import explanation
+from datapipe.kernel.explanation import explanation
 from datapipe.stores.random_access import RemoteBytes
 
 pytestmark = [pytest.mark.slow, needs_obstore, needs_moto]

@@ -24,7 +24,7 @@ from stand_in_stores import BUCKET, directory_store, needs_obstore
 import datapipe as dp
 from datapipe.cli.main import main
 from datapipe.fetch.shard_cache.directory import PART_SUFFIX, CacheDirectory
-from datapipe.loader.explanation import explanation
+from datapipe.kernel.explanation import explanation
 
 URL = f"s3://{BUCKET}/train"
 LOOK_S = 0.05

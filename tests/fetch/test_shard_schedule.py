@@ -19,7 +19,7 @@ from datapipe.fetch.shard_cache import filling
 from datapipe.fetch.shard_cache.cache import ShardCache
 from datapipe.fetch.shard_cache.filling import Filling, WindowFiller
 from datapipe.fetch.shard_cache.schedule import Schedule, ShardUse
-from datapipe.loader.images.passes import shard_uses
+from datapipe.kinds.images.kind import shard_uses
 
 URL = f"s3://{BUCKET}/train"
 OPTIONS: dict[str, Any] = {"batch_size": 2, "shuffle": "windows", "seed": 1, "num_workers": 1}

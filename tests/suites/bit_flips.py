@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from datapipe.core.errors import FormatError, IntegrityError
-from datapipe.fetch.cache.locations import open_on_disk
-from datapipe.fetch.cache.store import Kept, Store
 from datapipe.index.manifest import MANIFEST_NAME, read_manifest
 from datapipe.index.open_sidecars import Sidecar
 from datapipe.index.sidecar import SIDECAR_SUFFIX
+from datapipe.kinds.images.cache.locations import open_on_disk
+from datapipe.kinds.images.cache.store import Kept, Store
 
 STAMP = 7
 

@@ -20,17 +20,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import datapipe as dp
-from datapipe.backends.images_cpu import BlockReport, BlockWorker
-from datapipe.backends.images_dali.gate import form_of
-from datapipe.backends.images_dali.installation import installation
-from datapipe.backends.images_dali.settings import GraphOptions
 from datapipe.codecs.decode import DECODER_NAMES
 from datapipe.containers import open_index
 from datapipe.core.errors import DecodeError, DependencyError, MissingDataError, MissingSampleError
 from datapipe.fetch.local import LocalFiles
 from datapipe.index.entries import Entries
 from datapipe.index.sample_index import SampleIndex
-from datapipe.loader.images.dali import DaliStage, Fetched, FetchWorker
+from datapipe.kinds.images.dali.gate import form_of
+from datapipe.kinds.images.dali.installation import installation
+from datapipe.kinds.images.dali.settings import GraphOptions
+from datapipe.kinds.images.dali_stage import DaliStage, Fetched, FetchWorker
+from datapipe.kinds.images.images_cpu import BlockReport, BlockWorker
 from datapipe.order.draws import Draws
 from datapipe.transforms import Recipe
 

@@ -19,9 +19,9 @@ from datapipe.adapt.deferral.engine import Engine, Wanted
 from datapipe.adapt.deferral.recorder import Fetch, PendingPixels, place_of, recording
 from datapipe.adapt.deferral.reports import FetchReport, OperationCount, Stopwatch, leave_report
 from datapipe.adapt.deferral.requests import BatchRequest
-from datapipe.loader.options import OnError
-from datapipe.loader.policy import MAX_ATTEMPTS
-from datapipe.loader.random_state import random_state_kept, reseed
+from datapipe.kernel.bad_samples import MAX_ATTEMPTS
+from datapipe.kernel.options import OnError
+from datapipe.kernel.random_state import random_state_kept, reseed
 from datapipe.order.draws import key64
 
 _HELD_BY_US = 2 + COUNTED_BY_ASKING  # references to a tensor that is still wanted: its holder's, the loop's name

@@ -22,22 +22,22 @@ from datapipe.adapt.deferral import pillow_seams
 from datapipe.adapt.deferral.dataset import reads_batches
 from datapipe.adapt.deferral.encoded_rows import EncodedRows, PixelConversion
 from datapipe.adapt.loaders import TorchDataLoader, has_collate_fn
-from datapipe.backends.device import Uploader
-from datapipe.backends.device_runtime import DeviceRuntime
-from datapipe.backends.images_cpu import BadRow, BlockWorker
-from datapipe.backends.images_dali.gate import CutForm
-from datapipe.backends.images_dali.installation import installation, mismatch
-from datapipe.backends.images_dali.region_trial import region_problem
-from datapipe.backends.images_dali.settings import Dali, GraphOptions
-from datapipe.backends.pytree import map_nest
 from datapipe.core.errors import DependencyError, OptionError
 from datapipe.core.observe import Observer
 from datapipe.core.printable import get_logger
 from datapipe.fetch.local import LocalFiles
-from datapipe.loader.batch_making import ObjectPool
-from datapipe.loader.images.choice import Backend, Choice, asks_for_dali, problem_with_device
-from datapipe.loader.images.dali import DaliStage, Fetched, FetchWorker
-from datapipe.loader.options import default_num_workers
+from datapipe.kernel.device import Uploader
+from datapipe.kernel.device_runtime import DeviceRuntime
+from datapipe.kernel.options import default_num_workers
+from datapipe.kernel.pytree import map_nest
+from datapipe.kernel.tasks import ObjectPool
+from datapipe.kinds.images.choice import Backend, Choice, asks_for_dali, problem_with_device
+from datapipe.kinds.images.dali.gate import CutForm
+from datapipe.kinds.images.dali.installation import installation, mismatch
+from datapipe.kinds.images.dali.region_trial import region_problem
+from datapipe.kinds.images.dali.settings import Dali, GraphOptions
+from datapipe.kinds.images.dali_stage import DaliStage, Fetched, FetchWorker
+from datapipe.kinds.images.images_cpu import BadRow, BlockWorker
 from datapipe.transforms import Recipe
 
 HandOver = Callable[[], Any]  # returns a batch whose other tensors are on the device, for the current stream

@@ -20,9 +20,9 @@ from datapipe.adapt.deferral.blocks import Block, Held, block_of_rows, places_of
 from datapipe.adapt.deferral.engine import Engine
 from datapipe.adapt.deferral.graph import Front, JpegSource, Node, Step, chain_of, fold, signature_of
 from datapipe.adapt.deferral.lending import Lent, lend
-from datapipe.backends.images_cpu import EncodedSample
-from datapipe.backends.images_dali.gate import can_decode
 from datapipe.codecs.probe import MAX_PIXELS, ImageHeader
+from datapipe.kinds.images.dali.gate import can_decode
+from datapipe.kinds.images.images_cpu import EncodedSample
 from datapipe.transforms.protocols import Cuts, Interpolation
 
 _MIXED = "other images of its batch are not left to DALI"

@@ -25,8 +25,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from datapipe.backends.slabs import LeaseEnd, leased
 from datapipe.core.environment import shared_memory
+from datapipe.kernel.pools import LeaseEnd, leased
 
 MIN_NBYTES = 64 << 10  # what is smaller torch sends by itself
 _MOST_BLOCKS = 64  # of a worker: some batches of ten tensors each; what is lent beyond them is memory of torch's own

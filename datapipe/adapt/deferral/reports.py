@@ -16,8 +16,8 @@ import torch.utils.data
 from datapipe.adapt.deferral.blocks import Block, collate_blocks
 from datapipe.adapt.deferral.paying import Cost, Paying
 from datapipe.core.printable import counted
-from datapipe.loader.policy import BadSample, BadSampleLog
-from datapipe.loader.random_state import random_state_kept, reseed
+from datapipe.kernel.bad_samples import BadSample, BadSampleLog
+from datapipe.kernel.random_state import random_state_kept, reseed
 
 
 class OperationCount(NamedTuple):

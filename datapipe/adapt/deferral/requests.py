@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from datapipe.loader.random_state import collation_seed
+from datapipe.kernel.random_state import collation_seed
 from datapipe.order.draws import apart, key64, mix64
 from datapipe.order.plan import Picks, Rank
 

@@ -26,9 +26,9 @@ _MARK = "_datapipe_watches"
 _TORCH = "torch.utils.data.dataloader"
 _LOADERS = {  # module -> its loaders, and their iterators
     _TORCH: (("DataLoader",), ("_BaseDataLoaderIter",)),
-    "datapipe.loader.images.facade": (("DataLoader",), ("BatchIterator",)),
-    "datapipe.loader.tables.facade": (("TableLoader",), ("BatchIterator",)),
-    "datapipe.loader.prefetching": (("PrefetchedLoader",), ("PrefetchIterator",)),
+    "datapipe.kinds.images.loader": (("DataLoader",), ("BatchIterator",)),
+    "datapipe.kinds.tables.loader": (("TableLoader",), ("BatchIterator",)),
+    "datapipe.kernel.prefetching": (("PrefetchedLoader",), ("PrefetchIterator",)),
     "accelerate.data_loader": (("DataLoaderShard", "DataLoaderDispatcher"), ()),  # generators around a torch loader
 }
 _session: Session | None = None

@@ -35,7 +35,8 @@ from datapipe.diagnostics.trials.trying import CACHED, CONVERTED, OURS, RESIZED
 from datapipe.index.concat import AnyIndex, select
 from datapipe.index.entries import WHOLE_FILE, Entries
 from datapipe.index.file_list import FileListIndex
-from datapipe.loader import DataLoader, Dataset
+from datapipe.kinds.images.dataset import Dataset
+from datapipe.kinds.images.loader import DataLoader
 
 _SHARE = 0.1  # share of the time, for the passes of one trial
 _MIN_PASSES, _MAX_PASSES = 3, 20

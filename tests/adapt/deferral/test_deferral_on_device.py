@@ -21,9 +21,9 @@ from torch.utils.data import DataLoader
 import datapipe as dp
 from datapipe.adapt.deferral import device_decoding, lending
 from datapipe.adapt.deferral.device_decoding import DecodingByDali
-from datapipe.backends.images_dali.pipeline import DaliPipeline, RunError
-from datapipe.backends.pytree import tensors_of
-from datapipe.loader.prefetching import PrefetchedLoader
+from datapipe.kernel.prefetching import PrefetchedLoader
+from datapipe.kernel.pytree import tensors_of
+from datapipe.kinds.images.dali.pipeline import DaliPipeline, RunError
 
 pytest.importorskip("nvidia.dali", reason="DALI is not installed")
 

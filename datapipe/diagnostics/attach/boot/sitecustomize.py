@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 _LOADERS = (
     "torch.utils.data.dataloader",
-    "datapipe.loader.images.facade",
-    "datapipe.loader.tables.facade",
-    "datapipe.loader.prefetching",
+    "datapipe.kinds.images.loader",
+    "datapipe.kinds.tables.loader",
+    "datapipe.kernel.prefetching",
     "accelerate.data_loader",
 )
 

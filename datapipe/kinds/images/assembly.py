@@ -1,0 +1,133 @@
+"""Put a loader's parts together: from a choice of backend to the maker of batches."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import torch
+
+from datapipe.core.observe import Observer
+from datapipe.fetch.files import Files
+from datapipe.index.concat import Repeats
+from datapipe.kernel.accelerators import runtime_of
+from datapipe.kernel.bad_samples import BadSampleLog
+from datapipe.kernel.device import Uploader
+from datapipe.kernel.options import LoaderOptions
+from datapipe.kernel.pools import BatchMemory
+from datapipe.kernel.tasks import ObjectPool, open_batch_pool
+from datapipe.kinds.images.batches import SampleBatchMaker, Worker
+from datapipe.kinds.images.choice import Choice
+from datapipe.kinds.images.collate import Collator
+from datapipe.kinds.images.dali.gate import form_of
+from datapipe.kinds.images.dali.region_trial import region_problem
+from datapipe.kinds.images.dali.settings import Dali, GraphOptions
+from datapipe.kinds.images.dali_stage import DaliStage, FetchWorker
+from datapipe.kinds.images.dataset import Dataset
+from datapipe.kinds.images.device_images import DeviceImages
+from datapipe.kinds.images.fields import FurtherFields
+from datapipe.kinds.images.images_cpu import BlockWorker
+from datapipe.kinds.images.kept_images import KeptImages
+from datapipe.order.plan import Rank
+from datapipe.transforms import Recipe
+
+Size = tuple[int, int]
+
+REMOTE_SAMPLES_AHEAD = 512  # 2,000 a second with 170 ms of latency each, and half as many again
+
+
+def assemble(
+    choice: Choice,
+    *,
+    dataset: Dataset,
+    recipe: Recipe,
+    options: LoaderOptions,
+    seed: int,
+    rank: Rank,
+    files: Files,
+    observer: Observer,
+    bad_samples: BadSampleLog,
+    memory_format: torch.memory_format,
+    kept: KeptImages | None,
+    device_images: DeviceImages | None,
+) -> SampleBatchMaker:
+    """Return the maker of a loader's batches. Call it in the consumer's thread: for a GPU it creates a stream there."""
+    index, fields = dataset.index, dataset.fields
+    stored_size = index.manifest.image_size
+    size = recipe.output_size(stored_size) if fields.has_image else None
+    runtime = None if choice.device.type == "cpu" else runtime_of(choice.device)
+    stream = None if device_images is None else device_images.stream
+    collator = Collator(
+        recipe=recipe,
+        options=options,
+        rank=rank,
+        fields=fields,
+        memory_format=memory_format,
+        uploader=None if runtime is None else Uploader(runtime, observer=observer, stream=stream),
+    )
+    options = far_enough_ahead(options, choice.dali, is_remote=index.is_remote)
+    leaves_pixels = collator.finishes_pixels and size is not None
+    geometry = recipe.geometry_alone()
+    in_blocks = geometry if device_images is None else device_images.front  # the rest is the device's
+    block_size = size if device_images is None else device_images.shape
+    stage = None
+    if choice.dali is not None:
+        assert block_size is not None  # checked by `BackendRequest`
+        stage = DaliStage(
+            _graph_options(choice.dali, choice.device, in_blocks, stored_size, block_size, options),
+            num_pipelines=choice.dali.num_pipelines,
+        )
+    worker_recipe = in_blocks if stage is not None or leaves_pixels else recipe
+
+    def open_worker() -> Worker:
+        worker = BlockWorker(worker_recipe, files, kept=kept)
+        return worker if stage is None else FetchWorker(worker, in_blocks, stage.graph)
+
+    most = min(options.batch_size, len(index))
+    open_pool = functools.partial(open_batch_pool, options=options, runtime=runtime)
+    return SampleBatchMaker(
+        index=index,
+        has_image=fields.has_image,
+        looked_up=fields.looked_up(index),
+        further=FurtherFields(fields.further, index=index, files=files, geometry=geometry if fields.moved else None),
+        recipe=in_blocks if leaves_pixels else recipe,
+        options=options,
+        seed=seed,
+        files=files,
+        observer=observer,
+        bad_samples=bad_samples,
+        memory=None if block_size is None else BatchMemory((*block_size, 3), room=most, open_pool=open_pool),
+        dali=stage,
+        collator=collator,
+        workers=ObjectPool(open_worker),
+        repeats=Repeats.of(index),
+        kept=kept,
+        device_images=device_images,
+        runtime=runtime,
+    )
+
+
+def far_enough_ahead(options: LoaderOptions, dali: Dali | None, *, is_remote: bool) -> LoaderOptions:
+    """Raise `prefetch_factor` to one batch more than there are pipelines; for a store, to as many samples as hide its latency."""
+    least = 0 if dali is None else dali.num_pipelines + 1
+    if is_remote:
+        least = max(least, -(-REMOTE_SAMPLES_AHEAD // options.batch_size))
+    return dataclasses.replace(options, prefetch_factor=max(options.prefetch_factor, least))
+
+
+def _graph_options(
+    dali: Dali, device: torch.device, recipe: Recipe, stored_size: Size | None, size: Size, options: LoaderOptions
+) -> GraphOptions:
+    on_gpu = device.type == "cuda"
+    form = form_of(recipe, stored_size)
+    return GraphOptions(
+        height=size[0],
+        width=size[1],
+        max_batch_size=options.batch_size,
+        device_id=device.index if on_gpu else None,
+        form=form,
+        decodes_regions=not on_gpu or region_problem(device.index, hw_decoder_load=dali.hw_decoder_load) is None,
+        num_threads=dali.num_threads or max(1, options.num_workers),
+        hw_decoder_load=dali.hw_decoder_load,
+        hybrid_huffman_threshold=dali.hybrid_huffman_threshold,
+    )

@@ -1,0 +1,263 @@
+"""`TableLoader`: shuffled batches of rows from Parquet and Arrow files, as row-major tensors."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+
+from datapipe.columns.layout import ColumnGroups, MatrixLayout, layout_of
+from datapipe.columns.recipe import Columns
+from datapipe.containers.tables.files import open_table
+from datapipe.core.checks import whole_number
+from datapipe.core.errors import OptionError
+from datapipe.core.observe import Observer, check_observer
+from datapipe.core.printable import printable
+from datapipe.index.tables import TableIndex
+from datapipe.kernel.bad_samples import BadSample
+from datapipe.kernel.iteration import BatchIterator
+from datapipe.kernel.options import OnError, parse_options
+from datapipe.kernel.ranks import resolve_device
+from datapipe.kernel.seeding import Seed, seed_source
+from datapipe.kernel.shown import refuse_position, shown_loader, shown_rows
+from datapipe.kernel.state import LoaderProgress
+from datapipe.kernel.torch_compat import EpochSetter, OwnBatches, SequentialEpochSetter
+from datapipe.kinds.tables.choice import TABLE_BACKENDS, TableBackend, TableChoice
+from datapipe.kinds.tables.kind import WINDOW_NBYTES, TablePasses
+from datapipe.order.plan import Plan, Tail
+from datapipe.stores.location import is_url
+from datapipe.stores.requests import apply_settings
+from datapipe.stores.settings import Remote, remote_settings
+
+_MIN_BLOCK = 4096  # rows gathered at once, if a batch has so many
+
+
+class TableDataset:
+    """The `dataset` of a loader: the rows of a table, counted, with their schema."""
+
+    def __init__(self, index: TableIndex) -> None:
+        self.index = index
+
+    def __repr__(self) -> str:
+        return printable(f"<datapipe.TableDataset: {self.shown}>")
+
+    @property
+    def shown(self) -> str:
+        """The rows and where they lie, in words."""
+        columns = [column.name for column in self.index.columns]
+        paths = [file.path for file in self.index.files]
+        return shown_rows(len(self), columns, container=self.index.files[0].container, paths=paths)
+
+    def __len__(self) -> int:
+        """Return the rows, over all ranks."""
+        return len(self.index)
+
+
+class TableLoader:
+    """Give batches of rows of a table as tensors: groups of columns side by side in row-major matrices, and a label.
+
+    >>> loader = datapipe.TableLoader("train/*.parquet", batch_size=65536, shuffle=True, label="label")
+    >>> for x, label in loader:                # (65536, columns) float32, and (65536,)
+    ...     train(x, label)
+
+    `source`: a Parquet, Arrow or Feather file, a directory of them, a glob pattern, a list of paths, or the row-major file that
+    `datapipe convert --to hdf5` makes; of Parquet also URLs in an object store. What a batch is:
+
+    columns: names and shell patterns, `["I*", "age"]`, for one matrix; a mapping of names to them, `{"dense": ["I*"], "ids":
+      ["C*"]}`, for several; None: all columns but the label, in one. A matrix is (b, columns), contiguous, in one dtype: the
+      smallest that holds all its columns exactly.
+    label: a column, delivered as (b,); or a list of them, as (b, columns).
+    dtypes: the dtype of the matrix, or of each by name, such as {"dense": torch.float32}.
+
+    transform: a `dp.Columns`: operations on columns that are carried out first; it must be fitted.
+
+    lists: "jagged": a group of columns of lists is a `dp.Jagged`, their elements one after the other. Otherwise lists are
+      refused, unless the transform pads them.
+
+    A batch is `x`, or `(x, label)` with a label; x is the matrix of the only group, or a dict of them by name. With tail="mask" a
+    bool tensor comes last that is False for rows that are repeats. Nulls are NaN in floating matrices and an error in others.
+
+    batch_size: rows of a batch, per rank.
+    shuffle: another order every epoch, within windows of whole row groups that take at most `window_nbytes` of memory; of a
+      row-major file in full.
+    num_workers: threads; by default the cores this process may use. 0: the caller's thread.
+    tail: "pad" (the last batch is short, ranks get equally many rows, at most one of them a repeat), "drop" or "mask".
+    cache: "disk", or a directory: keep finished rows as the first epoch reads them. It is shuffled in windows, every later epoch
+      in full, by mapping what was kept. Needs shuffle=True and on_error="raise".
+    on_error: "raise" if a row group does not decode, "skip" its rows (shorter batches, as many steps), or "replace" them by
+      rows that are shuffled with them; see `bad_samples`.
+    device: where batches are delivered; "auto" is this rank's GPU, or the CPU if torch finds none.
+    backend: "tables_arrow" reads on CPU threads; "tables_cudf" decodes, packs and gathers on the GPU; "auto" measures both for a
+      GPU, once per machine and table, and takes Arrow for the CPU and for what cuDF cannot serve (`choice()` says why).
+    remote: a `datapipe.Remote(...)`: how files are read if the source is URLs in an object store. Its `cache_dir` keeps shards of
+      images; `cache` keeps rows.
+    seed, generator, rank, world_size, prefetch_factor, pin_memory, timeout, worker_init_fn, drop_last: as for `DataLoader`.
+
+    Lengths, epochs, ranks, states and iterators are those of `DataLoader`. A batch belongs to whoever holds it. Raises
+    OptionError for arguments that cannot be honoured, and what `open_table` raises.
+    """
+
+    def __init__(
+        self,
+        source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        batch_size: int,
+        shuffle: bool = False,
+        *,
+        columns: ColumnGroups = None,
+        label: str | Sequence[str] | None = None,
+        dtypes: Mapping[str, Any] | Any = None,
+        transform: Columns | None = None,
+        lists: Literal["jagged"] | None = None,
+        num_workers: int | None = None,
+        prefetch_factor: int | None = None,
+        drop_last: bool = False,
+        tail: str | None = None,
+        device: str | torch.device = "auto",
+        backend: TableBackend = "auto",
+        seed: int | None = None,
+        generator: torch.Generator | None = None,
+        on_error: OnError = "raise",
+        pin_memory: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        window_nbytes: int = WINDOW_NBYTES,
+        cache: str | os.PathLike[str] | None = None,
+        batch_transform: Callable[..., Any] | None = None,
+        remote: Remote | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+    ) -> None:
+        self._arguments = {name: value for name, value in locals().items() if name != "self"}
+        if backend not in TABLE_BACKENDS:
+            raise OptionError(f"backend is {backend!r:.60}; choose one of {', '.join(TABLE_BACKENDS)}")
+        whole_number(window_nbytes, "window_nbytes", least=1)
+        self.options = parse_options(self._arguments, min_block=_MIN_BLOCK, max_block=sys.maxsize)
+        seeding = Seed(seed_source(seed, generator))
+        self._resolve_device = resolve_device(device)
+        settings = _settings_of(source, remote)
+        if settings is not None:
+            apply_settings(settings)  # for the opening too
+        self.dataset = TableDataset(open_table(source))
+        if transform is not None and not isinstance(transform, Columns):
+            raise OptionError(f"transform is {transform!r:.60}; pass a dp.Columns, such as dp.Columns.load('recipe.json')")
+        index = self.dataset.index
+        self.layout: MatrixLayout = layout_of(
+            index,
+            columns=columns,
+            label=label,
+            dtypes=dtypes,
+            chains_of=(lambda column: ()) if transform is None else transform.chains_of,
+            lists=lists,
+        )
+        self._passes = TablePasses(
+            index,
+            layout=self.layout,
+            options=self.options,
+            progress=LoaderProgress(seeding, index.fingerprint, (rank, world_size)),
+            arguments=self._arguments,
+            remote=settings,
+            device=self._resolve_device,
+            open_loader=TableLoader,
+        )
+        # Attributes that frameworks and scripts read from a torch DataLoader.
+        self.batch_size = self.options.batch_size
+        self.drop_last = self.options.tail is Tail.DROP
+        self.num_workers = self.options.num_workers
+        self.sampler = (EpochSetter if self.options.shuffle else SequentialEpochSetter)(self._progress.epochs, len(self.dataset))
+        self.batch_sampler = OwnBatches(self)
+        self.generator = generator
+
+    @property
+    def _progress(self) -> LoaderProgress:
+        return self._passes.progress
+
+    def __repr__(self) -> str:
+        device = self._arguments["device"]
+        return shown_loader("TableLoader", self.dataset.shown, batch_size=self.batch_size, device=device)
+
+    # -- torch's contract -----------------------------------------------------------------------
+
+    __getitem__ = refuse_position
+
+    def __iter__(self) -> BatchIterator:
+        passes = self._passes
+        self._progress.check_still_alone(passes.num_steps)
+        return BatchIterator(passes.begin, passes.num_steps, self._progress.epochs, self._arguments["worker_init_fn"])
+
+    def __len__(self) -> int:
+        """Return batches per epoch on this rank; the same on all."""
+        return self._passes.num_steps()
+
+    def __reduce__(self) -> tuple[Callable[..., TableLoader], tuple[dict[str, Any]]]:
+        return _from_arguments, (self._arguments,)
+
+    # -- epochs, state, observation -------------------------------------------------------------
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next pass one over this epoch. Without it epochs count up from 0."""
+        self._progress.epochs.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the place after the last batch delivered: small, JSON-safe. After a pass: the beginning of the next epoch."""
+        return {**self._passes.state().to_json(), "layout": self.layout.fingerprint}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue there with the next pass, on any number of ranks as long as batch_size x world_size is the same.
+
+        Raises StateError for a state that this loader would not continue exactly.
+        """
+        self._passes.resume(state)
+
+    @property
+    def observer(self) -> Observer:
+        """The function to which stages are reported; `observe` sets it."""
+        return self._passes.setup.observer
+
+    def observe(self, observer: Observer) -> None:
+        """Report every stage of passes that begin from now on to `observer`."""
+        check_observer(observer)
+        self._passes.observe(observer)
+
+    @property
+    def seed(self) -> int | None:
+        """The seed of the order; None until it is drawn, when the first pass begins."""
+        return self._progress.seed.value
+
+    @property
+    def device(self) -> torch.device:
+        """The device on which batches are delivered."""
+        return self._resolve_device()
+
+    @property
+    def bad_samples(self) -> list[BadSample]:
+        """The row groups that were skipped or replaced, the latest 1,000."""
+        return list(self._passes.setup.bad_samples.latest)
+
+    def choice(self) -> TableChoice:
+        """Return the backend that serves this loader, and why. The first call may measure."""
+        return self._passes.choice()
+
+    def plan(self) -> Plan:
+        """Return the steps of an epoch; their number depends on no seed."""
+        return self._passes.plan()
+
+
+def _settings_of(source: object, remote: Remote | None) -> Remote | None:
+    """Return the settings of requests for a source, None for local files. Raises OptionError for a cache of shards."""
+    settings = remote_settings(remote)
+    sources = source if isinstance(source, Sequence) and not isinstance(source, str) else [source]
+    if not any(isinstance(one, str) and is_url(one) for one in sources):
+        return None
+    if settings.cache_dir is not None:
+        raise OptionError(
+            f"remote has cache_dir={str(settings.cache_dir)!r:.60}, which keeps shards of images, and this is a table; "
+            "leave it out, and pass cache='disk' or cache=DIRECTORY to keep its rows"
+        )
+    return settings
+
+
+def _from_arguments(arguments: dict[str, Any]) -> TableLoader:
+    return TableLoader(**arguments)
