@@ -137,7 +137,7 @@ def measure(shards: Path, crop: int, backend: str) -> list[dict[str, float]]:
     import torch
 
     import datapipe as dp
-    from datapipe.cli.bench import StageTotals
+    from datapipe.kinds.images.bench import StageTotals
 
     recipe = [dp.RandomResizedCrop(crop), dp.RandomHorizontalFlip(), dp.ToDtype(torch.float32, scale=True)]
     recipe.append(dp.Normalize(dp.IMAGENET_MEAN, dp.IMAGENET_STD))

@@ -70,7 +70,7 @@ def open_once(directory: Path, batch_size: int) -> dict[str, float]:
     index = SampleIndex(read_manifest(directory), data_directory=directory, sidecar_directory=directory)
     opened = time.perf_counter()
     plan = Plan(ShuffledOrder(len(index), seed=0), batch_size)
-    picks = plan.picks(epoch=0, step=0)
+    picks = plan.picks_of(plan.span(epoch=0, step=0))
     ordered = time.perf_counter()
     entries = index.look_up(index.ids(picks.positions), "image")
     ended = time.perf_counter()

@@ -159,7 +159,7 @@ def order(path: Path) -> Spent:
             for run in rows.runs(1, start, min(start + 65536, len(rows))):
                 if run.window not in done:
                     done.add(run.window)
-                    rows.pieces(run.window)
+                    rows.parts(run.window)
                     rows.shuffled(run.window)
                 yield len(run)
 

@@ -17,7 +17,7 @@ from datapipe.kernel.device_runtime import KeepAlive
 from datapipe.kernel.pools import SlabPool
 from datapipe.kinds.tables.choice import TableChoice
 from datapipe.kinds.tables.cudf.library import library
-from datapipe.kinds.tables.kind import TablePasses
+from datapipe.kinds.tables.kind import TableKind
 
 
 class HostStream:
@@ -86,17 +86,17 @@ class HostRuntime:
 def dry_cudf() -> Iterator[None]:
     """Let loaders with backend="tables_cudf" and device="cpu" run on the host."""
     runtime = HostRuntime()
-    choose = TablePasses.choice
+    choose = TableKind.choice
 
-    def choice(passes: TablePasses) -> TableChoice:
-        return TableChoice(True, "a dry run") if passes.backend == "tables_cudf" else choose(passes)
+    def choice(kind: TableKind) -> TableChoice:
+        return TableChoice(True, "a dry run") if kind.backend == "tables_cudf" else choose(kind)
 
     library.cache_clear()
     with (
         stand_in(runtime),
         mock.patch("datapipe.kinds.tables.kind.cuda_runtime", return_value=runtime),
         mock.patch("benchmarks.gpu.table_feeds.cuda_runtime", return_value=runtime),
-        mock.patch.object(TablePasses, "choice", choice),
+        mock.patch.object(TableKind, "choice", choice),
     ):
         yield
     library.cache_clear()

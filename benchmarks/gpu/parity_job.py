@@ -17,7 +17,7 @@ from benchmarks.gpu.libraries import told_libraries
 from benchmarks.gpu.settings import Check
 from benchmarks.task import CROP
 from datapipe import Dali
-from datapipe.kernel.explanation import explanation
+from datapipe.kernel.explanation import explain
 
 SEED = 1
 _TO_FLOAT = [datapipe.ToDtype(torch.float32, scale=True), datapipe.Normalize(datapipe.IMAGENET_MEAN, datapipe.IMAGENET_STD)]
@@ -66,7 +66,7 @@ def measure(arguments: dict[str, Any], check: Check) -> Iterator[dict[str, Any]]
         np.save(path, images.numpy())
         ids, labels = (torch.cat([batch[key] for batch in batches]).tolist() for key in ("id", "label"))
         yield {"recipe": name, "file": str(path), "ids": ids, "labels": labels, "dtype": str(images.dtype)}
-    yield {**told_libraries(), "explained": explanation(loader)}
+    yield {**told_libraries(), "explained": list(explain(loader).lines)}
 
 
 def _read(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -109,7 +109,7 @@ class PickedKeys:
 
     def check(self, cursor: Cursor) -> None:
         """Raise StateError if no pass could begin at `cursor`."""
-        self.source.check(cursor)
+        self.source.step_at(cursor)
 
 
 KeySource = GivenKeys | PickedKeys
@@ -225,5 +225,5 @@ class SampleDataset(torch.utils.data.Dataset[Any]):
         draws = Draws(key.seed, key.epoch, apart(ids, np.array([key.occurrence], np.int64)))
         (image,), report = self._worker.load_each(entries, range(1), draws)
         for bad in report.bad:
-            raise located(bad.reason, self._index, int(ids[0])) from bad.reason
+            raise located(bad.reason, self._index.describe(int(ids[0]))) from bad.reason
         return (image, int(entries.labels[0])) if self._has_label else (image,)

@@ -22,7 +22,6 @@ from typing import Any
 from converters import ConvertOptions, convert
 from converters.verify import verify
 from datapipe.cli import demo_script
-from datapipe.cli.bench import in_turns, rate_of, torch_loader
 from datapipe.cli.demo_script import BATCH_SIZE, SIZE, loader_of_shards
 from datapipe.cli.progress import Progress
 from datapipe.containers import open_index
@@ -35,7 +34,9 @@ from datapipe.diagnostics.command import diagnose_command, write_reports
 from datapipe.diagnostics.document import Document
 from datapipe.diagnostics.report.compare import compare
 from datapipe.diagnostics.report.screen import screen
+from datapipe.kernel.calibration import in_turns, rate_of
 from datapipe.kernel.options import default_num_workers
+from datapipe.kinds.images.bench import torch_loader
 from datapipe.testing.synthetic_images import make_image_folder
 
 NUM_CLASSES = 10

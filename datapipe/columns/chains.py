@@ -72,7 +72,8 @@ class Chain:
         """A hash that differs for chains that give other values."""
         found = self.fitted
         parts = [[type(one).__name__, asdict(one)] for one in self.operations]
-        words = [parts, found.fill, found.mean, found.std, found.vocabulary and found.vocabulary.digest, self.indicator]
+        digest = None if found.vocabulary is None else found.vocabulary.digest
+        words = [parts, found.fill, found.mean, found.std, digest, self.indicator]
         words += [] if self.element is None else [self.element]
         return hashlib.sha256(json.dumps(words).encode()).hexdigest()[:16]
 

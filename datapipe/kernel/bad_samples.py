@@ -1,4 +1,4 @@
-"""Treat bad samples: raise, skip or replace them; and check that labels are within the classes."""
+"""Bad samples: what is kept of them, how they are named, and what replaces them."""
 
 from __future__ import annotations
 
@@ -6,14 +6,10 @@ import threading
 from collections import deque
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
-from datapipe.core.errors import DecodeError, IntegrityError, OptionError
+from datapipe.core.errors import DecodeError, IntegrityError
 from datapipe.core.printable import get_logger, printable
-from datapipe.index.concat import AnyIndex
+from datapipe.index.entries import Description
 from datapipe.order.draws import key64
-from datapipe.transforms import CutMix, MixUp, Recipe
 
 MAX_ATTEMPTS = 16  # replacements tried for one bad sample before the data as a whole counts as bad
 _KEPT = 1000  # reports kept for the user
@@ -52,32 +48,14 @@ class BadSampleLog:
             logger.warning("further bad samples are not logged; see DataLoader.bad_samples")
 
 
-def located(reason: DecodeError | IntegrityError, index: AnyIndex, id: int) -> DecodeError | IntegrityError:
+def located(reason: DecodeError | IntegrityError, sample: Description) -> DecodeError | IntegrityError:
     """Return the same error, saying which sample of which file."""
-    where = index.describe(id)
     remedy = "pass on_error='skip' or 'replace', or find all of them with `datapipe convert --check decode`"
     if isinstance(reason, IntegrityError):
-        return type(reason)(f"{where}: {str(reason).removeprefix(f'{printable(where.path)}: ')}")
-    return DecodeError(f"{where}: {reason}; {remedy}")
+        return type(reason)(f"{sample}: {str(reason).removeprefix(f'{printable(sample.path)}: ')}")
+    return DecodeError(f"{sample}: {reason}; {remedy}")
 
 
-def replacement_id(index: AnyIndex, *, seed: int, epoch: int, id: int, attempt: int) -> int:
-    """Return the id of the sample that replaces a bad one: a function of these values alone."""
-    position = int(key64(seed, epoch, id, attempt)) % len(index)
-    return int(index.ids(np.array([position], np.int64))[0])
-
-
-def check_classes(recipe: Recipe, labels: NDArray[np.int64], ids: NDArray[np.int64], index: AnyIndex) -> None:
-    """Raise OptionError, naming a sample, if MixUp or CutMix would be given a label outside of the classes.
-
-    On a GPU such a label would fail an assertion and end the process. `labels` and `ids`: (b,) of a batch.
-    """
-    for _, op in recipe.batch:
-        if isinstance(op, (MixUp, CutMix)) and op.num_classes is not None:
-            outside = np.flatnonzero((labels < 0) | (labels >= op.num_classes))
-            if len(outside):
-                row = outside[0]
-                raise OptionError(
-                    f"{index.describe(int(ids[row]))}: its label is {labels[row]}, and {op!r} takes 0 to {op.num_classes - 1}; "
-                    "pass the dataset's number of classes"
-                )
+def replacement(num_samples: int, *, seed: int, epoch: int, id: int, attempt: int) -> int:
+    """Return the position of the sample that replaces a bad one: a function of these values alone."""
+    return int(key64(seed, epoch, id, attempt)) % num_samples

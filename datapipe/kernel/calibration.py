@@ -1,7 +1,7 @@
-"""Measure how fast each backend is on this machine with the data at hand, once, and remember the figures.
+"""Measure how fast loaders are, in turns; and each backend with the data at hand, once on a machine, remembering the figures.
 
-Each candidate loads batches for about a second, end to end: storage, decoding, the copy to the device. All are measured in
-order and then in reverse, and the better figure of each counts: only the candidate that comes first reads what the
+A candidate for a backend loads batches for about a second, end to end: storage, decoding, the copy to the device. All are
+measured in order and then in reverse, and the better figure of each counts: only the candidate that comes first reads what the
 kernel has not cached yet. The figures are kept in the user's cache directory under everything they depend on.
 """
 
@@ -86,6 +86,25 @@ def measure(batches: Iterator[Any]) -> float:
         num_batches += 1
     synchronize(device)
     return num_samples / (time.perf_counter() - started)
+
+
+def in_turns(contenders: Mapping[str, Callable[[], float]], *, rounds: int) -> dict[str, list[float]]:
+    """Return the rates that each contender measures, by round; one more round before these is a warm-up and does not count."""
+    with reported_wait("the measurement", f"{' and '.join(contenders)} in turns, {rounds + 1} rounds"):
+        by_round = [{name: rate() for name, rate in contenders.items()} for _ in range(rounds + 1)]
+    return {name: [rates[name] for rates in by_round[1:]] for name in contenders}
+
+
+def rate_of(loader: Iterable[Any], num_samples: int, *, device: torch.device) -> float:
+    """Return samples per second over at least `num_samples`, in whole batches, over as many epochs as needed."""
+    seen, start_s = 0, time.perf_counter()
+    while seen < num_samples:
+        for batch in loader:
+            seen += len(batch[0])
+            if seen >= num_samples:
+                break
+    synchronize(device)  # a batch is delivered before the GPU has made it
+    return seen / (time.perf_counter() - start_s)
 
 
 def power_of_two(number: float) -> int:

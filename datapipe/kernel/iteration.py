@@ -13,8 +13,9 @@ from datapipe.core.errors import LifecycleError
 from datapipe.core.observe import Stage, StageEvent
 from datapipe.kernel.device import DeviceTransfer
 from datapipe.kernel.guarding import OneThread, ending
+from datapipe.kernel.kind import Step
 from datapipe.kernel.state import Epochs
-from datapipe.kernel.tasks import BatchMaker, BatchPicks, BatchTask, Steps
+from datapipe.kernel.tasks import BatchTask, OpenPass
 from datapipe.kernel.threads import LoaderThreads, run_here
 from datapipe.order.plan import Cursor
 
@@ -30,17 +31,16 @@ class BatchIterator(Iterator[Any]):
 
     def __init__(
         self,
-        open_pass: Callable[[], tuple[BatchMaker, Steps]],
+        open_pass: Callable[[], OpenPass],
         num_steps: Callable[[], int],
         epochs: Epochs,
         worker_init_fn: Callable[[int], None] | None,
     ) -> None:
         """`open_pass`: called at the first `next()`, in the consumer's thread. `num_steps()`: of a whole epoch."""
         self._open_pass, self._num_steps, self._epochs, self._worker_init_fn = open_pass, num_steps, epochs, worker_init_fn
-        self._maker: BatchMaker | None = None
+        self._opened: OpenPass | None = None
         self._tasks: deque[BatchTask] = deque()
-        self._steps_from: Steps | None = None
-        self._steps: Iterator[BatchPicks] | None = None
+        self._steps: Iterator[Step] | None = None
         self._asked = Cursor()  # after the last batch among the tasks
         self._sampler_error: Exception | None = None  # raised once the batches before it are delivered
         self._threads: LoaderThreads | None = None
@@ -65,11 +65,11 @@ class BatchIterator(Iterator[Any]):
         if self._is_closed:
             raise StopIteration
         try:
-            maker = self._begin() if self._maker is None else self._maker
-            self._top_up(maker)
+            opened = self._begin() if self._opened is None else self._opened
+            self._top_up(opened)
             start_ns = time.perf_counter_ns()
             if self._tasks:
-                self._wait(self._tasks[0], maker)
+                self._wait(self._tasks[0], opened)
                 self._tasks[0].finish_here()
         except Exception:
             self.close()
@@ -84,13 +84,13 @@ class BatchIterator(Iterator[Any]):
             self._epochs.end(self._epoch)
             raise StopIteration
         task = self._tasks.popleft()
-        self._epochs.last = task.picks.after
+        self._epochs.last = task.step.after
         batch = task.take()
         if isinstance(batch, DeviceTransfer):
             batch = batch.hand_over()
-        self._top_up(maker)
+        self._top_up(opened)
         waited_ns = time.perf_counter_ns() - start_ns
-        maker.observer(StageEvent(Stage.WAIT, task.picks.step, start_ns, waited_ns, len(task.picks)))
+        opened.settings.observer(StageEvent(Stage.WAIT, task.step.step, start_ns, waited_ns, len(task.step)))
         return batch
 
     def __len__(self) -> int:
@@ -112,45 +112,44 @@ class BatchIterator(Iterator[Any]):
         self._tasks.clear()
         if self._threads is not None:
             self._threads.stop()
-        runtime = None if self._maker is None else self._maker.runtime
+        runtime = None if self._opened is None else self._opened.maker.resources.runtime
         if runtime is not None and self._process == os.getpid():  # CUDA answers nothing in a forked child
             runtime.pending.reap()
 
-    def _begin(self) -> BatchMaker:
-        maker, steps_from = self._open_pass()
-        if maker.options.num_workers:
-            self._threads = LoaderThreads(maker, init=self._worker_init_fn)
+    def _begin(self) -> OpenPass:
+        opened = self._open_pass()
+        if opened.maker.resources.options.num_workers:
+            self._threads = LoaderThreads(opened.maker.resources, init=self._worker_init_fn)
             weakref.finalize(self, self._threads.stop_from_finalizer)
         try:
             if self._threads is not None:
                 self._threads.start()
             start = self._epochs.claim()
-            self._epoch, self._asked, self._steps_from, self._steps = start.epoch, start, steps_from, steps_from(start)
-            self._maker = maker  # last: a beginning that Ctrl-C interrupted is repeated, with threads of its own
+            self._epoch, self._asked, self._steps = start.epoch, start, opened.settings.steps(start)
+            self._opened = opened  # last: a beginning that Ctrl-C interrupted is repeated, with threads of its own
         except BaseException:
             if self._threads is not None:
                 self._threads.work_queue.close()
             raise
-        return maker
+        return opened
 
-    def _top_up(self, maker: BatchMaker) -> None:
+    def _top_up(self, opened: OpenPass) -> None:
         """Put as many batches in the making as the options say."""
-        assert self._steps_from is not None
         try:
-            while not maker.options.is_ahead(len(task.picks) for task in self._tasks):
-                picks = self._next_picks()
-                if picks is None:
+            while not opened.maker.resources.options.is_ahead(len(task.step) for task in self._tasks):
+                step = self._next_step()
+                if step is None:
                     return
-                task = BatchTask(maker, picks)
+                task = BatchTask(opened, step)
                 if self._threads is not None:
                     self._threads.work_queue.add(task)
                 self._tasks.append(task)
-                self._asked = picks.after
+                self._asked = step.after
         except BaseException:  # Ctrl-C: a generator that raised yields nothing more
-            self._steps = self._steps_from(self._asked)
+            self._steps = opened.settings.steps(self._asked)
             raise
 
-    def _next_picks(self) -> BatchPicks | None:
+    def _next_step(self) -> Step | None:
         """Return the next step; None at the end of the pass, and if the sampler fails."""
         assert self._steps is not None
         try:
@@ -159,16 +158,18 @@ class BatchIterator(Iterator[Any]):
             self._sampler_error = exc
             return None
 
-    def _wait(self, task: BatchTask, maker: BatchMaker) -> None:
+    def _wait(self, task: BatchTask, opened: OpenPass) -> None:
         """Wait until the batch that is due is made or has failed. Its task stays first, so that Ctrl-C loses no batch."""
+        resources = opened.maker.resources
         if self._threads is None:
-            run_here(task, maker)
+            run_here(task, resources)
             return
+        timeout_s = resources.options.timeout_s
         with ending:
-            is_done = task.done.wait(maker.options.timeout_s or None)
+            is_done = task.done.wait(timeout_s or None)
         if not is_done:
             self._threads.abandon()
             raise LifecycleError(
-                f"no batch within timeout={maker.options.timeout_s} s (step {task.picks.step}); is the storage responding? "
+                f"no batch within timeout={timeout_s} s (step {task.step.step}); is the storage responding? "
                 "`datapipe bench` measures the loader alone"
             )

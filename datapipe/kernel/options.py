@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-import torch
-
 from datapipe.core.checks import callable_or_none, iterable_or_none, real_number, whole_number
 from datapipe.core.environment import num_usable_cores, positive_environment
 from datapipe.core.errors import OptionError
@@ -17,7 +15,6 @@ from datapipe.order.plan import Tail
 
 MAX_BLOCK = 64  # samples that are read, and whose geometry is drawn, at once: they share the overhead
 
-BoxesForm = Literal["list", "padded"]
 OnError = Literal["raise", "skip", "replace"]
 Output = Literal["tuple", "dict"]
 Shuffle = Literal[False, True, "windows"]
@@ -45,10 +42,8 @@ class LoaderOptions:
     batch_transform: Callable[..., Any] | None
     min_block: int = 1  # samples per unit of work, if a batch has so many
     max_block: int = MAX_BLOCK
-    # of images alone
     output: Output = "tuple"
     rename: Mapping[str, str] = field(default_factory=dict)
-    boxes: BoxesForm = "list"
     collate_fn: Callable[[list[Any]], Any] | None = None
     may_draw: str | None = None  # what in collate_fn may draw random numbers; None: nothing
 
@@ -83,11 +78,18 @@ class LoaderOptions:
         return max(self.prefetch_factor, -(-2 * self.num_workers // blocks_per_batch))
 
 
-def parse_options(arguments: Mapping[str, Any], **others: Any) -> LoaderOptions:
-    """Return the options of the arguments that all loaders take. `others`: further options.
+def parse_options(arguments: Mapping[str, Any], *, min_block: int = 1, max_block: int = MAX_BLOCK) -> LoaderOptions:
+    """Return the options of a loader's arguments; those about samplers, output and collation may be missing.
 
     Raises OptionError for arguments that make no sense, alone or together.
     """
+    _check_sampling(arguments)
+    output, rename = one_of(Output, arguments.get("output", "tuple"), "output"), arguments.get("rename")
+    if rename is not None and not isinstance(rename, Mapping):
+        raise OptionError(f"rename is {rename!r:.60}; pass a dict such as {{'image': 'pixel_values'}}")
+    if rename and output != "dict":
+        raise OptionError("rename needs output='dict'")
+    collate_fn = callable_or_none(arguments.get("collate_fn"), "collate_fn")
     num_workers, prefetch_factor, timeout = (arguments[name] for name in ("num_workers", "prefetch_factor", "timeout"))
     timeout_s = real_number(timeout, "timeout")
     if timeout_s < 0:
@@ -99,31 +101,14 @@ def parse_options(arguments: Mapping[str, Any], **others: Any) -> LoaderOptions:
         tail=_parse_tail(arguments["tail"], drop_last=arguments["drop_last"]),
         num_workers=default_num_workers() if num_workers is None else whole_number(num_workers, "num_workers", least=0),
         prefetch_factor=2 if prefetch_factor is None else whole_number(prefetch_factor, "prefetch_factor", least=1),
-        on_error=_one_of(OnError, arguments["on_error"], "on_error"),
+        on_error=one_of(OnError, arguments["on_error"], "on_error"),
         pin_memory=arguments["pin_memory"],
         timeout_s=timeout_s,
         batch_transform=callable_or_none(arguments["batch_transform"], "batch_transform"),
-        **others,
-    )
-
-
-def parse_image_options(arguments: Mapping[str, Any]) -> LoaderOptions:
-    """Return the options of `DataLoader`'s arguments. Raises OptionError for arguments that make no sense, alone or together."""
-    _check_sampling(arguments)
-    memory_format, rename = arguments["memory_format"], arguments["rename"]
-    if memory_format not in (torch.channels_last, torch.contiguous_format):
-        raise OptionError(f"memory_format is {memory_format!r}; choose torch.channels_last or torch.contiguous_format")
-    if rename is not None and not isinstance(rename, Mapping):
-        raise OptionError(f"rename is {rename!r:.60}; pass a dict such as {{'image': 'pixel_values'}}")
-    output = _one_of(Output, arguments["output"], "output")
-    if rename and output != "dict":
-        raise OptionError("rename needs output='dict'")
-    collate_fn = callable_or_none(arguments["collate_fn"], "collate_fn")
-    return parse_options(
-        arguments,
+        min_block=min_block,
+        max_block=max_block,
         output=output,
         rename=dict(rename or {}),
-        boxes=_one_of(BoxesForm, arguments["boxes"], "boxes"),
         collate_fn=collate_fn,
         may_draw=None if collate_fn is None else may_draw(collate_fn),
     )
@@ -144,8 +129,8 @@ def default_num_workers() -> int:
 
 def _check_sampling(arguments: Mapping[str, Any]) -> None:
     """Refuse the combinations that torch refuses, and those that would fill up or drop a sampler's own batches."""
-    names = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last", "tail")
-    batch_size, shuffle, sampler, batch_sampler, drop_last, tail = (arguments[name] for name in names)
+    batch_size, shuffle, drop_last, tail = (arguments[name] for name in ("batch_size", "shuffle", "drop_last", "tail"))
+    sampler, batch_sampler = arguments.get("sampler"), arguments.get("batch_sampler")
     if batch_size is None:
         raise OptionError("batch_size=None (no batching) is not available; use loader.dataset for single samples")
     if sampler is not None and shuffle:
@@ -183,7 +168,7 @@ def _parse_tail(tail: str | None, *, drop_last: bool) -> Tail:
     return parsed
 
 
-def _one_of(literal: Any, value: Any, name: str) -> Any:
+def one_of(literal: Any, value: Any, name: str) -> Any:
     """Return the value if it is one of a Literal's."""
     *first, last = get_args(literal)
     if value not in (*first, last):

@@ -1,4 +1,4 @@
-"""Memory for batches, leased rather than shared.
+"""Pools: memory for batches, leased rather than shared, and objects that are costly to make.
 
 A slab is lent to one batch. A lease owns the array handed out: every view of it, numpy or torch, keeps the lease alive, and
 when the last one dies the slab returns to its pool. So memory is reused without page faults, and nothing that a user still
@@ -11,11 +11,35 @@ import math
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
+T = TypeVar("T")
+
+
+class ObjectPool(Generic[T]):
+    """Lends objects that are costly to make, and serve one thread at a time.
+
+    Thread-safe, without a lock: a garbage collection under one could wait for itself.
+    """
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        self._free: list[T] = []  # append and pop are atomic
+
+    def borrow(self) -> T:
+        """Return an object that is the borrower's alone until it is given back, or for ever."""
+        try:
+            return self._free.pop()
+        except IndexError:
+            return self._make()
+
+    def give_back(self, thing: T) -> None:
+        """Make the object available again."""
+        self._free.append(thing)
 
 
 class SlabPool:

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from datapipe.core.checks import positions_of, whole_number
 from datapipe.core.errors import OptionError, StateError
-from datapipe.kinds.images.dataset import Dataset
 from datapipe.order.plan import Cursor, Picks, Rank
 from datapipe.order.sampling import WeightedOrder, checked_weights
 
@@ -52,12 +51,10 @@ class WeightedSampler:
         """Return the order of a pass by the current weights."""
         return WeightedOrder(self._cumulated, len(self), seed)
 
-    def check_fits(self, dataset: Dataset) -> None:
-        """Raise OptionError unless there is a weight for each sample, and no mixture that decides how often it comes."""
-        if dataset.mixture is not None:
-            raise OptionError("a WeightedSampler and a dataset of mix() or repeat() both say how often samples come; use one")
-        if len(self.weights) != len(dataset):
-            found = f"{dataset.index.where}: has {len(dataset)} samples, and the sampler {len(self.weights)} weights"
+    def check_fits(self, num_samples: int, where: str) -> None:
+        """Raise OptionError unless there is a weight for each sample of the data, which lies at `where`."""
+        if len(self.weights) != num_samples:
+            found = f"{where}: has {num_samples} samples, and the sampler {len(self.weights)} weights"
             raise OptionError(f"{found}; pass one weight for each sample")
 
 
@@ -138,7 +135,7 @@ class SampledSource:
     def steps(self, start: Cursor) -> Iterator[Picks]:
         if start.samples_done:
             self.checksum.resume(start, self.checksum.at(start))
-        first, add = start.samples_done // self.global_batch, self.checksum.begin(self.rank)
+        first, add = self.step_at(start), self.checksum.begin(self.rank)
         times = np.zeros(self.num_samples, np.int32)  # occurrences of each sample, in this epoch on this rank
         for step, listed in enumerate(self._lists()):
             positions = positions_of(listed, "the sampler")
@@ -155,8 +152,9 @@ class SampledSource:
                     occurrences=occurrences,
                 )
 
-    def check(self, cursor: Cursor) -> None:
-        """Accept any place: only iterating the sampler tells how far it goes."""
+    def step_at(self, cursor: Cursor) -> int:
+        """Return the number of the step that begins at `cursor`. Any place will do: only the sampler knows how far it goes."""
+        return cursor.samples_done // self.global_batch
 
     def _lists(self) -> Iterator[list[object]]:
         if self.batch_size is None:

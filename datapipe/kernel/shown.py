@@ -1,13 +1,12 @@
-"""Say in one line what a loader or a dataset is, for `repr`. Nothing is opened, drawn, measured or put on a device for it."""
+"""Say in one line what a loader is, for `repr`. Nothing is opened, drawn, measured or put on a device for it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NoReturn
 
 import torch
 
-from datapipe.core.printable import counted, listed, printable
+from datapipe.core.printable import printable
 from datapipe.kernel.accelerators import accelerator
 
 
@@ -15,17 +14,6 @@ def shown_loader(name: str, data: str, *, batch_size: int | None, device: str | 
     """Return the `repr` of a loader over `data`, as the functions below describe it."""
     batches = "batches of its batch_sampler" if batch_size is None else f"batch_size={batch_size}"
     return printable(f"<datapipe.{name}: {data}; {batches}, on {shown_device(device)}>")
-
-
-def shown_samples(num: int, fields: Sequence[str], *, container: str, where: str) -> str:
-    """Return what samples are and where they lie."""
-    form = "loose files" if container == "folder" else container
-    return f"{counted(num, 'sample')} ({listed(fields)}) in {form} at {where}"
-
-
-def shown_rows(num: int, columns: Sequence[str], *, container: str, paths: Sequence[str]) -> str:
-    """Return what the rows of a table are and where they lie."""
-    return f"{counted(num, 'row')} of {counted(len(columns), 'column')} in {container} at {listed(paths, most=1)}"
 
 
 def shown_device(device: str | torch.device) -> str:

@@ -1,95 +1,35 @@
-"""A batch in the making, of images or of a table: what makes it, and the task that threads work on and an iterator waits for."""
+"""A batch in the making: the task that threads work on and an iterator waits for."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
-from datapipe.core.observe import Observer
-from datapipe.kernel.accelerators import accelerator
-from datapipe.kernel.device_runtime import DeviceRuntime
-from datapipe.kernel.options import LoaderOptions
-from datapipe.kernel.pools import SlabPool
-from datapipe.order.plan import BatchSpan, Cursor, Picks
-
-T = TypeVar("T")
-Worker = Any  # what a maker's `workers` lends
-
-BatchPicks = Picks | BatchSpan  # one rank's batch, before it is made: samples, or a range of positions
+from datapipe.core.errors import DecodeError
+from datapipe.kernel.bad_samples import MAX_ATTEMPTS, BadSample, located
+from datapipe.kernel.kind import BadRow, BatchMaker, LeftToConsumer, Pass, Piece, Step
+from datapipe.kernel.shared_pieces import LoadedPiece, PieceStore
 
 
-Steps = Callable[[Cursor], Iterator[BatchPicks]]  # the batches of an epoch from a place in it on; runs in the consumer's thread
+@dataclass(frozen=True, slots=True)
+class OpenPass:
+    """A pass that has begun: what it is to be, who makes its batches, and the pieces that they share."""
 
+    settings: Pass
+    maker: BatchMaker
+    store: PieceStore | None
 
-class ObjectPool(Generic[T]):
-    """Lends objects that are costly to make, and serve one thread at a time.
-
-    Thread-safe, without a lock: a garbage collection under one could wait for itself.
-    """
-
-    def __init__(self, make: Callable[[], T]) -> None:
-        self._make = make
-        self._free: list[T] = []  # append and pop are atomic
-
-    def borrow(self) -> T:
-        """Return an object that is the borrower's alone until it is given back, or for ever."""
-        try:
-            return self._free.pop()
-        except IndexError:
-            return self._make()
-
-    def give_back(self, thing: T) -> None:
-        """Make the object available again."""
-        self._free.append(thing)
-
-
-def open_batch_pool(nbytes: int, *, options: LoaderOptions, runtime: DeviceRuntime | None) -> SlabPool:
-    """Return a pool of memory for batches: page-locked if they go to a GPU, or if there is one and the user asks for it."""
-    max_free = options.depth + 2
-    if runtime is not None:
-        return runtime.pinned_slabs(nbytes, max_free=max_free)
-    return SlabPool(nbytes, max_free=max_free, pinned=options.pin_memory and accelerator() is not None)
-
-
-class BatchMaker(Protocol):
-    """Makes batches, block by block. Thread-safe."""
-
-    @property
-    def options(self) -> LoaderOptions: ...
-
-    @property
-    def observer(self) -> Observer: ...
-
-    @property
-    def workers(self) -> ObjectPool[Any]:
-        """The pool of workers with which threads make blocks, one each."""
-
-    @property
-    def runtime(self) -> DeviceRuntime | None:
-        """The device that batches go to; None if they stay in host memory."""
-
-    @property
-    def dali(self) -> Any:
-        """The `DaliStage` that decodes whole batches between the last block and `finish`; None if there is none."""
-
-    def prepare(self, picks: Any, /) -> Any:
-        """Return a batch in the making."""
-
-    def blocks(self, batch: Any, /) -> list[range]:
-        """Return the rows of each of its blocks."""
-
-    def spare(self, batch: Any, /) -> list[Callable[[Any], object]]:
-        """Return work for later batches, each a function of a worker, for threads that have nothing else to do."""
-
-    def load_block(self, batch: Any, rows: range, worker: Any, /) -> None: ...
-
-    def decode(self, batch: Any, pipeline: Any, worker: Any, /) -> None: ...
-
-    def finish(self, batch: Any, /) -> Any:
-        """Return what the user gets, its arrival on a device, or `LeftToConsumer`."""
+    @classmethod
+    def of(cls, settings: Pass, maker: BatchMaker) -> OpenPass:
+        """Return the pass whose batches `maker` makes."""
+        shared = maker.resources.shared
+        if shared is None:
+            return cls(settings, maker, None)
+        first_step = settings.source.step_at(settings.start)
+        return cls(settings, maker, PieceStore(shared, on_error=settings.options.on_error, first_step=first_step))
 
 
 class Latch:
@@ -113,53 +53,56 @@ class Latch:
         return self._is_open or self._closed.acquire(timeout=-1 if timeout_s is None else timeout_s)
 
 
-@dataclass(frozen=True, slots=True)
-class LeftToConsumer:
-    """A batch whose last step may draw from the training's random state, and so runs in the consumer's thread, at `next()`."""
-
-    finish: Callable[[], Any]  # may be interrupted, and called again
-
-
 class BatchTask:
-    """One batch in the making: prepared, its blocks loaded, decoded if that is a stage of its own, finished; or failed."""
+    """One batch in the making: begun, its pieces filled, decoded if that is a stage of its own, finished; or failed."""
 
-    def __init__(self, maker: BatchMaker, picks: BatchPicks) -> None:
-        self.picks = picks
+    def __init__(self, opened: OpenPass, step: Step) -> None:
+        self.step = step
         self.done = Latch()
-        self._maker = maker
+        self._opened, self._maker = opened, opened.maker
         self._batch: Any = None
+        self._shared: dict[Any, LoadedPiece] = {}
         self._num_left = 0
-        self.spare: list[Callable[[Worker], object]] = []  # work for later batches, once this one is prepared
+        self.spare: list[Callable[[Any], object]] = []  # work for later batches, once this one has begun
+        self._num_attempts: dict[int, int] = {}  # to replace the sample of a row
         self._result: Any = None
         self._error: BaseException | None = None
         self._lock = threading.Lock()
 
-    def prepare(self) -> list[range]:
-        """Look the batch up. Returns the blocks to load next."""
+    def begin(self) -> list[Piece]:
+        """Look the batch up. Returns the pieces to fill next."""
         try:
-            self._batch = self._maker.prepare(self.picks)
-            blocks = self._maker.blocks(self._batch)
-            self.spare = self._maker.spare(self._batch)
-            self._num_left = len(blocks)
-            if not blocks:
+            maker, store = self._maker, self._opened.store
+            self._num_attempts.clear()  # of a beginning that Ctrl-C interrupted
+            self._batch = batch = maker.begin(self.step)
+            pieces = maker.pieces(batch)
+            if store is not None:
+                ahead = maker.ahead(batch) if maker.resources.options.num_workers else ()
+                keys = [key for piece in pieces for key in piece.keys]
+                self._shared, self.spare = store.use(self.step.step, keys, ahead)
+            self._num_left = len(pieces)
+            if not pieces:
                 self._finish()
-            return blocks
+            return pieces
         except BaseException as exc:
             self._hold(exc)
         self.done.open()
         return []
 
-    def load(self, rows: range, worker: Worker) -> bool:
-        """Load one block; the last one finishes the batch. Returns True if it is to be decoded next instead."""
-        assert self._batch is not None
+    def fill(self, piece: Piece, worker: Any) -> bool:
+        """Fill one piece; the last one finishes the batch. Returns True if it is to be decoded next instead."""
         try:
             if self._error is None:
-                self._maker.load_block(self._batch, rows, worker)
+                store, shared = self._opened.store, []
+                if piece.keys and store is not None:
+                    shared = [store.ensure(self._shared[key], worker) for key in piece.keys]
+                for bad in self._maker.fill(self._batch, piece, shared, worker):
+                    self._settle(bad, worker)
             with self._lock:
                 self._num_left -= 1
                 is_last = self._num_left == 0
             if is_last and self._error is None:
-                if self._maker.dali is not None:
+                if self._maker.resources.lanes is not None:
                     return True
                 self._finish()
             return False
@@ -168,11 +111,10 @@ class BatchTask:
         self.done.open()
         return False
 
-    def decode(self, pipeline: Any, worker: Worker) -> None:
+    def decode(self, lane: Any, worker: Any) -> None:
         """Decode the whole batch, and finish it."""
-        assert self._batch is not None
         try:
-            self._maker.decode(self._batch, pipeline, worker)
+            self._maker.decode(self._batch, lane, worker, lambda bad: self._settle(bad, worker))
             self._finish()
             return
         except BaseException as exc:
@@ -199,6 +141,28 @@ class BatchTask:
         if not isinstance(self._error, Exception):
             self._raise_error()
 
+    def _settle(self, bad: BadRow, worker: Any) -> None:
+        """Treat a bad sample as the policy says: raise its error, leave its row out, or replace it."""
+        (row, reason), settings, maker = bad, self._opened.settings, self._maker
+        sample = maker.locate(self._batch, row)
+        if settings.options.on_error == "raise":
+            raise located(reason, sample) from reason
+        tried = self._num_attempts.get(row, 0)  # if a lane finds a replacement bad too, take the next one
+        if not tried:
+            found = BadSample(self.step.after.epoch, self.step.step, sample.id, str(sample), str(reason))
+            settings.bad_samples.add(found)
+        if settings.options.on_error == "skip":
+            maker.leave_out(self._batch, row)
+            return
+        for attempt in range(tried + 1, MAX_ATTEMPTS + 1):
+            self._num_attempts[row] = attempt
+            if maker.replace(self._batch, row, attempt, worker):
+                return
+        raise DecodeError(
+            f"{sample}: {reason}; {MAX_ATTEMPTS} samples drawn to replace it are bad too: look at the data with "
+            "`datapipe inspect`"
+        )
+
     def _raise_error(self) -> None:
         """Raise the error, once, and forget it.
 
@@ -212,9 +176,9 @@ class BatchTask:
             self._error = None
 
     def _finish(self) -> None:
-        assert self._batch is not None
+        self._shared = {}  # not needed any more, unlike what `finish` may leave to the consumer
         self._result = self._maker.finish(self._batch)
-        self._batch = None  # from here on only the user's references keep the slab
+        self._batch = None  # from here on only the user's references keep its memory
         self.done.open()
 
     def _hold(self, exc: BaseException) -> None:

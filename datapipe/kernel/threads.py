@@ -1,6 +1,6 @@
 """Run the threads that make batches, and queue their work.
 
-Threads refer to the queue and the maker, never the iterator, so an iterator that is dropped is collected,
+Threads refer to the queue, the maker and its resources, never the iterator, so an iterator that is dropped is collected,
 and its finaliser ends them. With no threads the consumer does the same work itself.
 """
 
@@ -18,98 +18,99 @@ from typing import Any
 
 import torch
 
-from datapipe.kernel.tasks import BatchMaker, BatchTask, Worker
+from datapipe.kernel.kind import Piece, Resources
+from datapipe.kernel.tasks import BatchTask
 
 _JOIN_S = 10.0  # a thread whose storage does not respond ends when its read does
 _COLLECTION_S = 0.01  # time for a garbage collection to end
 
 
 class WorkQueue:
-    """Work for threads. Batches to prepare come first, then blocks to load, then spare work for later batches.
+    """Work for threads. Batches to begin come first, then pieces to fill, then spare work for later batches.
 
-    Batches to decode wait for threads of their own. Thread-safe; the consumer's `add` and `close` may be interrupted anywhere
+    Batches to decode wait for the lanes. Thread-safe; the consumer's `add` and `close` may be interrupted anywhere
     and called again.
     """
 
     def __init__(self) -> None:
         # Acquired directly in the consumer's thread, not through a Condition: Ctrl-C in `Condition.__exit__` leaves it held.
         self._lock = threading.RLock()  # reentrant: a garbage collection while it is held may call `close`
-        self._loading, self._decoding = threading.Condition(self._lock), threading.Condition(self._lock)
+        self._filling, self._decoding = threading.Condition(self._lock), threading.Condition(self._lock)
         self._tasks: deque[BatchTask] = deque()
-        self._blocks: deque[tuple[BatchTask, range]] = deque()
-        self._fetched: deque[BatchTask] = deque()
-        self._spare: deque[Callable[[Worker], object]] = deque()
+        self._pieces: deque[tuple[BatchTask, Piece]] = deque()
+        self._filled: deque[BatchTask] = deque()
+        self._spare: deque[Callable[[Any], object]] = deque()
         self._is_closed = False
 
     def add(self, task: BatchTask) -> None:
-        """Queue a batch to be prepared."""
+        """Queue a batch to be begun."""
         with self._lock:
             self._tasks.append(task)
-            self._loading.notify()
+            self._filling.notify()
 
     def close(self) -> None:
         """Let every thread end after its present work."""
         with self._lock:
             self._is_closed = True
             self._tasks.clear()
-            self._blocks.clear()
-            self._fetched.clear()
+            self._pieces.clear()
+            self._filled.clear()
             self._spare.clear()
-            self._loading.notify_all()
+            self._filling.notify_all()
             self._decoding.notify_all()
 
-    def load(self, worker: Worker) -> None:
-        """Prepare batches and load blocks until the queue is closed."""
+    def fill(self, worker: Any) -> None:
+        """Begin batches and fill pieces until the queue is closed."""
         while True:
-            with self._loading:
-                while not (self._tasks or self._blocks or self._spare or self._is_closed):
-                    self._loading.wait()
+            with self._filling:
+                while not (self._tasks or self._pieces or self._spare or self._is_closed):
+                    self._filling.wait()
                 if self._is_closed:
                     return
-                spare = None if self._tasks or self._blocks else self._spare.popleft()
+                spare = None if self._tasks or self._pieces else self._spare.popleft()
                 if spare is None:
-                    task, rows = (self._tasks.popleft(), None) if self._tasks else self._blocks.popleft()
+                    task, piece = (self._tasks.popleft(), None) if self._tasks else self._pieces.popleft()
             if spare is not None:
                 spare(worker)
                 continue
-            if rows is not None:
-                if task.load(rows, worker):
+            if piece is not None:
+                if task.fill(piece, worker):
                     with self._decoding:
-                        self._fetched.append(task)
+                        self._filled.append(task)
                         self._decoding.notify()
                 continue
-            blocks = task.prepare()
-            with self._loading:
+            pieces = task.begin()
+            with self._filling:
                 if not self._is_closed:
-                    self._blocks.extend((task, rows) for rows in blocks)
+                    self._pieces.extend((task, piece) for piece in pieces)
                     self._spare.extend(task.spare)
-                    self._loading.notify_all()
+                    self._filling.notify_all()
 
-    def decode(self, pipeline: Any, worker: Worker) -> None:
-        """Decode fetched batches until the queue is closed."""
+    def decode(self, lane: Any, worker: Any) -> None:
+        """Decode filled batches by a lane until the queue is closed."""
         while True:
             with self._decoding:
-                while not (self._fetched or self._is_closed):
+                while not (self._filled or self._is_closed):
                     self._decoding.wait()
                 if self._is_closed:
                     return
-                task = self._fetched.popleft()
-            task.decode(pipeline, worker)
+                task = self._filled.popleft()
+            task.decode(lane, worker)
 
 
-def run_here(task: BatchTask, maker: BatchMaker) -> None:
-    """Make one batch in the calling thread, as loading threads would: with torch's operators on one thread.
+def run_here(task: BatchTask, resources: Resources) -> None:
+    """Make one batch in the calling thread, as filling threads would: with torch's operators on one thread.
 
     Ctrl-C in the middle raises here; the task may then be run again.
     """
     num_intraop = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        worker = maker.workers.borrow()
-        for rows in task.prepare():
-            if task.load(rows, worker):
-                _decode(maker, worker, task.decode)
-        maker.workers.give_back(worker)
+        worker = resources.workers.borrow()
+        for piece in task.begin():
+            if task.fill(piece, worker):
+                _decode(resources, worker, task.decode)
+        resources.workers.give_back(worker)
     finally:
         torch.set_num_threads(num_intraop)
     task.raise_interrupt()
@@ -137,28 +138,28 @@ def _join_those_left() -> None:
 
 
 class LoaderThreads:
-    """The threads of one pass and their `work_queue`: those that load, and those that decode if that is a stage of its own.
+    """The threads of one pass and their `work_queue`: those that fill, and one for each lane.
 
-    `init` is called in each loading thread with its number, as torch's worker_init_fn. Each thread runs torch's
+    `init` is called in each filling thread with its number, as torch's worker_init_fn. Each thread runs torch's
     operators on one thread only: several thread pools would compete for the cores.
     """
 
-    def __init__(self, maker: BatchMaker, *, init: Callable[[int], None] | None) -> None:
+    def __init__(self, resources: Resources, *, init: Callable[[int], None] | None) -> None:
         work_queue = self.work_queue = WorkQueue()
-        self._maker = maker
+        self._resources = resources
         self._process = os.getpid()
         self._starter = threading.current_thread()
         self._errors: list[BaseException] = []
-        num_loading = maker.options.num_workers
-        num_decoding = maker.dali.num_pipelines if maker.dali is not None else 0
-        self._ready = threading.Barrier(num_loading + num_decoding + 1)
+        num_filling = resources.options.num_workers
+        num_lanes = resources.lanes.num if resources.lanes is not None else 0
+        self._ready = threading.Barrier(num_filling + num_lanes + 1)
         self._threads = [
-            self._thread(f"datapipe-{number}", work_queue.load, None if init is None else partial(init, number))
-            for number in range(num_loading)
+            self._thread(f"datapipe-{number}", work_queue.fill, None if init is None else partial(init, number))
+            for number in range(num_filling)
         ]
         self._threads += [
-            self._thread(f"datapipe-dali-{number}", lambda worker: _decode(maker, worker, work_queue.decode), None)
-            for number in range(num_decoding)
+            self._thread(f"datapipe-lane-{number}", lambda worker: _decode(resources, worker, work_queue.decode), None)
+            for number in range(num_lanes)
         ]
 
     def start(self) -> None:
@@ -227,22 +228,22 @@ class LoaderThreads:
             _ended.extend(self._threads)
             self._threads.clear()
 
-    def _thread(self, name: str, serve: Callable[[Worker], None], begin: Callable[[], None] | None) -> threading.Thread:
+    def _thread(self, name: str, serve: Callable[[Any], None], begin: Callable[[], None] | None) -> threading.Thread:
         return threading.Thread(target=self._run, args=(serve, begin), name=name, daemon=True)
 
-    def _run(self, serve: Callable[[Worker], None], begin: Callable[[], None] | None) -> None:
+    def _run(self, serve: Callable[[Any], None], begin: Callable[[], None] | None) -> None:
         if self._ready.broken:  # the start was interrupted, and nothing waits for this thread
             return
         _ended.clear()
-        worker: Worker | None = None
+        worker: Any = None
         torch.set_num_threads(1)
         torch.get_num_threads()
         try:
-            if self._maker.runtime is not None:
-                self._maker.runtime.enter_thread()
+            if self._resources.runtime is not None:
+                self._resources.runtime.enter_thread()
             if begin is not None:
                 begin()
-            worker = self._maker.workers.borrow()
+            worker = self._resources.workers.borrow()
         except BaseException as exc:
             self._errors.append(exc)
         try:
@@ -251,11 +252,12 @@ class LoaderThreads:
             return
         if worker is not None:
             serve(worker)
-            self._maker.workers.give_back(worker)
+            self._resources.workers.give_back(worker)
 
 
-def _decode(maker: BatchMaker, worker: Worker, serve: Callable[[Any, Worker], None]) -> None:
-    """Call `serve` with a pipeline of DALI's and the worker."""
-    pipeline = maker.dali.pipelines.borrow()
-    serve(pipeline, worker)
-    maker.dali.pipelines.give_back(pipeline)
+def _decode(resources: Resources, worker: Any, serve: Callable[[Any, Any], None]) -> None:
+    """Call `serve` with a lane and the worker."""
+    assert resources.lanes is not None
+    lane = resources.lanes.pool.borrow()
+    serve(lane, worker)
+    resources.lanes.pool.give_back(lane)

@@ -119,7 +119,7 @@ class Plan:
         Raises StateError if `start` does not lie between two steps of this plan.
         """
         for step in range(self.step_at(start), self.num_steps):
-            yield self.picks(start.epoch, step)
+            yield self.picks_of(self.span(start.epoch, step))
 
     def spans(self, start: Cursor) -> Iterator[BatchSpan]:
         """Yield the same batches as ranges of positions, for those who ask the order themselves."""
@@ -138,18 +138,14 @@ class Plan:
             )
         return step
 
-    def check(self, cursor: Cursor) -> None:
-        """Raise StateError if `cursor` does not lie between two steps of this plan."""
-        self.step_at(cursor)
-
-    def picks(self, epoch: int, step: int) -> Picks:
-        """Return one batch, from its number alone."""
-        span = self.span(epoch, step)
+    def picks_of(self, span: BatchSpan) -> Picks:
+        """Return the samples of a batch."""
+        epoch = span.after.epoch
         mine = span.start + np.arange(len(span), dtype=np.int64)
         places = mine % span.num_samples
         occurrences = getattr(self.order, "occurrences", None)  # isinstance of a protocol would take longer than all the rest
         return Picks(
-            step=step,
+            step=span.step,
             after=span.after,
             positions=self.order(epoch, places),
             real=mine < span.num_samples,

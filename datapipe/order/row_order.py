@@ -27,7 +27,7 @@ _GROUPS_PER_LANE = 4  # at least, as a row group that two lanes share is read tw
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class GroupPart:
     """Consecutive rows of one row group, and their place in a window."""
 
     group: int  # number in the table
@@ -87,8 +87,8 @@ class StoredRows:
             yield RowRun(window, start - window.first, end - window.first)
             start = end
 
-    def pieces(self, window: ShuffleWindow) -> list[Piece]:
-        return [Piece(window.number, 0, len(window), 0)]
+    def parts(self, window: ShuffleWindow) -> list[GroupPart]:
+        return [GroupPart(window.number, 0, len(window), 0)]
 
     def shuffled(self, window: ShuffleWindow) -> None:
         return None
@@ -172,7 +172,7 @@ class WindowedRows:
             place, start = begin, int(positions[begin])
             for run in self.runs(epoch, start, start + end - begin):
                 rows = np.empty(len(run.window), np.int64)
-                for piece in self.pieces(run.window):
+                for piece in self.parts(run.window):
                     first, num = int(self.starts[piece.group]) + piece.start, piece.stop - piece.start
                     rows[piece.place : piece.place + num] = np.arange(first, first + num)
                 found[place : place + len(run)] = rows[self.shuffled(run.window)[run.start : run.stop]]
@@ -188,7 +188,7 @@ class WindowedRows:
                 yield RowRun(window, first - window.first, part - window.first)
                 first = part
 
-    def pieces(self, window: ShuffleWindow) -> list[Piece]:
+    def parts(self, window: ShuffleWindow) -> list[GroupPart]:
         """Return the parts of row groups that make up a window, in the order of its places."""
         groups, ends = _sequence(self, window.epoch)
         found, place = [], window.first
@@ -197,7 +197,7 @@ class WindowedRows:
             group, end = int(groups[number]), min(int(ends[number]), window.end)
             begin = int(ends[number]) - int(self.starts[group + 1] - self.starts[group])
             if end > place:
-                found.append(Piece(group, place - begin, end - begin, place - window.first))
+                found.append(GroupPart(group, place - begin, end - begin, place - window.first))
             place, number = end, number + 1
         return found
 

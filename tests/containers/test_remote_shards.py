@@ -19,7 +19,6 @@ from datapipe.containers import open_index
 from datapipe.containers.remote_shards import expanded
 from datapipe.core.errors import UnfinishedError
 from datapipe.core.user_cache import INDEXES, user_cache
-from datapipe.kernel.explanation import explanation
 from datapipe.stores.random_access import RemoteBytes
 
 pytestmark = [pytest.mark.slow, needs_obstore, needs_moto]
@@ -236,7 +235,7 @@ def test_shards_of_others_are_kept(
     num_there, num_all, hits, misses = facts.cached
     assert (num_there, misses) == (num_all, 0)
     assert hits >= NUM_SAMPLES
-    assert f"{num_all} of {num_all} shards are kept in" in "\n".join(explanation(loader))
+    assert f"{num_all} of {num_all} shards are kept in" in "\n".join(dp.explain(loader).lines)
 
 
 def test_a_shard_that_was_replaced_is_kept_again(

@@ -24,7 +24,6 @@ from stand_in_stores import BUCKET, directory_store, needs_obstore
 import datapipe as dp
 from datapipe.cli.main import main
 from datapipe.fetch.shard_cache.directory import PART_SUFFIX, CacheDirectory
-from datapipe.kernel.explanation import explanation
 
 URL = f"s3://{BUCKET}/train"
 LOOK_S = 0.05
@@ -312,7 +311,7 @@ def test_a_cache_for_some_of_the_shards(converted: Path, tmp_path: Path) -> None
         before = store.num_requests
         assert same(copies(loader), copies(local))
         assert before < store.num_requests < before + 37
-        told = "\n".join(explanation(loader))
+        told = "\n".join(dp.explain(loader).lines)
         assert f"2 of 4 shards are kept in {tmp_path / 'c'}" in told
         assert "a cache larger by 0.0 GB would hold all of them" in told
 

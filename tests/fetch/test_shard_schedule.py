@@ -67,13 +67,13 @@ def test_what_a_step_needs_is_there_though_few_fit(served: Path, tmp_path: Path,
     loader = dp.DataLoader(URL, **OPTIONS, remote=dp.Remote(cache_dir=tmp_path / "c", cache_nbytes=1))
     uses_of = shard_uses(loader._passes.source(1), loader.dataset)
     assert uses_of is not None
-    assert isinstance(loader._passes.files, RemoteFiles)
-    assert loader._passes.files.cache is not None
-    shards = loader._passes.files.cache.shards
+    assert isinstance(loader._images.files, RemoteFiles)
+    assert loader._images.files.cache is not None
+    shards = loader._images.files.cache.shards
     at_once = max(len({use.url for use in uses_of(0) if use.first_step <= step <= use.last_step}) for step in range(len(loader)))
     assert at_once < len(shards) / 2
     monkeypatch.setattr("datapipe.fetch.shard_cache.cache._LOOK_S", 0.0)
-    directory = loader._passes.files.cache.directory
+    directory = loader._images.files.cache.directory
     block = -(-max(shard.nbytes for shard in shards.values()) // 4096) * 4096
     directory.capacity = (at_once + 1) * block
     fetched: Counter[str] = Counter()
@@ -106,9 +106,9 @@ def test_the_same_batches_by_streams(served: Path, tmp_path: Path, share: float)
     local = dp.DataLoader(str(served), **OPTIONS)
     nbytes = int(share * sum(-(-path.stat().st_size // 4096) * 4096 for path in served.glob("*.tar")))
     loader = dp.DataLoader(URL, **OPTIONS, remote=dp.Remote(cache_dir=tmp_path / "c", cache_nbytes=nbytes))
-    assert isinstance(loader._passes.files, RemoteFiles)
-    assert loader._passes.files.cache is not None
-    directory = loader._passes.files.cache.directory
+    assert isinstance(loader._images.files, RemoteFiles)
+    assert loader._images.files.cache is not None
+    directory = loader._images.files.cache.directory
     for epoch in range(3):
         assert same(copies(loader), copies(local)), epoch
         assert directory.held().nbytes <= nbytes

@@ -137,7 +137,7 @@ def test_fewer_samples_than_ranks(num_samples: int, tail: Tail) -> None:
 
 def test_large_epochs_need_no_memory() -> None:
     plan = Plan(ShuffledOrder(10**12, seed=0), 256, Rank(3, 8))
-    last = plan.picks(0, plan.num_steps - 1)
+    last = plan.picks_of(plan.span(0, plan.num_steps - 1))
     assert plan.num_steps == -(-(10**12) // 2048)
     assert last.after == Cursor(0, 10**12)
     assert last.positions.max() < 10**12

@@ -20,7 +20,7 @@ def rows_of_runs(order: RunOrder, epoch: int, start: int, stop: int) -> np.ndarr
     parts = [np.empty(0, np.int64)]
     for run in order.runs(epoch, start, stop):
         table = np.concatenate(
-            [order.starts[piece.group] + np.arange(piece.start, piece.stop) for piece in order.pieces(run.window)]
+            [order.starts[piece.group] + np.arange(piece.start, piece.stop) for piece in order.parts(run.window)]
         )
         assert len(table) == len(run.window) <= order.max_window
         shuffled = order.shuffled(run.window)

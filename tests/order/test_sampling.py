@@ -96,7 +96,7 @@ def test_ratios_hold_within_a_batch_and_over_ranks() -> None:
         assert np.abs(share[400:] - weight).max() < 0.005
     for world_size in (2, 4):
         plans = [Plan(order, 80 // world_size, Rank(rank, world_size)) for rank in range(world_size)]
-        steps = [np.concatenate([plan.picks(1, step).positions for plan in plans]) for step in range(5)]
+        steps = [np.concatenate([plan.picks_of(plan.span(1, step)).positions for plan in plans]) for step in range(5)]
         assert np.array_equal(np.concatenate(steps), order(1, np.arange(400)))
     rest = list(Plan(order, 20, Rank(1, 4)).steps(Cursor(1, 19_840)))
     assert [picks.step for picks in rest] == [248, 249]

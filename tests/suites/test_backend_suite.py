@@ -78,9 +78,9 @@ class DaliWorker:
         batch = Fetched(len(rows), *self._size)
         report = self._worker.load(entries, rows, draws, batch, 0)
         start_ns = time.perf_counter_ns()
-        pipeline = self._stage.pipelines.borrow()
+        pipeline = self._stage.lanes.pool.borrow()
         pixels, _ = self._stage.run(batch, pipeline, self._worker, stream=None, settle=report.bad.append)
-        self._stage.pipelines.give_back(pipeline)
+        self._stage.lanes.pool.give_back(pipeline)
         block = torch.zeros((len(rows), *self._size, 3), dtype=torch.uint8) if pixels is None else pixels
         for row, image in batch.by_hand.items():
             block[row] = torch.from_numpy(image)

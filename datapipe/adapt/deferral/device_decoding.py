@@ -29,8 +29,8 @@ from datapipe.fetch.local import LocalFiles
 from datapipe.kernel.device import Uploader
 from datapipe.kernel.device_runtime import DeviceRuntime
 from datapipe.kernel.options import default_num_workers
+from datapipe.kernel.pools import ObjectPool
 from datapipe.kernel.pytree import map_nest
-from datapipe.kernel.tasks import ObjectPool
 from datapipe.kinds.images.choice import Backend, Choice, asks_for_dali, problem_with_device
 from datapipe.kinds.images.dali.gate import CutForm
 from datapipe.kinds.images.dali.installation import installation, mismatch
@@ -247,7 +247,7 @@ class RowsDecoder:
 
     def _decode(self, stage: DaliStage, rows: EncodedRows) -> Decoded:
         """Decode in one of the threads. Raises `_UndecodableError`, and BackendError if DALI keeps failing."""
-        pipeline, by_hand, stream = stage.pipelines.borrow(), self._by_hand.borrow(), self._streams.borrow()
+        pipeline, by_hand, stream = stage.lanes.pool.borrow(), self._by_hand.borrow(), self._streams.borrow()
         try:
             batch = Fetched(len(rows), *rows.size)
             batch.give(0, rows.samples(), rows.cuts)
@@ -264,7 +264,7 @@ class RowsDecoder:
                 self._runtime.pending.add(event, [pixels, keep])
             return Decoded(tensor, event)
         finally:
-            stage.pipelines.give_back(pipeline)
+            stage.lanes.pool.give_back(pipeline)
             self._by_hand.give_back(by_hand)
             self._streams.give_back(stream)
 

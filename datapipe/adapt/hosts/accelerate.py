@@ -18,11 +18,10 @@ from accelerate.state import GradientState
 from datapipe.adapt.torch_loader import TorchLoader
 from datapipe.core.environment import is_of_datapipe
 from datapipe.core.errors import LifecycleError, OptionError
+from datapipe.kernel.loader import Loader
 from datapipe.kernel.prefetching import PrefetchedLoader
-from datapipe.kinds.images.loader import DataLoader
-from datapipe.kinds.tables.loader import TableLoader
 
-OurLoader = DataLoader | TableLoader | TorchLoader | PrefetchedLoader
+OurLoader = Loader | TorchLoader | PrefetchedLoader
 
 
 def prepare(accelerator: Accelerator, *objects: Any, **options: Any) -> Any:

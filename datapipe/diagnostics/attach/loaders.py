@@ -26,8 +26,7 @@ _MARK = "_datapipe_watches"
 _TORCH = "torch.utils.data.dataloader"
 _LOADERS = {  # module -> its loaders, and their iterators
     _TORCH: (("DataLoader",), ("_BaseDataLoaderIter",)),
-    "datapipe.kinds.images.loader": (("DataLoader",), ("BatchIterator",)),
-    "datapipe.kinds.tables.loader": (("TableLoader",), ("BatchIterator",)),
+    "datapipe.kernel.loader": (("Loader",), ("BatchIterator",)),
     "datapipe.kernel.prefetching": (("PrefetchedLoader",), ("PrefetchIterator",)),
     "accelerate.data_loader": (("DataLoaderShard", "DataLoaderDispatcher"), ()),  # generators around a torch loader
 }

@@ -7,18 +7,16 @@ import functools
 
 import torch
 
-from datapipe.core.observe import Observer
 from datapipe.fetch.files import Files
 from datapipe.index.concat import Repeats
-from datapipe.kernel.accelerators import runtime_of
-from datapipe.kernel.bad_samples import BadSampleLog
+from datapipe.kernel.accelerators import open_batch_pool, runtime_of
 from datapipe.kernel.device import Uploader
+from datapipe.kernel.kind import Pass, Resources
 from datapipe.kernel.options import LoaderOptions
-from datapipe.kernel.pools import BatchMemory
-from datapipe.kernel.tasks import ObjectPool, open_batch_pool
+from datapipe.kernel.pools import BatchMemory, ObjectPool
 from datapipe.kinds.images.batches import SampleBatchMaker, Worker
 from datapipe.kinds.images.choice import Choice
-from datapipe.kinds.images.collate import Collator
+from datapipe.kinds.images.collate import BoxesForm, Collator
 from datapipe.kinds.images.dali.gate import form_of
 from datapipe.kinds.images.dali.region_trial import region_problem
 from datapipe.kinds.images.dali.settings import Dali, GraphOptions
@@ -28,7 +26,6 @@ from datapipe.kinds.images.device_images import DeviceImages
 from datapipe.kinds.images.fields import FurtherFields
 from datapipe.kinds.images.images_cpu import BlockWorker
 from datapipe.kinds.images.kept_images import KeptImages
-from datapipe.order.plan import Rank
 from datapipe.transforms import Recipe
 
 Size = tuple[int, int]
@@ -38,21 +35,18 @@ REMOTE_SAMPLES_AHEAD = 512  # 2,000 a second with 170 ms of latency each, and ha
 
 def assemble(
     choice: Choice,
+    settings: Pass,
     *,
     dataset: Dataset,
     recipe: Recipe,
-    options: LoaderOptions,
-    seed: int,
-    rank: Rank,
     files: Files,
-    observer: Observer,
-    bad_samples: BadSampleLog,
     memory_format: torch.memory_format,
+    boxes: BoxesForm,
     kept: KeptImages | None,
     device_images: DeviceImages | None,
 ) -> SampleBatchMaker:
-    """Return the maker of a loader's batches. Call it in the consumer's thread: for a GPU it creates a stream there."""
-    index, fields = dataset.index, dataset.fields
+    """Return the maker of a pass's batches. Call it in the consumer's thread: for a GPU it creates a stream there."""
+    index, fields, options = dataset.index, dataset.fields, settings.options
     stored_size = index.manifest.image_size
     size = recipe.output_size(stored_size) if fields.has_image else None
     runtime = None if choice.device.type == "cpu" else runtime_of(choice.device)
@@ -60,10 +54,11 @@ def assemble(
     collator = Collator(
         recipe=recipe,
         options=options,
-        rank=rank,
+        rank=settings.source.rank,
         fields=fields,
         memory_format=memory_format,
-        uploader=None if runtime is None else Uploader(runtime, observer=observer, stream=stream),
+        boxes=boxes,
+        uploader=None if runtime is None else Uploader(runtime, observer=settings.observer, stream=stream),
     )
     options = far_enough_ahead(options, choice.dali, is_remote=index.is_remote)
     leaves_pixels = collator.finishes_pixels and size is not None
@@ -86,24 +81,20 @@ def assemble(
     most = min(options.batch_size, len(index))
     open_pool = functools.partial(open_batch_pool, options=options, runtime=runtime)
     return SampleBatchMaker(
+        settings=settings,
+        resources=Resources(options, ObjectPool(open_worker), runtime, lanes=None if stage is None else stage.lanes),
         index=index,
         has_image=fields.has_image,
         looked_up=fields.looked_up(index),
         further=FurtherFields(fields.further, index=index, files=files, geometry=geometry if fields.moved else None),
         recipe=in_blocks if leaves_pixels else recipe,
-        options=options,
-        seed=seed,
         files=files,
-        observer=observer,
-        bad_samples=bad_samples,
         memory=None if block_size is None else BatchMemory((*block_size, 3), room=most, open_pool=open_pool),
         dali=stage,
         collator=collator,
-        workers=ObjectPool(open_worker),
         repeats=Repeats.of(index),
         kept=kept,
         device_images=device_images,
-        runtime=runtime,
     )
 
 

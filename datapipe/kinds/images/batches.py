@@ -1,6 +1,6 @@
 """Make batches: look samples up, load them block by block, decode, collate.
 
-`SampleBatchMaker` holds what all batches of a loader share and never changes. With `images_cpu` a block leaves finished
+`SampleBatchMaker` holds what all batches of a pass share and never changes. With `images_cpu` a block leaves finished
 rows; with DALI it leaves fetched bytes, and the batch goes through `decode` as a whole.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,62 +17,61 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from datapipe.core.errors import DecodeError
-from datapipe.core.observe import Observer, Stage, StageEvent
+from datapipe.core.errors import OptionError
+from datapipe.core.observe import Stage, StageEvent
 from datapipe.fetch.files import Files
 from datapipe.index.concat import AnyIndex, Repeats
-from datapipe.index.entries import Entries, Extents
-from datapipe.kernel.bad_samples import MAX_ATTEMPTS, BadSample, BadSampleLog, check_classes, located, replacement_id
-from datapipe.kernel.device_runtime import DeviceRuntime
-from datapipe.kernel.options import LoaderOptions
+from datapipe.index.entries import Description, Entries, Extents
+from datapipe.kernel.bad_samples import replacement
+from datapipe.kernel.kind import BadRow, BatchMaker, LeftToConsumer, Pass, Piece, Resources
 from datapipe.kernel.pools import BatchMemory
 from datapipe.kernel.random_state import collation_seed, random_state_kept, reseed
-from datapipe.kernel.tasks import LeftToConsumer, ObjectPool
 from datapipe.kinds.images.collate import Batch, Collator
 from datapipe.kinds.images.dali.pipeline import DaliPipeline
 from datapipe.kinds.images.dali_stage import DaliStage, Fetched, FetchWorker
 from datapipe.kinds.images.device_images import DeviceImages
 from datapipe.kinds.images.fields import FurtherFields
-from datapipe.kinds.images.images_cpu import MAX_CACHED, BadRow, BlockReport, BlockWorker
+from datapipe.kinds.images.images_cpu import MAX_CACHED, BlockReport, BlockWorker
 from datapipe.kinds.images.kept_images import KeptImages
 from datapipe.order.draws import Draws, apart
-from datapipe.order.plan import Picks
-from datapipe.transforms import Recipe
+from datapipe.order.plan import BatchSpan, Picks, Plan
+from datapipe.transforms import CutMix, MixUp, Recipe
 
 Worker = BlockWorker | FetchWorker
 LookedUp = tuple[Entries, dict[str, Extents]]  # labels and images; the further fields
 
 
 @dataclass(frozen=True)
-class SampleBatchMaker:
-    """Makes the batches of a loader. Thread-safe."""
+class SampleBatchMaker(BatchMaker):
+    """Makes the batches of a pass. Thread-safe."""
 
+    settings: Pass
+    resources: Resources
     index: AnyIndex
     has_image: bool
     looked_up: str  # the field with which labels are looked up: the image, if there is one
     further: FurtherFields
     recipe: Recipe  # the part that blocks carry out, or DALI and the CPU steps after it
-    options: LoaderOptions
-    seed: int
     files: Files
-    observer: Observer
-    bad_samples: BadSampleLog
     memory: BatchMemory | None  # None if images differ in size
     dali: DaliStage | None
     collator: Collator
-    workers: ObjectPool[Worker]
     repeats: Repeats | None
     kept: KeptImages | None = None
     device_images: DeviceImages | None = None
-    runtime: DeviceRuntime | None = None  # the GPU that batches go to
 
-    def with_seed(self, seed: int) -> SampleBatchMaker:
-        """Return the same maker, sharing all that it holds, with draws by another seed."""
-        return dataclasses.replace(self, seed=seed)
+    def with_settings(self, settings: Pass) -> SampleBatchMaker:
+        """Return a maker for another pass, sharing all that this one holds."""
+        return dataclasses.replace(self, settings=settings)
 
-    def prepare(self, picks: Picks) -> Batch:
-        """Look up the samples, announce their bytes to the kernel, lease memory."""
+    def begin(self, step: BatchSpan | Picks) -> Batch:
+        """Look up the samples, announce their bytes to the operating system, lease memory."""
         start_ns = time.perf_counter_ns()
+        if isinstance(step, Picks):
+            picks = step
+        else:
+            assert isinstance(self.settings.source, Plan)
+            picks = self.settings.source.picks_of(step)
         self.files.reach(picks.after.epoch, picks.step)
         self.files.take_network_ns()  # what the thread waited for before is no part of this
         ids = self.index.ids(picks.positions)
@@ -85,7 +84,7 @@ class SampleBatchMaker:
             entries=entries,
             extents=extents,
             picked=ids,
-            draws=Draws(self.seed, picks.after.epoch, apart(ids, occurrences)),
+            draws=Draws(self.settings.seed, picks.after.epoch, apart(ids, occurrences)),
             labels=entries.labels.copy(),
             ids=ids.copy(),
             good=np.ones(len(ids), np.bool_),
@@ -101,25 +100,41 @@ class SampleBatchMaker:
         self._observe_reads(Stage.PLAN, picks.step, start_ns, time.perf_counter_ns() - start_ns, len(batch))
         return batch
 
-    def blocks(self, batch: Batch) -> list[range]:
-        """Return the rows of each block."""
-        return self.options.blocks(len(batch))
+    def pieces(self, batch: Batch) -> list[Piece]:
+        return [Piece(rows) for rows in self.resources.options.blocks(len(batch))]
 
-    def spare(self, batch: Batch) -> list[Callable[[Worker], object]]:
-        """Return no spare work: the kernel was told of the bytes that are needed."""
-        return []
-
-    def load_block(self, batch: Batch, rows: range, worker: Worker) -> None:
-        """Load some rows, and treat bad samples as the policy says. Raises what the policy raises."""
-        start_ns = time.perf_counter_ns()
+    def fill(self, batch: Batch, piece: Piece, shared: object, worker: Worker) -> Sequence[BadRow]:
+        """Load a block."""
+        start_ns, rows = time.perf_counter_ns(), piece.rows
         draws = batch.draws[slice(rows.start, rows.stop)]
         report = self._load(batch, (batch.entries, batch.extents), rows, draws, rows.start, worker)
         self._observe_block(batch, rows, report, start_ns)
-        for bad in report.bad:
-            self._settle(batch, rows.start + bad.row, bad, worker)
+        return [(rows.start + bad.row, bad.reason) for bad in report.bad]
 
-    def decode(self, batch: Batch, pipeline: DaliPipeline, worker: FetchWorker) -> None:
-        """Decode a fetched batch with DALI. Raises what the policy raises, and BackendError."""
+    def locate(self, batch: Batch, row: int) -> Description:
+        return self.index.describe(int(batch.picked[row]))
+
+    def leave_out(self, batch: Batch, row: int) -> None:
+        if isinstance(batch.images, Fetched):
+            batch.images.forget(row)  # the image may have been loaded although another field is bad
+        batch.good[row] = False
+
+    def replace(self, batch: Batch, row: int, attempt: int, worker: Worker) -> bool:
+        if isinstance(batch.images, Fetched):
+            batch.images.forget(row)
+        epoch, seed, sample = batch.picks.after.epoch, self.settings.seed, int(batch.picked[row])
+        position = replacement(len(self.index), seed=seed, epoch=epoch, id=sample, attempt=attempt)
+        other = self.index.ids(np.array([position], np.int64))
+        found = self._look_up(other)
+        if batch.found is not None:
+            batch.found.replace(row, found[0])
+        if self._load(batch, found, range(1), Draws(seed, epoch, other), row, worker).bad:
+            return False
+        batch.ids[row], batch.labels[row] = other[0], found[0].labels[0]
+        return True
+
+    def decode(self, batch: Batch, lane: DaliPipeline, worker: FetchWorker, settle: Callable[[BadRow], None]) -> None:
+        """Decode a fetched batch with DALI. Raises what `settle` raises, and BackendError."""
         fetched, memory = batch.images, self.memory
         assert isinstance(fetched, Fetched)
         assert self.dali is not None
@@ -128,10 +143,10 @@ class SampleBatchMaker:
         uploader = self.collator.uploader
         pixels, batch.kept = self.dali.run(
             fetched,
-            pipeline,
+            lane,
             worker,
             stream=uploader.stream if uploader else None,
-            settle=lambda bad: self._settle(batch, bad.row, bad, worker),
+            settle=lambda bad: settle((bad.row, bad.reason)),
         )
         if pixels is not None and pixels.device.type != "cpu":
             batch.by_hand = fetched.by_hand
@@ -150,7 +165,7 @@ class SampleBatchMaker:
 
     def finish(self, batch: Batch) -> Any:
         """Return what the user gets, or an `Arrival` of it on a device; `LeftToConsumer` if `collate_fn` may draw."""
-        if self.options.may_draw is not None:
+        if self.resources.options.may_draw is not None:
             return LeftToConsumer(functools.partial(self._finish_seeded, batch))
         return self._finish(batch)
 
@@ -161,14 +176,14 @@ class SampleBatchMaker:
         try:
             torch.set_num_threads(1)
             with random_state_kept():
-                reseed(collation_seed(self.seed, picks.after.epoch, picks.step, self.collator.rank))
+                reseed(collation_seed(self.settings.seed, picks.after.epoch, picks.step, self.collator.rank))
                 return self._finish(batch)
         finally:
             torch.set_num_threads(num_intraop)
 
     def _finish(self, batch: Batch) -> Any:
         start_ns = time.perf_counter_ns()
-        check_classes(self.collator.recipe, batch.labels[batch.good], batch.ids[batch.good], self.index)
+        _check_classes(self.collator.recipe, batch.labels[batch.good], batch.ids[batch.good], self.index)
         result = self.collator.collate(batch)
         self._observe(Stage.COLLATE, batch, start_ns)
         return result
@@ -234,37 +249,10 @@ class SampleBatchMaker:
         batch.images[first : first + len(rows)] = images
         return report
 
-    def _settle(self, batch: Batch, row: int, bad: BadRow, worker: Worker) -> None:
-        sample, reason = int(batch.picked[row]), bad.reason
-        if self.options.on_error == "raise":
-            raise located(reason, self.index, sample) from reason
-        epoch, seed = batch.picks.after.epoch, self.seed
-        where = str(self.index.describe(sample))
-        tried = batch.num_attempts.get(row, 0)  # if a replacement turned out bad in DALI, take the next one
-        if not tried:
-            self.bad_samples.add(BadSample(epoch, batch.picks.step, sample, where, str(reason)))
-        if isinstance(batch.images, Fetched):
-            batch.images.forget(row)  # the image may have been loaded although another field is bad
-        if self.options.on_error == "skip":
-            batch.good[row] = False
-            return
-        for attempt in range(tried + 1, MAX_ATTEMPTS + 1):
-            batch.num_attempts[row] = attempt
-            other = np.array([replacement_id(self.index, seed=seed, epoch=epoch, id=sample, attempt=attempt)])
-            found = self._look_up(other)
-            if batch.found is not None:
-                batch.found.replace(row, found[0])
-            if not self._load(batch, found, range(1), Draws(seed, epoch, other), row, worker).bad:
-                batch.ids[row], batch.labels[row] = other[0], found[0].labels[0]
-                return
-        raise DecodeError(
-            f"{where}: {reason}; {MAX_ATTEMPTS} samples drawn to replace it are bad too: look at the data with `datapipe inspect`"
-        )
-
     def _finished(self, block: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Run the pixel operations on the CPU, over as many images at a time as fit a core's cache."""
         assert self.memory is not None
-        if not self.recipe.pixels and not self.options.pin_memory:
+        if not self.recipe.pixels and not self.resources.options.pin_memory:
             return block
         out, draws = self.memory.lease(len(batch), self.recipe.output_dtype), batch.draws_of_ids()
         for start in range(0, len(batch), MAX_CACHED):
@@ -276,14 +264,14 @@ class SampleBatchMaker:
 
     def _observe(self, stage: Stage, batch: Batch, start_ns: int, num_samples: int | None = None) -> None:
         num = len(batch) if num_samples is None else num_samples
-        self.observer(StageEvent(stage, batch.picks.step, start_ns, time.perf_counter_ns() - start_ns, num))
+        self.settings.observer(StageEvent(stage, batch.picks.step, start_ns, time.perf_counter_ns() - start_ns, num))
 
     def _observe_reads(self, stage: Stage, step: int, start_ns: int, duration_ns: int, num: int, nbytes: int = 0) -> None:
         """Report a stage, and apart from it the time in it that the thread waited for a network."""
         network_ns = min(self.files.take_network_ns(), duration_ns)
         if network_ns:
-            self.observer(StageEvent(Stage.NETWORK, step, start_ns, network_ns, num))
-        self.observer(StageEvent(stage, step, start_ns + network_ns, duration_ns - network_ns, num, nbytes))
+            self.settings.observer(StageEvent(Stage.NETWORK, step, start_ns, network_ns, num))
+        self.settings.observer(StageEvent(stage, step, start_ns + network_ns, duration_ns - network_ns, num, nbytes))
 
     def _observe_block(self, batch: Batch, rows: range, report: BlockReport, start_ns: int) -> None:
         step, num = batch.picks.step, len(rows)
@@ -291,7 +279,23 @@ class SampleBatchMaker:
         start_ns += report.read_ns
         if isinstance(batch.images, Fetched):
             num -= batch.images.num_given(rows)
-        self.observer(StageEvent(Stage.DECODE, step, start_ns, report.decode_ns, num))
+        self.settings.observer(StageEvent(Stage.DECODE, step, start_ns, report.decode_ns, num))
         if not isinstance(batch.images, Fetched):
             start_ns += report.decode_ns
-            self.observer(StageEvent(Stage.AUGMENT, step, start_ns, report.augment_ns, num))
+            self.settings.observer(StageEvent(Stage.AUGMENT, step, start_ns, report.augment_ns, num))
+
+
+def _check_classes(recipe: Recipe, labels: NDArray[np.int64], ids: NDArray[np.int64], index: AnyIndex) -> None:
+    """Raise OptionError, naming a sample, if MixUp or CutMix would be given a label outside of the classes.
+
+    On a GPU such a label would fail an assertion and end the process. `labels` and `ids`: (b,) of a batch.
+    """
+    for _, op in recipe.batch:
+        if isinstance(op, (MixUp, CutMix)) and op.num_classes is not None:
+            outside = np.flatnonzero((labels < 0) | (labels >= op.num_classes))
+            if len(outside):
+                row = outside[0]
+                raise OptionError(
+                    f"{index.describe(int(ids[row]))}: its label is {labels[row]}, and {op!r} takes 0 to {op.num_classes - 1}; "
+                    "pass the dataset's number of classes"
+                )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.core.errors import OptionError
 from datapipe.index.entries import Entries, Extents
 from datapipe.kernel.device import Uploader
-from datapipe.kernel.options import BoxesForm, LoaderOptions
+from datapipe.kernel.options import LoaderOptions
 from datapipe.kinds.images.dali_stage import Fetched
 from datapipe.kinds.images.device_images import FoundRows
 from datapipe.kinds.images.fields import ADDED, IMAGE, LABEL, BatchFields, Values
@@ -24,6 +24,7 @@ from datapipe.order.plan import Picks, Rank, Tail
 from datapipe.transforms import Recipe
 from datapipe.transforms.lowering import described
 
+BoxesForm = Literal["list", "padded"]
 NO_BOX = -1.0  # the label in padding rows of boxes
 
 
@@ -44,7 +45,6 @@ class Batch:
     images: torch.Tensor | list[Any] | Fetched
     values: list[Values | None]  # (b,) of the further fields, by row; None until they are loaded
     found: FoundRows | None = None  # the images that the device has, which are not loaded
-    num_attempts: dict[int, int] = field(default_factory=dict)  # attempts to replace the sample of a row
     by_hand: dict[int, NDArray[np.uint8]] = field(default_factory=dict)  # rows to be put into images on a device
     kept: object = None  # kept alive until the device is done with the batch
     announced: list[object] = field(default_factory=list)  # results of `Files.will_need`: reads in flight
@@ -72,6 +72,7 @@ class Collator:
     rank: Rank
     fields: BatchFields
     memory_format: torch.memory_format
+    boxes: BoxesForm
     uploader: Uploader | None  # None: batches stay in host memory
 
     @property
@@ -136,7 +137,7 @@ class Collator:
         }
         for spec in self.fields.further:
             values = [value[spec.name] for value, is_good in zip(batch.values, good, strict=True) if value and is_good]
-            columns[spec.name] = values if apart else column_of(spec, values, boxes=self.options.boxes)
+            columns[spec.name] = values if apart else column_of(spec, values, boxes=self.boxes)
         return columns
 
     def _put_together(self, batch: Batch, images: Any, others: dict[str, Any], *, good: torch.Tensor | None = None) -> Any:

@@ -18,7 +18,8 @@ from datapipe.core.errors import BackendError
 from datapipe.core.printable import get_logger
 from datapipe.index.entries import Entries
 from datapipe.kernel.device_runtime import Stream
-from datapipe.kernel.tasks import ObjectPool
+from datapipe.kernel.kind import Lanes
+from datapipe.kernel.pools import ObjectPool
 from datapipe.kinds.images.dali.gate import PLACEHOLDER_SIDE, can_decode, placeholder
 from datapipe.kinds.images.dali.pipeline import DaliPipeline, RunError
 from datapipe.kinds.images.dali.settings import GraphOptions
@@ -161,18 +162,18 @@ class DaliStage:
 
     def __init__(self, graph: GraphOptions, *, num_pipelines: int) -> None:
         self.graph = graph
-        self.num_pipelines = num_pipelines
-        self.pipelines = ObjectPool(lambda: DaliPipeline(graph))
+        self.lanes = Lanes(num_pipelines, ObjectPool(lambda: DaliPipeline(graph)))
         self._num_given_up = 0  # in a row
         self._has_warned = False
 
     def decoder_device(self) -> str:
         """Return where the graph decodes: "gpu" or "cpu". Builds the graph if necessary. Raises BackendError if that fails."""
-        pipeline = self.pipelines.borrow()
+        pipeline = self.lanes.pool.borrow()
         try:
-            return pipeline.build()
+            device: str = pipeline.build()
+            return device
         finally:
-            self.pipelines.give_back(pipeline)
+            self.lanes.pool.give_back(pipeline)
 
     def run(
         self,

@@ -14,13 +14,12 @@ import numpy as np
 from datapipe.containers import open_index
 from datapipe.core.checks import positions_of, real_number, whole_number
 from datapipe.core.errors import DecodeError, IntegrityError, OptionError
-from datapipe.core.printable import printable
+from datapipe.core.printable import counted, listed, printable
 from datapipe.datasets import Original
 from datapipe.fetch.files import open_files
 from datapipe.index.concat import AnyIndex, concatenated, select
 from datapipe.index.stored_order import StoredOrder, stored_order
 from datapipe.kernel.bad_samples import located
-from datapipe.kernel.shown import shown_samples
 from datapipe.kinds.images.fields import LABEL, BatchFields, FurtherFields
 from datapipe.order.draws import key64
 from datapipe.order.sample_order import Order, Permutation, SequentialOrder, ShuffledOrder
@@ -70,8 +69,9 @@ class Dataset:
     @property
     def shown(self) -> str:
         """The samples and where they lie, in words."""
-        container, names = self.index.manifest.container, self.fields.names
-        text = shown_samples(len(self), names, container=container, where=self.index.where)
+        container = self.index.manifest.container
+        form = "loose files" if container == "folder" else container
+        text = f"{counted(len(self), 'sample')} ({listed(self.fields.names)}) in {form} at {self.index.where}"
         return text if self.mixture is None else f"{sum(self.mixture.counts):,} an epoch of {text}"
 
     def __len__(self) -> int:
@@ -86,7 +86,7 @@ class Dataset:
         try:
             values = self._stored.load_stored(self._stored.look_up(ids))
         except (DecodeError, IntegrityError) as exc:
-            raise located(exc, self.index, int(ids[0])) from exc
+            raise located(exc, self.index.describe(int(ids[0]))) from exc
         if self.fields.has_label:
             values[LABEL] = int(self.index.look_up(ids, self.fields.looked_up(self.index)).labels[0])
         return tuple(values[name] for name in self.fields.names)

@@ -1,4 +1,4 @@
-"""Open the passes of a loader of samples: in which order, by which maker, and from which place the next one begins."""
+"""Samples, mostly images, as a kind of data: their order, and who makes their batches."""
 
 from __future__ import annotations
 
@@ -9,17 +9,15 @@ import numpy as np
 import torch
 
 from datapipe.core.errors import OptionError
-from datapipe.core.observe import Observer, null_observer
 from datapipe.fetch.files import Files
 from datapipe.fetch.remote import RemoteFiles
 from datapipe.fetch.row_groups import max_lanes
 from datapipe.fetch.shard_cache.schedule import Schedule, ShardUse
 from datapipe.kernel.accelerators import runtime_of
-from datapipe.kernel.bad_samples import BadSampleLog
-from datapipe.kernel.options import LoaderOptions
-from datapipe.kernel.samplers import SampledSource, SamplerChecksum, WeightedSampler
-from datapipe.kernel.state import LoaderProgress, LoaderState
-from datapipe.kernel.tasks import Steps
+from datapipe.kernel.kind import Kind, Pass, Source
+from datapipe.kernel.options import LoaderOptions, Shuffle
+from datapipe.kernel.passes import Passes
+from datapipe.kernel.samplers import WeightedSampler
 from datapipe.kinds.images.assembly import assemble
 from datapipe.kinds.images.batches import SampleBatchMaker
 from datapipe.kinds.images.cache.locations import CacheOptions
@@ -27,8 +25,9 @@ from datapipe.kinds.images.choice import BackendRequest, Choice
 from datapipe.kinds.images.dataset import Dataset, mixed_order
 from datapipe.kinds.images.device_images import DeviceImages, check_recipe
 from datapipe.kinds.images.evidence import DataEvidence, check_sizes
+from datapipe.kinds.images.explanation import explain
 from datapipe.kinds.images.kept_images import KeptImages
-from datapipe.order.plan import Plan, Tail
+from datapipe.order.plan import Plan
 from datapipe.order.sample_order import Order, SequentialOrder, ShuffledOrder, StoredWindowsOrder, WindowedOrder
 from datapipe.transforms import Recipe
 
@@ -36,11 +35,8 @@ _NUM_SHARDS = 5  # of each lane, that are needed at about the same time: a windo
 _SHARDS_NBYTES = 8 << 30  # of all lanes: on a disk, or in the memory that the kernel keeps of one
 
 
-class SamplePasses:
-    """The passes over `dataset`, one after the other. What they share is made when the first one needs it.
-
-    Iterators refer to this, not to the loader. All calls come from the consumer's thread. `configure` must be called first.
-    """
+class ImageKind(Kind):
+    """The samples of `dataset` under a recipe. What its passes share is made when the first one needs it. See `Kind`."""
 
     def __init__(
         self,
@@ -48,29 +44,29 @@ class SamplePasses:
         *,
         files: Files,
         recipe: Recipe,
-        progress: LoaderProgress,
         cache: CacheOptions | None,
         device: Callable[[], torch.device],
         open_loader: Callable[..., Any],
     ) -> None:
-        self.dataset = dataset
-        self.files = files
-        self.progress = progress
-        self.bad_samples = BadSampleLog()
-        self.observer: Observer = null_observer
-        self._recipe = recipe
+        self.dataset, self.files, self.recipe = dataset, files, recipe
+        self.fingerprint, self.num_samples = dataset.index.fingerprint, len(dataset)
+        self.num_in_epoch = len(dataset) if dataset.mixture is None else sum(dataset.mixture.counts)
+        self.shown = dataset.shown
         self._cache = cache
         self._device = device
         self._open_loader = open_loader  # makes a loader from arguments, for measuring backends
-        self._checksum = SamplerChecksum()
         self._kept: KeptImages | None = None
         self._device_images: DeviceImages | None = None
         self._followed_seed: int | None = None  # of the order by which a cache of shards fetches and evicts
-        self._latest: Plan | SampledSource | None = None  # the source of the latest pass; another one may draw by other weights
 
     def configure(self, arguments: Mapping[str, Any], options: LoaderOptions) -> None:
         """Use these arguments for passes that begin from now on. Raises OptionError, and changes nothing, if they do not fit."""
-        recipe, has_image, has_collate_fn = self._recipe, self.dataset.fields.has_image, options.collate_fn is not None
+        recipe, has_image, has_collate_fn = self.recipe, self.dataset.fields.has_image, options.collate_fn is not None
+        sampler, mixture = arguments["sampler"], self.dataset.mixture
+        if isinstance(sampler, WeightedSampler):
+            if mixture is not None:
+                raise OptionError("a WeightedSampler and a dataset of mix() or repeat() both say how often samples come; use one")
+            sampler.check_fits(self.num_samples, self.dataset.index.where)
         stored_size = self.dataset.index.manifest.image_size
         makes_batches = not has_collate_fn and (options.batch_size > 1 or arguments["batch_sampler"] is not None)
         if has_image and makes_batches and not recipe.rest:
@@ -93,40 +89,12 @@ class SamplePasses:
         self._choice: Choice | None = None
         self._maker: SampleBatchMaker | None = None
 
-    def observe(self, observer: Observer) -> None:
-        """Report every stage of passes that begin from now on to `observer`."""
-        self.observer, self._maker = observer, None
+    def check_unchanged(self) -> None:
+        if self.dataset.original is not None:
+            self.dataset.original.check_unchanged()
 
-    def num_steps(self) -> int:
-        """Return the steps of a whole epoch on this rank."""
-        return self.source().num_steps
-
-    def begin(self) -> tuple[SampleBatchMaker, Steps]:
-        """Return the maker and the steps of a pass that begins now."""
-        seed = self.progress.seed.settle(self.progress.rank, self.dataset.index.fingerprint)
-        self._latest = self.source(seed)
-        maker = self.batch_maker(seed)
-        if isinstance(self.files, RemoteFiles) and self._followed_seed != seed:
-            uses_of = shard_uses(self._latest, self.dataset)
-            if uses_of is not None:
-                self.files.follow(Schedule(uses_of, num_ahead=maker.options.depth))
-                self._followed_seed = seed
-        return maker, self._latest.steps
-
-    def source(self, seed: int = 0) -> Plan | SampledSource:
-        """Return the source of picks for a pass with that seed, beginning now; their number depends on no seed."""
-        sampler, batch_sampler = self._arguments["sampler"], self._arguments["batch_sampler"]
-        options, rank, num, checksum = self._options, self.progress.rank, len(self.dataset), self._checksum
-        if batch_sampler is not None:
-            return SampledSource(batch_sampler, None, rank, drop_last=False, num_samples=num, checksum=checksum)
-        if sampler is not None and not isinstance(sampler, WeightedSampler):
-            drop_last = options.tail is Tail.DROP
-            return SampledSource(sampler, options.batch_size, rank, drop_last=drop_last, num_samples=num, checksum=checksum)
-        order = self._order(seed, options.batch_size * rank.world_size) if sampler is None else sampler.order(seed)
-        return Plan(order, options.batch_size, rank, options.tail)
-
-    def _order(self, seed: int, global_batch: int) -> Order:
-        dataset, shuffle = self.dataset, self._options.shuffle
+    def order(self, seed: int, *, shuffle: Shuffle, global_batch: int) -> Order:
+        dataset = self.dataset
         if dataset.mixture is not None:
             return mixed_order(dataset.mixture, seed=seed, shuffle=shuffle)
         if not shuffle:
@@ -141,6 +109,43 @@ class SamplePasses:
             return ShuffledOrder(len(dataset), seed)
         return WindowedOrder(grouping.starts, seed, global_batch, max_lanes=max_lanes(grouping.nbytes))
 
+    def open_pass(self, settings: Pass) -> SampleBatchMaker:
+        maker = self.batch_maker(settings)
+        if isinstance(self.files, RemoteFiles) and self._followed_seed != settings.seed:
+            uses_of = shard_uses(settings.source, self.dataset)
+            if uses_of is not None:
+                self.files.follow(Schedule(uses_of, num_ahead=maker.resources.options.depth))
+                self._followed_seed = settings.seed
+        return maker
+
+    def batch_maker(self, settings: Pass) -> SampleBatchMaker:
+        """Return the maker of such a pass; decoders and memory are shared by all passes of one observer."""
+        if self._maker is None or self._maker.settings.observer is not settings.observer:
+            self._maker = assemble(
+                self.choice,
+                settings,
+                dataset=self.dataset,
+                recipe=self.recipe,
+                files=self.files,
+                memory_format=self._arguments["memory_format"],
+                boxes=self._arguments["boxes"],
+                kept=self.kept_images(),
+                device_images=self.device_images(),
+            )
+        self._maker = self._maker.with_settings(settings)
+        return self._maker
+
+    def decoder_device(self, settings: Pass) -> str:
+        """Return where images are decoded, according to DALI's graph: "gpu" or "cpu". Builds the graph if necessary.
+
+        Raises BackendError if DALI cannot build it.
+        """
+        stage = self.batch_maker(settings).dali
+        return "cpu" if stage is None else stage.decoder_device()
+
+    def explain(self, passes: Passes) -> list[str]:
+        return explain(self, passes)
+
     @property
     def choice(self) -> Choice:
         """The backend and the reason for it; chosen at the first access, on a GPU perhaps by measuring."""
@@ -152,29 +157,8 @@ class SamplePasses:
         """Return the facts on which a choice under "auto" is based: the data, and the rates of the backends here."""
         arguments = self._arguments
         if self._is_cached_on_device:  # its backend makes what is kept
-            arguments = {**arguments, "transform": self._recipe.split_front()[0]}
+            arguments = {**arguments, "transform": self.recipe.split_front()[0]}
         return DataEvidence(self.dataset.index, self.files, arguments, self._options, self._device(), self._open_loader)
-
-    def batch_maker(self, seed: int = 0) -> SampleBatchMaker:
-        """Return the batch maker with that seed; decoders and memory are shared by all seeds."""
-        if self._maker is None:
-            self._maker = assemble(
-                self.choice,
-                dataset=self.dataset,
-                recipe=self._recipe,
-                options=self._options,
-                seed=seed,
-                rank=self.progress.rank,
-                files=self.files,
-                observer=self.observer,
-                bad_samples=self.bad_samples,
-                memory_format=self._arguments["memory_format"],
-                kept=self.kept_images(),
-                device_images=self.device_images(),
-            )
-        if self._maker.seed != seed:
-            self._maker = self._maker.with_seed(seed)
-        return self._maker
 
     def kept_images(self) -> KeptImages | None:
         """Return the cache in memory or on a disk, which the first call opens; None: there is none.
@@ -182,7 +166,7 @@ class SamplePasses:
         Raises StorageError if it cannot be opened.
         """
         if self._kept is None and self._cache is not None and not self._is_cached_on_device:
-            self._kept = KeptImages.of(self._cache, self.dataset.index, self._recipe)
+            self._kept = KeptImages.of(self._cache, self.dataset.index, self.recipe)
         return self._kept
 
     def device_images(self) -> DeviceImages | None:
@@ -193,8 +177,8 @@ class SamplePasses:
         if self._device_images is None and self._cache is not None and self._is_cached_on_device:
             runtime = runtime_of(self._device())
             self._device_images = DeviceImages(
-                self._recipe,
-                check_recipe(self._recipe, self.dataset.index.manifest.image_size),
+                self.recipe,
+                check_recipe(self.recipe, self.dataset.index.manifest.image_size),
                 num_samples=len(self.dataset),
                 nbytes=self._cache.nbytes,
                 runtime=runtime,
@@ -210,24 +194,8 @@ class SamplePasses:
     def _is_cached_on_device(self) -> bool:
         return self._cache is not None and self._cache.place == "gpu"
 
-    def state(self) -> LoaderState:
-        """Return the place after the last batch delivered."""
-        source, num, tail = self._latest or self.source(), len(self.dataset), self._options.tail
-        if isinstance(source, Plan):
-            return self.progress.state(global_batch=source.global_batch, order=source.order.kind, num_samples=num, tail=tail)
-        trail = self._checksum.at(self.progress.epochs.last)
-        return self.progress.state(global_batch=source.global_batch, order="sampler", num_samples=num, tail=tail, trail=trail)
 
-    def resume(self, state: Mapping[str, Any]) -> None:
-        """Continue at a saved state with the next pass. Raises StateError for one that would not be continued exactly."""
-        cursor = self.state().cursor_from(state)
-        self.source().check(cursor)
-        self.progress.resume(cursor, state)
-        self._checksum.resume(cursor, str(state.get("trail", "")))
-        self._latest = None
-
-
-def shard_uses(source: Plan | SampledSource, dataset: Dataset) -> Callable[[int], list[ShardUse]] | None:
+def shard_uses(source: Source, dataset: Dataset) -> Callable[[int], list[ShardUse]] | None:
     """Return what says when this rank needs which shard in an epoch; None where that is not known beforehand."""
     if not isinstance(source, Plan) or not isinstance(source.order, StoredWindowsOrder):
         return None

@@ -10,51 +10,31 @@ import torch
 
 from datapipe.containers import open_index
 from datapipe.core.errors import OptionError
-from datapipe.core.observe import Observer, check_observer
 from datapipe.datasets import Original, Unseen, see_through
 from datapipe.fetch.files import open_files
 from datapipe.fetch.remote import RemoteFiles, StoreFacts
 from datapipe.fetch.row_groups import row_groups_of_windows
 from datapipe.kernel.accelerators import accelerator
-from datapipe.kernel.bad_samples import BadSample
-from datapipe.kernel.iteration import BatchIterator
-from datapipe.kernel.options import (
-    SETTABLE,
-    BoxesForm,
-    LoaderOptions,
-    OnError,
-    Output,
-    Shuffle,
-    check_settable,
-    parse_image_options,
-)
+from datapipe.kernel.loader import Loader
+from datapipe.kernel.options import LoaderOptions, OnError, Output, Shuffle, one_of, parse_options
 from datapipe.kernel.ranks import resolve_device
 from datapipe.kernel.samplers import WeightedSampler
 from datapipe.kernel.seeding import Seed, seed_source
-from datapipe.kernel.shown import refuse_position, shown_device, shown_loader
-from datapipe.kernel.state import LoaderProgress
-from datapipe.kernel.torch_compat import (
-    EpochSetter,
-    OwnBatches,
-    SequentialEpochSetter,
-    added_attributes,
-    leave_random_state,
-    names_of,
-)
+from datapipe.kernel.shown import shown_device
 from datapipe.kinds.images.cache.locations import CacheOptions
 from datapipe.kinds.images.choice import Backend, Choice
+from datapipe.kinds.images.collate import BoxesForm
 from datapipe.kinds.images.dataset import Dataset
 from datapipe.kinds.images.fields import BatchFields
 from datapipe.kinds.images.kept_images import CacheStats
-from datapipe.kinds.images.kind import SamplePasses
-from datapipe.order.plan import Tail
+from datapipe.kinds.images.kind import ImageKind
 from datapipe.stores.location import is_url
 from datapipe.stores.requests import apply_settings
 from datapipe.stores.settings import Remote, remote_settings
 from datapipe.transforms import Recipe
 
 
-class DataLoader:
+class DataLoader(Loader):
     """Give batches of decoded, augmented images and their labels, as `torch.utils.data.DataLoader` would.
 
     >>> loader = datapipe.DataLoader("shards/train", batch_size=64, shuffle=True, transform=[datapipe.RandomResizedCrop(224)])
@@ -136,10 +116,10 @@ class DataLoader:
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
-        arguments = {name: value for name, value in locals().items() if name != "self"}
-        options = parse_image_options(arguments)
+        arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        parse_image_options(arguments)  # before anything is opened
         seeding = Seed(seed_source(seed, generator))
-        self._resolve_device = resolve_device(device)
+        resolved = resolve_device(device)
         remote = remote_settings(remote)
         if isinstance(dataset, str) and is_url(dataset):
             apply_settings(remote)  # for the opening too
@@ -147,136 +127,25 @@ class DataLoader:
         if fields is not None:
             self.dataset = self.dataset.with_fields(BatchFields.of(self.dataset.index, fields))
         self.recipe = Recipe.of(transform)
-        if isinstance(sampler, WeightedSampler):
-            sampler.check_fits(self.dataset)
         self.fields.check_recipe(self.recipe)
-        self.fields.check_rename(options.rename)
+        self.fields.check_rename(rename or {})
         row_groups = row_groups_of_windows(len(self.fields.stored))
         cache_options = CacheOptions.of(cache, cache_nbytes)
         if cache_options is not None and not self.fields.has_image:
             raise OptionError("cache is for images, and batches have none; leave it out")
         if cache == "gpu" and (accelerator() is None or str(device).startswith("cpu")):
             raise OptionError(f"cache='gpu' keeps images on a GPU, and device is {shown_device(device)}; pass cache='ram'")
-        self._passes = SamplePasses(
+        if shuffle == "windows":
+            self.dataset.stored_order()
+        images = self._images = ImageKind(
             self.dataset,
             files=open_files(self.dataset.index, row_groups=row_groups, remote=remote),
             recipe=self.recipe,
-            progress=LoaderProgress(seeding, self.dataset.index.fingerprint, (rank, world_size)),
             cache=cache_options,
-            device=self._resolve_device,
+            device=resolved,
             open_loader=DataLoader,
         )
-        self.origin = ""  # what `from_torch` took over, and how
-        # Attributes that frameworks and scripts read from a torch DataLoader.
-        setter = EpochSetter if shuffle else SequentialEpochSetter
-        mixture = self.dataset.mixture
-        num_samples = len(self.dataset) if mixture is None else sum(mixture.counts)
-        self.sampler = setter(self._progress.epochs, num_samples) if sampler is None else sampler
-        self.batch_size = batch_size
-        self.drop_last = options.tail is Tail.DROP
-        self.generator = generator
-        self.persistent_workers = persistent_workers
-        if options.shuffle == "windows":
-            self.dataset.stored_order()
-        self._apply(arguments, options)
-        self._names = names_of(self)
-
-    def _apply(self, arguments: dict[str, Any], options: LoaderOptions) -> None:
-        """Use these arguments for passes that begin from now on. Raises OptionError, and changes nothing, if they do not fit."""
-        self._passes.configure(arguments, options)
-        self.options = options
-        shown = {name: arguments[name] for name in SETTABLE} | {
-            "num_workers": options.num_workers,
-            "prefetch_factor": options.prefetch_factor,
-            "worker_init_fn": arguments["worker_init_fn"] or leave_random_state,
-        }
-        vars(self).update(shown, _arguments=arguments)  # past `__setattr__`, which checks them from here on
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute. Torch's that may change take effect with the next pass; raises OptionError for other arguments."""
-        arguments = vars(self).get("_arguments", {})
-        if name not in arguments:
-            super().__setattr__(name, value)
-            return
-        check_settable(name)
-        changed = {**arguments, name: value}
-        self._apply(changed, parse_image_options(changed))
-
-    @property
-    def _progress(self) -> LoaderProgress:
-        return self._passes.progress
-
-    _arguments: dict[str, Any]
-    num_workers: int
-    prefetch_factor: int
-    collate_fn: Callable[[list[Any]], Any] | None
-    pin_memory: bool
-    timeout: float
-    worker_init_fn: Callable[[int], None]
-
-    def __repr__(self) -> str:
-        size = self.batch_size if self._arguments["batch_sampler"] is None else None
-        return shown_loader("DataLoader", self.dataset.shown, batch_size=size, device=self._arguments["device"])
-
-    # -- torch's contract -----------------------------------------------------------------------
-
-    __getitem__ = refuse_position
-
-    def __iter__(self) -> BatchIterator:
-        if self.dataset.original is not None:
-            self.dataset.original.check_unchanged()
-        passes = self._passes
-        self._progress.check_still_alone(passes.num_steps)
-        return BatchIterator(passes.begin, passes.num_steps, self._progress.epochs, self.worker_init_fn)
-
-    def __len__(self) -> int:
-        """Return batches per epoch on this rank; the same on all. Raises TypeError for a sampler without a length."""
-        return self._passes.num_steps()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _from_arguments, (self._arguments,), added_attributes(self)
-
-    # -- epochs, state, observation ---------------------------------------------------------------
-
-    def set_epoch(self, epoch: int) -> None:
-        """Make the next pass one over this epoch. Without it epochs count up from 0.
-
-        Also calls `set_epoch` of a `sampler` or `batch_sampler` of your own if it has one; at other times that is left
-        to you, as with torch.
-        """
-        self._progress.epochs.set_epoch(epoch)
-        own = self._arguments["sampler"] if self._arguments["batch_sampler"] is None else self.batch_sampler
-        tell = getattr(own, "set_epoch", None)
-        if callable(tell):
-            tell(epoch)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the place after the last batch delivered: small, JSON-safe. After a pass: the beginning of the next epoch."""
-        return self._passes.state().to_json()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue there with the next pass, on any number of ranks as long as batch_size x world_size is the same.
-
-        A state taken after the last batch, before the pass ended, leaves nothing: the next pass is empty, and the one after it
-        is over the next epoch.
-        Raises StateError for a state that this loader would not continue exactly.
-        """
-        self._passes.resume(state)
-
-    @property
-    def observer(self) -> Observer:
-        """The function to which stages are reported; `observe` sets it."""
-        return self._passes.observer
-
-    def observe(self, observer: Observer) -> None:
-        """Report every stage of passes that begin from now on to `observer`."""
-        check_observer(observer)
-        self._passes.observe(observer)
-
-    @property
-    def seed(self) -> int | None:
-        """The seed of order and augmentation; None until it is drawn, when the first pass begins."""
-        return self._progress.seed.value
+        super().__init__(images, arguments, remake=DataLoader, parse=parse_image_options, seed=seeding, device=resolved)
 
     @property
     def fields(self) -> BatchFields:
@@ -284,44 +153,36 @@ class DataLoader:
         return self.dataset.fields
 
     @property
-    def batch_sampler(self) -> Iterable[list[int]]:
-        """The batch sampler passed, or a stand-in as long as the loader, without positions."""
-        own: Iterable[list[int]] | None = self._arguments["batch_sampler"]
-        return OwnBatches(self) if own is None else own
-
-    @property
-    def device(self) -> torch.device:
-        """The device on which batches are delivered."""
-        return self._resolve_device()
-
-    @property
     def choice(self) -> Choice:
         """The backend and the reason for it; chosen at the first access, on a GPU perhaps by measuring."""
-        return self._passes.choice
+        return self._images.choice
 
     def decoder_device(self) -> str:
         """Return where images are decoded, according to DALI's graph: "gpu" or "cpu". Builds the graph if necessary.
 
         Raises BackendError if DALI cannot build it.
         """
-        stage = self._passes.batch_maker().dali
-        return "cpu" if stage is None else stage.decoder_device()
-
-    @property
-    def bad_samples(self) -> list[BadSample]:
-        """The bad samples skipped or replaced, the latest 1,000."""
-        return list(self._passes.bad_samples.latest)
+        return self._images.decoder_device(self._passes.settings())
 
     @property
     def cache_stats(self) -> CacheStats | None:
         """The cache's hits in this process, and what it holds; None without a cache."""
-        cache = self._passes.cache()
+        cache = self._images.cache()
         return None if cache is None else cache.stats()
 
     def store_facts(self) -> StoreFacts | None:
         """Return how samples are read from an object store at this moment; None for other data."""
-        files = self._passes.files
+        files = self._images.files
         return files.facts() if isinstance(files, RemoteFiles) else None
+
+
+def parse_image_options(arguments: Mapping[str, Any]) -> LoaderOptions:
+    """Return the options of `DataLoader`'s arguments. Raises OptionError for arguments that make no sense, alone or together."""
+    memory_format = arguments["memory_format"]
+    if memory_format not in (torch.channels_last, torch.contiguous_format):
+        raise OptionError(f"memory_format is {memory_format!r}; choose torch.channels_last or torch.contiguous_format")
+    one_of(BoxesForm, arguments["boxes"], "boxes")
+    return parse_options(arguments)
 
 
 def _open(dataset: object, transform: object) -> tuple[Dataset, object]:
@@ -340,7 +201,3 @@ def _open(dataset: object, transform: object) -> tuple[Dataset, object]:
         raise OptionError("dataset has a transform of its own, and transform= is given too; leave one of them out")
     own = Recipe.of(seen.transform, input_kind="pil" if seen.transform is not None else "any")
     return Dataset(seen.index, original=Original.of(dataset)), own if transform is None else transform
-
-
-def _from_arguments(arguments: dict[str, Any]) -> DataLoader:
-    return DataLoader(**arguments)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -18,12 +18,13 @@ from datapipe.core.observe import Observer, Stage, StageEvent
 from datapipe.index.tables import TableIndex
 from datapipe.kernel.bad_samples import BadSample, BadSampleLog
 from datapipe.kernel.device_runtime import DeviceRuntime
+from datapipe.kernel.kind import BatchMaker, Piece, Resources
 from datapipe.kernel.options import LoaderOptions
-from datapipe.kernel.tasks import ObjectPool
+from datapipe.kernel.pools import ObjectPool
 from datapipe.kinds.tables.arrow import RowGather
-from datapipe.kinds.tables.windows import LoadedWindow, WindowStore
+from datapipe.kinds.tables.windows import LoadedWindow, ShuffledWindows
 from datapipe.order.plan import BatchSpan, Plan, Tail
-from datapipe.order.row_order import Piece, RowRun, RunOrder, ShuffleWindow
+from datapipe.order.row_order import GroupPart, RowRun, RunOrder, ShuffleWindow
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +47,7 @@ class RowBatch:
     matrices: list[torch.Tensor]  # (b, width) each
     arrays: list[NDArray[Any]]  # the same memory, if it is the host's
     good: NDArray[np.bool_]  # (b,) False for rows of row groups that are left out
-    parts: list[tuple[int, LoadedWindow, RowRun]] = field(default_factory=list)  # first row of the batch; the rows from there on
-    ahead: list[LoadedWindow] = field(default_factory=list)  # windows that later steps need
+    runs: list[RowRun] = field(default_factory=list)  # of windows, which make up the batch one after the other
     lists: dict[int, list[tuple[NDArray[Any], NDArray[np.int64]]]] = field(default_factory=dict)  # by first row: each column's
 
     def __len__(self) -> int:
@@ -69,7 +69,7 @@ class TableParts(Protocol):
         """The device that batches go to; None if they stay in host memory."""
 
     @property
-    def pieces_at_once(self) -> int:
+    def parts_at_once(self) -> int:
         """Row groups that are best read together."""
 
     def lease_batch(self, span: BatchSpan) -> RowBatch:
@@ -78,7 +78,7 @@ class TableParts(Protocol):
     def lease_window(self, num_rows: int, room: int) -> Any:
         """Return memory for a window of (num_rows, width) matrices. `room`: rows of the largest window."""
 
-    def fill(self, reader: Any, window: LoadedWindow, pieces: Sequence[Piece]) -> None:
+    def fill(self, reader: Any, window: LoadedWindow, pieces: Sequence[GroupPart]) -> None:
         """Read pieces of a window into their places. Raises what reading and packing raise."""
 
     def replace(self, window: LoadedWindow, rows: NDArray[np.int64], others: NDArray[np.int64]) -> None:
@@ -94,70 +94,63 @@ class TableParts(Protocol):
         """Return the batch as the user gets it, or its arrival on a device."""
 
 
+class Stretch(NamedTuple):
+    """Rows of a block that come from one window."""
+
+    run: RowRun
+    begin: int  # place in the run
+    first: int  # row of the batch
+    end: int
+
+
 class FromWindows:
     """Rows of shuffled windows, which are read as they become due."""
 
-    def __init__(self, parts: TableParts, plan: Plan, order: RunOrder, *, seed: int, first_step: int) -> None:
-        self._plan, self._order = plan, order
-        self._gather, self._at_once = parts.gather, parts.pieces_at_once
-        self._reads_ahead = parts.setup.options.num_workers > 0
-        self._store: WindowStore[Any] = WindowStore(
+    def __init__(self, parts: TableParts, plan: Plan, order: RunOrder, *, seed: int) -> None:
+        self._plan, self._order, self._gather = plan, order, parts.gather
+        self.shared = ShuffledWindows(
             order,
             seed=seed,
-            first_step=first_step,
             lease=partial(parts.lease_window, room=order.max_window),
             fill=parts.fill,
             replace=parts.replace,
             on_bad=partial(_note_bad, parts.setup),
             on_error=parts.setup.options.on_error,
             num_lists=sum(len(group.columns) for group in parts.setup.layout.lists),
-            pieces_at_once=parts.pieces_at_once,
+            parts_at_once=parts.parts_at_once,
         )
 
-    def prepare(self, batch: RowBatch) -> None:
-        """Look up the windows of a batch, and those to come."""
-        span = batch.span
-        runs = self._runs(span)
-        used, batch.ahead = self._store.use(span.step, runs, self._following(span, runs) if self._reads_ahead else [])
+    def runs(self, span: BatchSpan) -> list[RowRun]:
+        """Return the runs of rows, each in one window, that make up a step."""
+        return [run for start, stop in span.ranges() for run in self._order.runs(span.after.epoch, start, stop)]
+
+    def pieces(self, batch: RowBatch, blocks: Sequence[range]) -> list[Piece]:
+        """Return the blocks, with their windows; `what` has a `Stretch` of each."""
+        pieces: list[tuple[range, list[Stretch]]] = [(rows, []) for rows in blocks]
         place = 0
-        for window, run in zip(used, runs, strict=True):
-            batch.parts.append((place, window, run))
+        for run in batch.runs:
+            for rows, stretches in pieces:
+                first, end = max(rows.start, place), min(rows.stop, place + len(run))
+                if first < end:
+                    stretches.append(Stretch(run, first - place, first, end))
             place += len(run)
+        return [Piece(rows, [one.run.window for one in stretches], stretches) for rows, stretches in pieces]
 
-    def spare(self, batch: RowBatch) -> list[Callable[[Any], object]]:
-        """Return work that reads row groups of windows that later steps need."""
-        return [
-            partial(self._store.fill_ahead, window.window)
-            for window in batch.ahead
-            for _ in range(0, len(window.pending), self._at_once)
-        ]
+    def ahead(self, batch: RowBatch) -> list[ShuffleWindow]:
+        """Return the windows that follow those of a step, and those of the step after it."""
+        span, found = batch.span, [self._order.following(run.window) for run in batch.runs]
+        if span.step + 1 < self._plan.num_steps:
+            found += [run.window for run in self.runs(self._plan.span(span.after.epoch, span.step + 1))]
+        used = {run.window for run in batch.runs}
+        return [window for window in dict.fromkeys(found) if window is not None and window not in used]
 
-    def load(self, batch: RowBatch, rows: range, worker: Any) -> int:
-        """Gather some rows, and return the time that took without reading. Raises what reading their windows raised."""
-        spent_ns = 0
-        for place, window, run in batch.parts:
-            first, end = max(rows.start, place), min(rows.stop, place + len(run))
-            if first >= end:
-                continue
-            self._store.ensure(window, worker)
-            start_ns = time.perf_counter_ns()
-            chosen = window.rows_of(run, first - place, end - place)
+    def fill(self, batch: RowBatch, piece: Piece, windows: Sequence[LoadedWindow]) -> None:
+        """Gather the rows of a block from their windows."""
+        for window, (run, begin, first, end) in zip(windows, piece.what, strict=True):
+            chosen = window.rows_of(run, begin, begin + end - first)
             self._gather(batch, window, chosen, first)
             if window.bad is not None:
                 batch.good[first:end] = ~window.bad[chosen]
-            spent_ns += time.perf_counter_ns() - start_ns
-        return spent_ns
-
-    def _runs(self, span: BatchSpan) -> list[RowRun]:
-        return [run for start, stop in span.ranges() for run in self._order.runs(span.after.epoch, start, stop)]
-
-    def _following(self, span: BatchSpan, runs: list[RowRun]) -> list[ShuffleWindow]:
-        """Return the windows that follow those of a step, and those of the step after it."""
-        found = [self._order.following(run.window) for run in runs]
-        if span.step + 1 < self._plan.num_steps:
-            found += [run.window for run in self._runs(self._plan.span(span.after.epoch, span.step + 1))]
-        used = {run.window for run in runs}
-        return [window for window in dict.fromkeys(found) if window is not None and window not in used]
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,70 +159,57 @@ class FromMappedRows:
 
     plan: Plan
     rows: RowGather
+    shared: None = None
 
-    def prepare(self, batch: RowBatch) -> None:
-        """Do nothing: rows are not read ahead."""
-
-    def spare(self, batch: RowBatch) -> list[Callable[[Any], object]]:
-        """Return no work."""
+    def runs(self, span: BatchSpan) -> list[RowRun]:
+        """Return none: any row is as near as any other."""
         return []
 
-    def load(self, batch: RowBatch, rows: range, worker: object) -> int:
-        """Gather some rows, and return the time that took."""
-        start_ns, span = time.perf_counter_ns(), batch.span
+    def pieces(self, batch: RowBatch, blocks: Sequence[range]) -> list[Piece]:
+        """Return the blocks."""
+        return [Piece(rows) for rows in blocks]
+
+    def ahead(self, batch: RowBatch) -> tuple[()]:
+        """Return nothing."""
+        return ()
+
+    def fill(self, batch: RowBatch, piece: Piece, windows: Sequence[LoadedWindow]) -> None:
+        """Gather the rows of a block."""
+        span, rows = batch.span, piece.rows
         positions = np.arange(span.start + rows.start, span.start + rows.stop, dtype=np.int64) % span.num_samples
         self.rows.gather(self.plan.order(span.after.epoch, positions), batch.arrays, rows.start)
-        return time.perf_counter_ns() - start_ns
 
 
 @dataclass(frozen=True, slots=True)
-class TableMaker:
-    """Makes the batches of one pass. Thread-safe. See `batch_making.BatchMaker`."""
+class TableMaker(BatchMaker):
+    """Makes the batches of one pass. Thread-safe."""
 
     parts: TableParts
     rows: FromWindows | FromMappedRows
-    dali: None = None
+    resources: Resources
 
-    @property
-    def options(self) -> LoaderOptions:
-        return self.parts.setup.options
-
-    @property
-    def observer(self) -> Observer:
-        return self.parts.setup.observer
-
-    @property
-    def workers(self) -> ObjectPool[Any]:
-        return self.parts.workers
-
-    @property
-    def runtime(self) -> DeviceRuntime | None:
-        return self.parts.runtime
-
-    def prepare(self, span: BatchSpan) -> RowBatch:
+    def begin(self, step: BatchSpan) -> RowBatch:
         """Lease memory for a batch, and look up where its rows are."""
         start_ns = time.perf_counter_ns()
-        batch = self.parts.lease_batch(span)
-        self.rows.prepare(batch)
-        observe(self.observer, Stage.PLAN, span.step, start_ns, len(span))
+        batch = self.parts.lease_batch(step)
+        batch.runs = self.rows.runs(step)
+        observe(self.parts.setup.observer, Stage.PLAN, step.step, start_ns, len(step))
         return batch
 
-    def blocks(self, batch: RowBatch) -> list[range]:
-        return self.parts.blocks(batch)
+    def pieces(self, batch: RowBatch) -> list[Piece]:
+        return self.rows.pieces(batch, self.parts.blocks(batch))
 
-    def spare(self, batch: RowBatch) -> list[Callable[[Any], object]]:
-        return self.rows.spare(batch)
+    def ahead(self, batch: RowBatch) -> Sequence[ShuffleWindow]:
+        return self.rows.ahead(batch)
 
-    def load_block(self, batch: RowBatch, rows: range, worker: Any) -> None:
-        """Gather some rows. Raises what reading them raised."""
-        spent_ns = self.rows.load(batch, rows, worker)
-        observe(self.observer, Stage.COLLATE, batch.span.step, time.perf_counter_ns() - spent_ns, len(rows))
-
-    def decode(self, batch: RowBatch, pipeline: object, worker: object) -> None:
-        raise AssertionError("tables have no stage that decodes whole batches")
+    def fill(self, batch: RowBatch, piece: Piece, shared: Sequence[LoadedWindow], worker: object) -> tuple[()]:
+        """Gather some rows."""
+        start_ns = time.perf_counter_ns()
+        self.rows.fill(batch, piece, shared)
+        observe(self.parts.setup.observer, Stage.COLLATE, batch.span.step, start_ns, len(piece.rows))
+        return ()
 
     def finish(self, batch: RowBatch) -> Any:
-        batch.parts.clear()  # windows are not needed any more
         return self.parts.hand_over(batch)
 
 
@@ -259,7 +239,7 @@ def observe(observer: Observer, stage: Stage, step: int, start_ns: int, num_samp
     observer(StageEvent(stage, step, start_ns, time.perf_counter_ns() - start_ns, num_samples, nbytes))
 
 
-def _note_bad(setup: TableSetup, window: LoadedWindow, piece: Piece, error: DecodeError | IntegrityError) -> None:
+def _note_bad(setup: TableSetup, window: LoadedWindow, piece: GroupPart, error: DecodeError | IntegrityError) -> None:
     """Record a row group that is skipped or replaced."""
     first = int(setup.index.starts[piece.group]) + piece.start
     where = f"{setup.index.group(piece.group)} ({piece.stop - piece.start} rows from row {first} of the table)"

@@ -21,15 +21,15 @@ from datapipe.core.observe import Stage
 from datapipe.kernel.cuda_runtime import CudaDevice
 from datapipe.kernel.device import DeviceTransfer
 from datapipe.kernel.device_runtime import Event, Stream
+from datapipe.kernel.pools import ObjectPool
 from datapipe.kernel.pytree import tensors_of
-from datapipe.kernel.tasks import ObjectPool
 from datapipe.kinds.tables.batches import RowBatch, TableSetup, named_batch, observe
 from datapipe.kinds.tables.cudf.library import library, stream_ordered_memory
 from datapipe.kinds.tables.cudf.packing import DevicePacker, PinnedUploads, pack
 from datapipe.kinds.tables.cudf.reader import CudfReader
 from datapipe.kinds.tables.windows import LoadedWindow
 from datapipe.order.plan import BatchSpan
-from datapipe.order.row_order import Piece
+from datapipe.order.row_order import GroupPart
 
 _ROWS_AT_ONCE = 1 << 20  # of row groups that cuDF reads together: fewer do not keep a large GPU busy
 
@@ -53,7 +53,7 @@ class DeviceTableParts:
     stream: Stream  # of windows and batches
     packer: DevicePacker
     uploads: PinnedUploads
-    pieces_at_once: int
+    parts_at_once: int
 
     @classmethod
     def of(cls, setup: TableSetup, runtime: CudaDevice) -> DeviceTableParts:
@@ -72,7 +72,7 @@ class DeviceTableParts:
             stream=stream,
             packer=DevicePacker(layout, runtime=runtime, uploads=uploads),
             uploads=uploads,
-            pieces_at_once=max(1, _ROWS_AT_ONCE * index.num_groups // max(1, len(index))),
+            parts_at_once=max(1, _ROWS_AT_ONCE * index.num_groups // max(1, len(index))),
         )
 
     def lease_batch(self, span: BatchSpan) -> RowBatch:
@@ -85,7 +85,7 @@ class DeviceTableParts:
         tensors = [tensor[:num_rows] for tensor in self._allocated(max(num_rows, room))]
         return DeviceWindow(tensors, self.runtime.record_event(self.stream))
 
-    def fill(self, reader: CudfReader, window: LoadedWindow, pieces: Sequence[Piece]) -> None:
+    def fill(self, reader: CudfReader, window: LoadedWindow, pieces: Sequence[GroupPart]) -> None:
         observer = self.setup.observer
         start_ns, runtime, memory = time.perf_counter_ns(), self.runtime, window.arrays
         pieces = sorted(pieces, key=lambda piece: piece.group)  # so that the groups of one file follow each other

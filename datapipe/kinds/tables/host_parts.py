@@ -16,17 +16,17 @@ from datapipe.columns.values import ragged_rows
 from datapipe.containers.tables.rows import GroupReader
 from datapipe.core.observe import Stage
 from datapipe.index.tables import ColumnKind
+from datapipe.kernel.accelerators import open_batch_pool
 from datapipe.kernel.device import Uploader
 from datapipe.kernel.device_runtime import DeviceRuntime
-from datapipe.kernel.pools import BatchMemory, SlabPool
-from datapipe.kernel.tasks import ObjectPool, open_batch_pool
+from datapipe.kernel.pools import BatchMemory, ObjectPool, SlabPool
 from datapipe.kinds.tables.arrow import lists_of, pack
 from datapipe.kinds.tables.batches import RowBatch, TableSetup, named_batch, observe
 from datapipe.kinds.tables.jagged import jagged_of
 from datapipe.kinds.tables.kept_rows import KeptRows
 from datapipe.kinds.tables.windows import Lists, LoadedWindow
 from datapipe.order.plan import BatchSpan
-from datapipe.order.row_order import Piece
+from datapipe.order.row_order import GroupPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class HostTableParts:
     uploader: Uploader | None
     runtime: DeviceRuntime | None
     kept: KeptRows | None
-    pieces_at_once: int = 1  # a row group is work enough for a thread
+    parts_at_once: int = 1  # a row group is work enough for a thread
 
     @classmethod
     def of(cls, setup: TableSetup, runtime: DeviceRuntime | None, kept: KeptRows | None) -> HostTableParts:
@@ -92,7 +92,7 @@ class HostTableParts:
             return self.uploader.upload(result, then=transform, step=batch.span.step, num_samples=len(batch))
         return result if transform is None else transform(result)
 
-    def fill(self, reader: GroupReader, window: LoadedWindow, pieces: Sequence[Piece]) -> None:
+    def fill(self, reader: GroupReader, window: LoadedWindow, pieces: Sequence[GroupPart]) -> None:
         (piece,), index, layout, observer = pieces, self.setup.index, self.setup.layout, self.setup.observer
         start_ns = time.perf_counter_ns()
         group = index.group(piece.group)

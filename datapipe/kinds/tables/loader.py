@@ -14,20 +14,15 @@ from datapipe.columns.recipe import Columns
 from datapipe.containers.tables.files import open_table
 from datapipe.core.checks import whole_number
 from datapipe.core.errors import OptionError
-from datapipe.core.observe import Observer, check_observer
-from datapipe.core.printable import printable
+from datapipe.core.printable import counted, listed, printable
 from datapipe.index.tables import TableIndex
-from datapipe.kernel.bad_samples import BadSample
-from datapipe.kernel.iteration import BatchIterator
-from datapipe.kernel.options import OnError, parse_options
+from datapipe.kernel.loader import Loader
+from datapipe.kernel.options import LoaderOptions, OnError, parse_options
 from datapipe.kernel.ranks import resolve_device
 from datapipe.kernel.seeding import Seed, seed_source
-from datapipe.kernel.shown import refuse_position, shown_loader, shown_rows
-from datapipe.kernel.state import LoaderProgress
-from datapipe.kernel.torch_compat import EpochSetter, OwnBatches, SequentialEpochSetter
 from datapipe.kinds.tables.choice import TABLE_BACKENDS, TableBackend, TableChoice
-from datapipe.kinds.tables.kind import WINDOW_NBYTES, TablePasses
-from datapipe.order.plan import Plan, Tail
+from datapipe.kinds.tables.kind import WINDOW_NBYTES, TableKind
+from datapipe.order.plan import Plan
 from datapipe.stores.location import is_url
 from datapipe.stores.requests import apply_settings
 from datapipe.stores.settings import Remote, remote_settings
@@ -47,16 +42,16 @@ class TableDataset:
     @property
     def shown(self) -> str:
         """The rows and where they lie, in words."""
-        columns = [column.name for column in self.index.columns]
-        paths = [file.path for file in self.index.files]
-        return shown_rows(len(self), columns, container=self.index.files[0].container, paths=paths)
+        container, paths = self.index.files[0].container, [file.path for file in self.index.files]
+        columns = counted(len(self.index.columns), "column")
+        return f"{counted(len(self), 'row')} of {columns} in {container} at {listed(paths, most=1)}"
 
     def __len__(self) -> int:
         """Return the rows, over all ranks."""
         return len(self.index)
 
 
-class TableLoader:
+class TableLoader(Loader):
     """Give batches of rows of a table as tensors: groups of columns side by side in row-major matrices, and a label.
 
     >>> loader = datapipe.TableLoader("train/*.parquet", batch_size=65536, shuffle=True, label="label")
@@ -130,119 +125,51 @@ class TableLoader:
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
-        self._arguments = {name: value for name, value in locals().items() if name != "self"}
+        arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         if backend not in TABLE_BACKENDS:
             raise OptionError(f"backend is {backend!r:.60}; choose one of {', '.join(TABLE_BACKENDS)}")
         whole_number(window_nbytes, "window_nbytes", least=1)
-        self.options = parse_options(self._arguments, min_block=_MIN_BLOCK, max_block=sys.maxsize)
+        parse_table_options(arguments)  # before anything is opened
         seeding = Seed(seed_source(seed, generator))
-        self._resolve_device = resolve_device(device)
+        resolved = resolve_device(device)
         settings = _settings_of(source, remote)
         if settings is not None:
             apply_settings(settings)  # for the opening too
         self.dataset = TableDataset(open_table(source))
         if transform is not None and not isinstance(transform, Columns):
             raise OptionError(f"transform is {transform!r:.60}; pass a dp.Columns, such as dp.Columns.load('recipe.json')")
-        index = self.dataset.index
         self.layout: MatrixLayout = layout_of(
-            index,
+            self.dataset.index,
             columns=columns,
             label=label,
             dtypes=dtypes,
             chains_of=(lambda column: ()) if transform is None else transform.chains_of,
             lists=lists,
         )
-        self._passes = TablePasses(
-            index,
-            layout=self.layout,
-            options=self.options,
-            progress=LoaderProgress(seeding, index.fingerprint, (rank, world_size)),
-            arguments=self._arguments,
+        rows = self._rows = TableKind(
+            self.dataset.index,
+            self.layout,
+            shown=self.dataset.shown,
             remote=settings,
-            device=self._resolve_device,
+            device=resolved,
             open_loader=TableLoader,
         )
-        # Attributes that frameworks and scripts read from a torch DataLoader.
-        self.batch_size = self.options.batch_size
-        self.drop_last = self.options.tail is Tail.DROP
-        self.num_workers = self.options.num_workers
-        self.sampler = (EpochSetter if self.options.shuffle else SequentialEpochSetter)(self._progress.epochs, len(self.dataset))
-        self.batch_sampler = OwnBatches(self)
-        self.generator = generator
-
-    @property
-    def _progress(self) -> LoaderProgress:
-        return self._passes.progress
-
-    def __repr__(self) -> str:
-        device = self._arguments["device"]
-        return shown_loader("TableLoader", self.dataset.shown, batch_size=self.batch_size, device=device)
-
-    # -- torch's contract -----------------------------------------------------------------------
-
-    __getitem__ = refuse_position
-
-    def __iter__(self) -> BatchIterator:
-        passes = self._passes
-        self._progress.check_still_alone(passes.num_steps)
-        return BatchIterator(passes.begin, passes.num_steps, self._progress.epochs, self._arguments["worker_init_fn"])
-
-    def __len__(self) -> int:
-        """Return batches per epoch on this rank; the same on all."""
-        return self._passes.num_steps()
-
-    def __reduce__(self) -> tuple[Callable[..., TableLoader], tuple[dict[str, Any]]]:
-        return _from_arguments, (self._arguments,)
-
-    # -- epochs, state, observation -------------------------------------------------------------
-
-    def set_epoch(self, epoch: int) -> None:
-        """Make the next pass one over this epoch. Without it epochs count up from 0."""
-        self._progress.epochs.set_epoch(epoch)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the place after the last batch delivered: small, JSON-safe. After a pass: the beginning of the next epoch."""
-        return {**self._passes.state().to_json(), "layout": self.layout.fingerprint}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue there with the next pass, on any number of ranks as long as batch_size x world_size is the same.
-
-        Raises StateError for a state that this loader would not continue exactly.
-        """
-        self._passes.resume(state)
-
-    @property
-    def observer(self) -> Observer:
-        """The function to which stages are reported; `observe` sets it."""
-        return self._passes.setup.observer
-
-    def observe(self, observer: Observer) -> None:
-        """Report every stage of passes that begin from now on to `observer`."""
-        check_observer(observer)
-        self._passes.observe(observer)
-
-    @property
-    def seed(self) -> int | None:
-        """The seed of the order; None until it is drawn, when the first pass begins."""
-        return self._progress.seed.value
-
-    @property
-    def device(self) -> torch.device:
-        """The device on which batches are delivered."""
-        return self._resolve_device()
-
-    @property
-    def bad_samples(self) -> list[BadSample]:
-        """The row groups that were skipped or replaced, the latest 1,000."""
-        return list(self._passes.setup.bad_samples.latest)
+        super().__init__(rows, arguments, remake=TableLoader, parse=parse_table_options, seed=seeding, device=resolved)
 
     def choice(self) -> TableChoice:
         """Return the backend that serves this loader, and why. The first call may measure."""
-        return self._passes.choice()
+        return self._rows.choice()
 
     def plan(self) -> Plan:
         """Return the steps of an epoch; their number depends on no seed."""
-        return self._passes.plan()
+        plan = self._passes.source()
+        assert isinstance(plan, Plan)  # a loader of tables takes no sampler
+        return plan
+
+
+def parse_table_options(arguments: Mapping[str, Any]) -> LoaderOptions:
+    """Return the options of `TableLoader`'s arguments. Raises OptionError for arguments that make no sense, alone or together."""
+    return parse_options(arguments, min_block=_MIN_BLOCK, max_block=sys.maxsize)
 
 
 def _settings_of(source: object, remote: Remote | None) -> Remote | None:
@@ -257,7 +184,3 @@ def _settings_of(source: object, remote: Remote | None) -> Remote | None:
             "leave it out, and pass cache='disk' or cache=DIRECTORY to keep its rows"
         )
     return settings
-
-
-def _from_arguments(arguments: dict[str, Any]) -> TableLoader:
-    return TableLoader(**arguments)

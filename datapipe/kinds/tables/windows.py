@@ -1,25 +1,18 @@
-"""Keep the windows of a pass: memory for rows that are shuffled with each other, filled by row groups.
-
-Threads take row groups of the windows that are due, each group once; a thread that needs a window takes its remaining row groups
-and waits for the others. A window is dropped once no later step needs it, and its memory returns to the pool when the last
-batch is gathered.
-"""
+"""The windows of a pass: memory for rows that are shuffled with each other, filled by row groups."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from datapipe.core.errors import DecodeError, IntegrityError, copied
+from datapipe.core.errors import DecodeError, IntegrityError
+from datapipe.kernel.kind import SharedPieces
 from datapipe.order.draws import key64, mix64
-from datapipe.order.row_order import Piece, RowRun, RunOrder, ShuffleWindow
-
-W = TypeVar("W")  # what fills windows, one per thread
+from datapipe.order.row_order import GroupPart, RowRun, RunOrder, ShuffleWindow
 
 Arrays = Sequence[NDArray[Any]]
 Ints = NDArray[np.int64]
@@ -59,13 +52,9 @@ class LoadedWindow:
     window: ShuffleWindow
     step: int  # the first step that needs it
     arrays: Any  # memory of (rows, width) for each matrix, as `lease` gave it
-    pending: list[Piece]
-    num_left: int  # pieces not filled yet
-    done: threading.Event = field(default_factory=threading.Event)
     shuffled: NDArray[np.int64] | None = None  # (rows,) row at each shuffled place; None: in their own order
     bad: NDArray[np.bool_] | None = None  # (rows,) rows to be left out
-    bad_pieces: list[Piece] = field(default_factory=list)
-    error: BaseException | None = None
+    bad_parts: list[GroupPart] = field(default_factory=list)
     lists: Lists | None = None  # of the columns of lists, where there are any
 
     def __len__(self) -> int:
@@ -77,13 +66,13 @@ class LoadedWindow:
         return places if self.shuffled is None else self.shuffled[places]
 
 
-class WindowStore(Generic[W]):
-    """The windows of one pass. Thread-safe.
+class ShuffledWindows(SharedPieces):
+    """The windows of one pass, as pieces that batches share: each is loaded by row groups. Thread-safe.
 
-    `lease(num_rows)`: memory for a window. `fill(worker, window, pieces)`: reads pieces into their rows; DecodeError and
-    IntegrityError from it make a piece bad, other errors are the window's. `replace(window, rows, others)`: overwrites rows of a
-    full window with others of it. `on_bad(window, piece, error)`: called for a bad piece. `on_error`: "raise", "skip" or
-    "replace" bad pieces. `pieces_at_once`: given to one call of `fill`, at most; where that fails, each is tried alone.
+    `lease(num_rows)`: memory for a window. `fill(worker, window, parts)`: reads row groups into their rows.
+    `replace(window, rows, others)`: overwrites rows of a full window with others of it. `on_bad(window, part, error)`: called for
+    a bad row group. `on_error`: "skip" or "replace" the rows of bad ones. `parts_at_once`: row groups given to one call of
+    `fill`, at most.
     """
 
     def __init__(
@@ -91,131 +80,39 @@ class WindowStore(Generic[W]):
         order: RunOrder,
         *,
         seed: int,
-        first_step: int,
         lease: Callable[[int], Any],
-        fill: Callable[[W, LoadedWindow, Sequence[Piece]], None],
+        fill: Callable[[Any, LoadedWindow, Sequence[GroupPart]], None],
         replace: Callable[[LoadedWindow, Ints, Ints], None],
-        on_bad: Callable[[LoadedWindow, Piece, Bad], None],
+        on_bad: Callable[[LoadedWindow, GroupPart, Bad], None],
         on_error: str,
         num_lists: int = 0,
-        pieces_at_once: int = 1,
+        parts_at_once: int = 1,
     ) -> None:
-        self._order = order
-        self._num_lists = num_lists
-        self._seed = seed
-        self._lease = lease
-        self._fill = fill
-        self._replace = replace
-        self._at_once = pieces_at_once
-        self._on_bad = on_bad
-        self._on_error = on_error
-        self._lock = threading.Lock()
-        self._windows: dict[ShuffleWindow, LoadedWindow] = {}
-        self._used: dict[int, set[ShuffleWindow]] = {}  # by step: the windows that it needs, and those read ahead for it
-        self._floor = first_step  # all steps before it are prepared
+        self.parts_at_once = parts_at_once
+        self._order, self._seed, self._num_lists = order, seed, num_lists
+        self._lease, self._fill, self._replace = lease, fill, replace
+        self._on_bad, self._on_error = on_bad, on_error
 
-    def use(
-        self, step: int, runs: Sequence[RowRun], ahead: Sequence[ShuffleWindow]
-    ) -> tuple[list[LoadedWindow], list[LoadedWindow]]:
-        """Return the window of each of a step's runs, and the windows of `ahead` that are new. Drops those that no step needs."""
-        with self._lock:
-            mine = [self._get(run.window, step) for run in runs]
-            new = [window for window in dict.fromkeys(ahead) if window not in self._windows]
-            others = [self._get(window, step) for window in new]
-            if step >= self._floor:
-                self._used[step] = {*(run.window for run in runs), *ahead}
-            while self._floor in self._used and self._floor + 1 in self._used:
-                del self._used[self._floor]
-                self._floor += 1
-            needed = set().union(*self._used.values())
-            for window in [window for window in self._windows if window not in needed]:
-                del self._windows[window]
-        return mine, others
+    def open(self, key: Any, step: int) -> tuple[LoadedWindow, list[GroupPart]]:
+        window = LoadedWindow(key, step, self._lease(len(key)))
+        window.lists = Lists(self._num_lists) if self._num_lists else None
+        return window, self._order.parts(key)
 
-    def fill_some(self, window: LoadedWindow, worker: W) -> bool:
-        """Fill one remaining piece of the window, or several at once. Returns whether there was one."""
-        with self._lock:
-            pieces = window.pending[: self._at_once]
-            del window.pending[: self._at_once]
-        if not pieces:
-            return False
-        try:
-            self._fill_all(window, worker, pieces)
-        except BaseException:  # Ctrl-C: another thread fills the pieces
-            with self._lock:
-                window.pending[:0] = pieces
-            raise
-        self._filled(window, len(pieces))
-        return True
+    def load(self, window: LoadedWindow, parts: Sequence[GroupPart], worker: Any) -> None:
+        self._fill(worker, window, parts)
 
-    def _fill_all(self, window: LoadedWindow, worker: W, pieces: Sequence[Piece]) -> None:
-        try:
-            self._fill(worker, window, pieces)
-        except Exception as exc:
-            if len(pieces) > 1:
-                for piece in pieces:
-                    self._fill_all(window, worker, [piece])
-            elif isinstance(exc, (DecodeError, IntegrityError)):
-                self._spoil(window, pieces[0], exc)
-            else:
-                window.error = exc
+    def leave_out(self, window: LoadedWindow, part: GroupPart, reason: Bad) -> None:
+        window.bad_parts.append(part)
+        self._on_bad(window, part, reason)
 
-    def fill_ahead(self, window: ShuffleWindow, worker: W) -> None:
-        """Fill a remaining piece, or several at once, of a window that is still needed.
-
-        The window is named, not referenced: queued work must not keep dropped windows in memory.
-        """
-        loaded = self._windows.get(window)
-        if loaded is not None:
-            self.fill_some(loaded, worker)
-
-    def ensure(self, window: LoadedWindow, worker: W) -> None:
-        """Return once the window is in memory. Raises what its row groups raised."""
-        while self.fill_some(window, worker):
-            pass
-        window.done.wait()
-        if window.error is not None:
-            raise copied(window.error)
-
-    def _get(self, window: ShuffleWindow, step: int) -> LoadedWindow:
-        loaded = self._windows.get(window)
-        if loaded is None:
-            pieces = self._order.pieces(window)
-            loaded = LoadedWindow(window, step, self._lease(len(window)), pieces, len(pieces))
-            loaded.lists = Lists(self._num_lists) if self._num_lists else None
-            self._windows[window] = loaded
-        return loaded
-
-    def _spoil(self, window: LoadedWindow, piece: Piece, error: Bad) -> None:
-        if self._on_error == "raise":
-            window.error = error
-            return
-        try:
-            self._on_bad(window, piece, error)
-        except Exception as exc:  # a warning turned into an error
-            window.error = exc
-        window.bad_pieces.append(piece)
-
-    def _filled(self, window: LoadedWindow, num_pieces: int) -> None:
-        with self._lock:
-            window.num_left -= num_pieces
-            is_last = window.num_left == 0
-        if is_last:
-            try:
-                self._finish(window)
-            except Exception as exc:
-                window.error = exc
-            finally:
-                window.done.set()
-
-    def _finish(self, window: LoadedWindow) -> None:
+    def complete(self, window: LoadedWindow) -> None:
         window.shuffled = self._order.shuffled(window.window)
         if window.lists is not None:
             window.lists.put_together(len(window))
-        if not window.bad_pieces:
+        if not window.bad_parts:
             return
         bad = np.zeros(len(window), np.bool_)
-        for piece in window.bad_pieces:
+        for piece in window.bad_parts:
             bad[piece.place : piece.place + piece.stop - piece.start] = True
         if self._on_error == "skip":
             window.bad = bad
@@ -223,7 +120,7 @@ class WindowStore(Generic[W]):
         good = np.flatnonzero(~bad)
         if not len(good):
             raise DecodeError(
-                f"all {len(window.bad_pieces)} row groups of a window are bad, so no row of it can replace them; look at the "
+                f"all {len(window.bad_parts)} row groups of a window are bad, so no row of it can replace them; look at the "
                 "files that loader.bad_samples names"
             )
         rows, where = np.flatnonzero(bad), window.window

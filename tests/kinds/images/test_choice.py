@@ -292,7 +292,7 @@ def test_evidence_about_real_data(folder: Path, cache: Path, monkeypatch: pytest
     """The candidates load the loader's own data, by its transform; here on the CPU."""
     monkeypatch.setattr("datapipe.kinds.images.evidence.CANDIDATES", (None, dp.Dali(num_pipelines=1)))
     loader = dp.DataLoader(folder, batch_size=8, transform=[dp.RandomResizedCrop(24)], num_workers=1)
-    evidence = loader._passes.evidence()
+    evidence = loader._images.evidence()
     assert evidence.share_for_dali() == 1.0
     rates = evidence.rates()
     assert [measured.dali for measured in rates] == [None, dp.Dali(num_pipelines=1)]
@@ -340,7 +340,7 @@ def test_pools_are_released_once_no_candidate_holds_any_memory(
     monkeypatch.setattr("datapipe.kinds.images.evidence.CANDIDATES", (None, SLOW))
     monkeypatch.setattr("datapipe.kinds.images.dali_stage.DaliPipeline", make)
     monkeypatch.setattr("nvidia.dali.backend.ReleaseUnusedMemory", release)
-    evidence = dp.DataLoader(folder, batch_size=8, transform=[dp.RandomResizedCrop(24)], num_workers=1)._passes.evidence()
+    evidence = dp.DataLoader(folder, batch_size=8, transform=[dp.RandomResizedCrop(24)], num_workers=1)._images.evidence()
     evidence.rates()
     assert len(made) >= 2
     assert held_then == [0]

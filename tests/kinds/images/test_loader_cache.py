@@ -21,7 +21,6 @@ from recipes import TRAIN
 
 import datapipe as dp
 from datapipe.fetch.local import LocalFiles
-from datapipe.kernel.explanation import explanation
 from datapipe.kinds.images.cache.entries import Entry, pack_entry, position_of
 from datapipe.kinds.images.choice import BackendRequest
 from datapipe.transforms import Recipe
@@ -165,7 +164,7 @@ def test_a_full_cache_stays_as_it_is(converted: Path, tmp_path: Path) -> None:
     assert data_file(tmp_path).stat().st_size < limit
     assert 0 < found.num_kept < NUM_SAMPLES
     assert found.hits == 2 * found.num_kept
-    assert "takes no more" in "\n".join(explanation(cached))
+    assert "takes no more" in "\n".join(dp.explain(cached).lines)
 
 
 def test_damage_in_the_cache_is_a_miss(converted: Path, tmp_path: Path) -> None:
@@ -305,13 +304,13 @@ def test_observing_keeps_the_cache(converted: Path, tmp_path: Path) -> None:
 def test_explain_says_what_is_kept_and_where(converted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     loader = make(converted, transform=RECIPES["resize"], cache="disk", cache_nbytes=5_000_000)
-    (line,) = (line for line in explanation(loader) if line.startswith("cache"))
+    (line,) = (line for line in dp.explain(loader).lines if line.startswith("cache"))
     assert f"images behind [Resize(28)], in {tmp_path}/datapipe/decoded/" in line
     assert "has 0 in 0.0 MB of at most 5.0 MB" in line
-    (line,) = (line for line in explanation(make(converted, transform=TRAIN, cache="ram")) if line.startswith("cache"))
+    (line,) = (line for line in dp.explain(make(converted, transform=TRAIN, cache="ram")).lines if line.startswith("cache"))
     assert "whole decoded images, in memory" in line
     assert make(converted, transform=TRAIN).cache_stats is None
-    assert not any(line.startswith("cache") for line in explanation(make(converted, transform=TRAIN)))
+    assert not any(line.startswith("cache") for line in dp.explain(make(converted, transform=TRAIN)).lines)
 
 
 def test_dali_is_refused(converted: Path) -> None:

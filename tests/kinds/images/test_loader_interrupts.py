@@ -117,7 +117,7 @@ def test_threads_of_ended_passes_are_not_freed_in_the_main_thread(folder: Path, 
     for _ in range(4):
         iterator = iter(loader)
         next(iterator)
-        names = ("datapipe-0", "datapipe-1", "datapipe-dali-0")
+        names = ("datapipe-0", "datapipe-1", "datapipe-lane-0")
         references += [
             weakref.ref(thread, lambda _: freed_in.append(threading.current_thread()))
             for thread in threading.enumerate()

@@ -152,7 +152,7 @@ def test_further_fields_on_the_device_are_the_cpus(
 
 def test_every_thread_of_a_loader_enters_the_device(folder: Path, fake: FakeDevice, backend: Any) -> None:
     list(batches(folder, device="cuda", backend=backend, transform=CUT))
-    expected = {"datapipe-0", "datapipe-1"} | ({"datapipe-dali-0", "datapipe-dali-1"} if backend != "images_cpu" else set())
+    expected = {"datapipe-0", "datapipe-1"} | ({"datapipe-lane-0", "datapipe-lane-1"} if backend != "images_cpu" else set())
     assert sorted(fake.entered) == sorted(expected)
 
 
@@ -176,7 +176,7 @@ def test_a_gpu_that_cannot_decode_regions_decodes_whole_images(
     folder: Path, fake: FakeDevice, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     problem = "its test was killed by SIGSEGV"
-    for room in ("kinds.images.assembly", "kernel.explanation"):
+    for room in ("kinds.images.assembly", "kinds.images.explanation"):
         monkeypatch.setattr(f"datapipe.{room}.region_problem", lambda device_id, hw_decoder_load: problem)
     monkeypatch.setattr(DaliPipeline, "build", lambda self: "cpu" if self.options.decodes_regions else "gpu")
     loader = batches(folder, device="cuda", backend=dp.Dali(), transform=CUT)
@@ -237,7 +237,7 @@ def test_batches_of_images_kept_on_the_device_are_those_without_a_cache(
 
 
 def test_what_is_kept_is_not_read_again(folder: Path, fake: FakeDevice, backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("datapipe.kernel.explanation.region_problem", lambda device_id, hw_decoder_load: None)
+    monkeypatch.setattr("datapipe.kinds.images.explanation.region_problem", lambda device_id, hw_decoder_load: None)
     monkeypatch.setattr(DaliPipeline, "build", lambda self: "gpu")
     loader = batches(folder, device="cuda", backend=backend, cache="gpu", transform=[FRONT, dp.RandomHorizontalFlip()])
     assert f"has 0 of {len(loader.dataset)} images; all fit, in " in str(dp.explain(loader))

@@ -108,13 +108,13 @@ def test_dropping_the_parents_iterator_in_a_child_does_not_hang(folder: Path) ->
     work_queue, held, release = iterators[0]._threads.work_queue, threading.Event(), threading.Event()
 
     def hold() -> None:
-        with work_queue._loading:
+        with work_queue._filling:
             held.set()
             release.wait(30)
 
     thread = threading.Thread(target=hold)
     thread.start()
-    held.wait()
+    assert held.wait(30)
 
     def child() -> None:
         iterators.clear()

@@ -207,14 +207,13 @@ def test_a_diagnosis_names_the_network(store: FaultyStore, converted: Path) -> N
 
 
 def test_explain_tells_of_the_store(store: FaultyStore, converted: Path) -> None:
-    from datapipe.kernel.explanation import explanation
 
     loader = open_remote(rank=0, world_size=4)
     copies(loader)
-    told = "\n".join(explanation(loader))
+    told = "\n".join(dp.explain(loader).lines)
     assert "store     a request for each sample" in told
     assert "shards are not cached: remote=datapipe.Remote(cache_dir=...)" in told
-    assert "store " not in "\n".join(explanation(dp.DataLoader(str(converted), **OPTIONS)))
+    assert "store " not in "\n".join(dp.explain(dp.DataLoader(str(converted), **OPTIONS)).lines)
 
 
 def test_throttling_is_heeded(store: FaultyStore, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,11 +78,12 @@ def test_another_seed_needs_no_other_decoders(folder: Path, backend: str) -> Non
     mixed = [*CROP, dp.ToDtype(torch.float32, scale=True), dp.MixUp(num_classes=3)]
     loader = make(folder, transform=mixed, backend=backend, device="cpu")
     loader.decoder_device()
-    opened = loader._passes.batch_maker()
+    opened = loader._images.batch_maker(loader._passes.settings())
     torch.manual_seed(1)
     assert same(copies(loader), copies(make(folder, transform=mixed, backend=backend, device="cpu", seed=1)))
-    assert loader._passes.batch_maker(1).workers is opened.workers
-    assert loader._passes.batch_maker(1).dali is opened.dali
+    again = loader._images.batch_maker(loader._passes.settings(1))
+    assert again.resources is opened.resources
+    assert again.dali is opened.dali
 
 
 def test_a_state_from_before_the_first_pass_has_none(folder: Path) -> None:

@@ -84,10 +84,8 @@ def test_another_order_than_a_full_shuffle_that_states_tell_apart(converted: Pat
         loader.load_state_dict({**loader.state_dict(), "order": kind.replace("5 lanes", "7 lanes")})
 
 
-def _explained(loader: dp.DataLoader) -> list[str]:
-    from datapipe.kernel.explanation import explanation
-
-    return explanation(loader)
+def _explained(loader: dp.DataLoader) -> tuple[str, ...]:
+    return dp.explain(loader).lines
 
 
 @given(
@@ -109,9 +107,8 @@ def test_exactly_once_in_equal_steps_and_resumed_on_other_ranks(
         return [make(gaps_ids, **options, rank=rank) for rank in range(world_size)]
 
     def picked(loader: dp.DataLoader, first: int) -> list[list[int]]:
-        _, steps_from = loader._passes.begin()
-        cursor = Cursor(0, first * 12)
-        return [index.ids(picks.positions)[picks.real].tolist() for picks in steps_from(cursor)]  # type: ignore[union-attr]
+        plan = loader._passes.begin().settings.source
+        return [index.ids(picks.positions)[picks.real].tolist() for picks in plan.steps(Cursor(0, first * 12))]
 
     first, second = loaders(*world), loaders(*other)
     assert len({len(loader) for loader in (*first, *second)}) == 1

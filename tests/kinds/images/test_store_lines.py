@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from datapipe.fetch.remote import StoreFacts
-from datapipe.kernel.explanation import store_lines
+from datapipe.kinds.images.explanation import store_lines
 
 FACTS = StoreFacts(
     rate=1000.0,

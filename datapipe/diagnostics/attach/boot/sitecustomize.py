@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
 _LOADERS = (
     "torch.utils.data.dataloader",
-    "datapipe.kinds.images.loader",
-    "datapipe.kinds.tables.loader",
+    "datapipe.kernel.loader",
     "datapipe.kernel.prefetching",
     "accelerate.data_loader",
 )

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from converters import ConvertOptions, FieldChoice, convert
-from datapipe.cli.contact_sheet import _BACKGROUND, _CELL, _COLOURS, _GAP
 from datapipe.cli.main import main
+from datapipe.kinds.images.contact_sheet import _BACKGROUND, _CELL, _COLOURS, _GAP
 
 SIDE = 80  # half of a cell
 
@@ -44,6 +44,6 @@ def test_masks_and_boxes_lie_where_they_belong(tmp_path: Path) -> None:
 
 
 def test_boxes_that_are_none_mark_the_sample_and_not_the_sheet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("datapipe.cli.contact_sheet.read_npy_array", lambda data: np.zeros((2, 3)))
+    monkeypatch.setattr("datapipe.kinds.images.contact_sheet.read_npy_array", lambda data: np.zeros((2, 3)))
     cell = sheet_of(tmp_path, np.zeros((0, 5), np.float32), np.zeros((SIDE, SIDE), np.uint8))
     assert (cell[0, :] == (190, 40, 30)).all()

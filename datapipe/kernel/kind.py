@@ -1,0 +1,180 @@
+"""The contract of a kind of data: what a folder of `datapipe/kinds` implements, and all that the kernel knows of it.
+
+A `Kind` is the data behind one loader. For each pass it opens a `BatchMaker`, whose methods make a batch in this order: `begin`
+looks it up, `fill` writes the rows of each of its `pieces`, a lane decodes it as a whole if there are lanes, `finish` hands it
+over. Threads, order, prefetch, states, ranks and the treatment of bad samples are the kernel's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from datapipe.core.errors import DecodeError, IntegrityError
+from datapipe.core.observe import Observer
+from datapipe.index.entries import Description
+from datapipe.kernel.bad_samples import BadSampleLog
+from datapipe.kernel.device_runtime import DeviceRuntime
+from datapipe.kernel.options import LoaderOptions, Shuffle
+from datapipe.kernel.pools import ObjectPool
+from datapipe.kernel.samplers import SampledSource
+from datapipe.order.plan import BatchSpan, Cursor, Picks, Plan
+from datapipe.order.sample_order import Order
+
+if TYPE_CHECKING:
+    from datapipe.kernel.passes import Passes
+
+Source = Plan | SampledSource  # what says which samples make up which batch
+Step = BatchSpan | Picks  # one rank's batch, before it is made; picks come from a sampler of the user's
+_OPTIONAL = "called on a maker that has no lanes, or whose rows are never bad"
+BadRow = tuple[int, DecodeError | IntegrityError]  # a row of a batch, and what is wrong with its sample
+
+
+class Piece(NamedTuple):
+    """Rows of a batch that one thread fills at once."""
+
+    rows: range  # of the batch
+    keys: Sequence[Hashable] = ()  # of the shared pieces that they are filled from
+    what: Any = None  # the kind's own
+
+
+@dataclass(frozen=True, slots=True)
+class LeftToConsumer:
+    """A batch whose last step may draw from the training's random state, and so runs in the consumer's thread, at `next()`."""
+
+    finish: Callable[[], Any]  # may be interrupted, and called again
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """What a pass over the data is to be."""
+
+    source: Source
+    seed: int  # with the epoch and the sample's id, all that draws depend on
+    start: Cursor  # where the pass begins
+    options: LoaderOptions
+    observer: Observer
+    bad_samples: BadSampleLog
+
+    def steps(self, start: Cursor) -> Iterator[Step]:
+        """Yield the batches from `start` to the end of its epoch. Runs in the consumer's thread, as the user's sampler does."""
+        return self.source.spans(start) if isinstance(self.source, Plan) else self.source.steps(start)
+
+
+class SharedPieces(Protocol):
+    """How to load what several batches are filled from: a window of rows, a group of pictures. Thread-safe.
+
+    A shared piece is loaded once, in parts, by whichever threads are free, and dropped once no batch needs it.
+    """
+
+    parts_at_once: int  # best given to one `load`; where that fails, each is tried alone
+
+    def open(self, key: Hashable, step: int, /) -> tuple[Any, list[Any]]:
+        """Return memory for the piece of this key, and the parts to load, at least one. `step`: the first that needs it."""
+
+    def load(self, piece: Any, parts: Sequence[Any], worker: Any, /) -> None:
+        """Load parts into the piece. DecodeError and IntegrityError make a part bad; other errors are the whole piece's."""
+
+    def leave_out(self, piece: Any, part: Any, reason: DecodeError | IntegrityError, /) -> None:
+        """Note a bad part. Not called if bad samples are to be raised."""
+
+    def complete(self, piece: Any, /) -> None:
+        """Finish a piece whose parts are loaded or left out. Called once, by the thread that loaded the last one."""
+
+
+class Lanes(NamedTuple):
+    """Decoders of whole batches, such as DALI's pipelines. Each has a thread of its own."""
+
+    num: int
+    pool: ObjectPool[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What the kernel makes the batches of a pass with."""
+
+    options: LoaderOptions  # the loader's, perhaps with more batches ahead
+    workers: ObjectPool[Any]  # with which threads load and fill, one each
+    runtime: DeviceRuntime | None = None  # of the device that batches go to; None if they stay in host memory
+    lanes: Lanes | None = None  # one of them decodes each batch between its last piece and `finish`; None if there are none
+    shared: SharedPieces | None = None  # how shared pieces are loaded; None if no piece has keys
+
+
+class BatchMaker(Protocol):
+    """Makes the batches of one pass. Thread-safe. `batch` is the kind's own, from `begin` on.
+
+    What has a body here is optional.
+    """
+
+    resources: Resources
+
+    def begin(self, step: Any, /) -> Any:
+        """Return a batch in the making, for a `Step`: looked up, its memory leased."""
+
+    def pieces(self, batch: Any, /) -> list[Piece]:
+        """Return what the batch is filled by, in the order in which threads should take it."""
+
+    def ahead(self, batch: Any, /) -> Sequence[Hashable]:
+        """Return the keys of shared pieces that the next steps need, for threads that have nothing else to do."""
+        return ()
+
+    def fill(self, batch: Any, piece: Piece, shared: Sequence[Any], worker: Any, /) -> Sequence[BadRow]:
+        """Write the rows of a piece; return the bad ones. `shared`: what `SharedPieces.open` returned for each key, complete."""
+
+    def locate(self, batch: Any, row: int, /) -> Description:
+        """Return the sample that was picked for a row."""
+        raise AssertionError(_OPTIONAL)
+
+    def leave_out(self, batch: Any, row: int, /) -> None:
+        """Leave a row out of the batch."""
+        raise AssertionError(_OPTIONAL)
+
+    def replace(self, batch: Any, row: int, attempt: int, worker: Any, /) -> bool:
+        """Fill a row with another sample, chosen by seed, epoch, id and attempt alone. Return False if that one is bad."""
+        raise AssertionError(_OPTIONAL)
+
+    def decode(self, batch: Any, lane: Any, worker: Any, settle: Callable[[BadRow], None], /) -> None:
+        """Decode a filled batch by a lane. Calls `settle` for bad rows; it may call `replace`, and raise."""
+        raise AssertionError(_OPTIONAL)
+
+    def finish(self, batch: Any, /) -> Any:
+        """Return what the user gets, a `DeviceTransfer` of it, or `LeftToConsumer`."""
+
+
+class Identity(NamedTuple):
+    """What, besides the data, must be equal for a saved state to mean the same place."""
+
+    name: str  # in states
+    value: str
+    means: str  # which arguments decide it, for people
+
+
+class Kind(Protocol):
+    """The data of one loader: what a sample is, in which order samples come, and who makes batches of them.
+
+    All calls come from the consumer's thread. What has a body here is optional.
+    """
+
+    fingerprint: str  # of the data: a state resumes on the same data only
+    num_samples: int
+    num_in_epoch: int  # samples; not `num_samples` where some come again, or are left out
+    shown: str  # the data and where it lies, in words
+    identity: Identity | None = None
+
+    def configure(self, arguments: Mapping[str, Any], options: LoaderOptions, /) -> None:
+        """Use these arguments of the loader from the next pass on. Raises OptionError and changes nothing if they do not fit."""
+        return
+
+    def check_unchanged(self) -> None:
+        """Raise LifecycleError if the data is not any more what it was. Called when a pass is asked for."""
+        return
+
+    def order(self, seed: int, *, shuffle: Shuffle, global_batch: int) -> Order:
+        """Return the order of samples in any epoch: arithmetic, the same on every rank. `global_batch`: samples of a step."""
+
+    def open_pass(self, settings: Pass, /) -> BatchMaker:
+        """Return the maker of a pass that begins now. What passes share is made when the first one needs it."""
+
+    def explain(self, passes: Passes, /) -> list[str]:
+        """Return the lines that `explain` prints about a loader of this data: a name of up to 9 letters, then text."""

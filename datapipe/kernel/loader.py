@@ -1,0 +1,184 @@
+"""`Loader`: torch's contract over any kind of data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from datapipe.core.observe import Observer, check_observer
+from datapipe.kernel.bad_samples import BadSample
+from datapipe.kernel.iteration import BatchIterator
+from datapipe.kernel.kind import Kind
+from datapipe.kernel.options import SETTABLE, LoaderOptions, check_settable
+from datapipe.kernel.passes import Passes
+from datapipe.kernel.seeding import Seed
+from datapipe.kernel.shown import refuse_position, shown_loader
+from datapipe.kernel.state import LoaderProgress
+from datapipe.kernel.torch_compat import (
+    EpochSetter,
+    OwnBatches,
+    SequentialEpochSetter,
+    added_attributes,
+    leave_random_state,
+    names_of,
+)
+from datapipe.order.plan import Tail
+
+
+class Loader:
+    """A loader of batches of one kind of data: what frameworks and scripts expect of torch's DataLoader, and saved states.
+
+    `arguments`: those that a loader was made with; `remake(**arguments)` makes another. `parse`: makes options of them.
+    `device`: says, in the consumer's thread, where batches are delivered.
+    """
+
+    def __init__(
+        self,
+        kind: Kind,
+        arguments: dict[str, Any],
+        *,
+        remake: Callable[..., Loader],
+        parse: Callable[[Mapping[str, Any]], LoaderOptions],
+        seed: Seed,
+        device: Callable[[], torch.device],
+    ) -> None:
+        options = parse(arguments)
+        ranks = arguments["rank"], arguments["world_size"]
+        self._passes = Passes(kind, LoaderProgress(seed, kind.fingerprint, ranks))
+        self._remake, self._parse = remake, parse
+        self._resolve_device = device
+        self.origin = ""  # what `from_torch` took over, and how
+        # Attributes that frameworks and scripts read from a torch DataLoader.
+        setter = EpochSetter if options.shuffle else SequentialEpochSetter
+        sampler = arguments.get("sampler")
+        self.sampler = setter(self._progress.epochs, kind.num_in_epoch) if sampler is None else sampler
+        self.batch_size = arguments["batch_size"]
+        self.drop_last = options.tail is Tail.DROP
+        self.generator = arguments["generator"]
+        self.persistent_workers = arguments.get("persistent_workers", False)
+        self._apply(arguments, options)
+        self._names = names_of(self)
+
+    def _apply(self, arguments: dict[str, Any], options: LoaderOptions) -> None:
+        """Use these arguments for passes that begin from now on. Raises OptionError, and changes nothing, if they do not fit."""
+        self._passes.configure(arguments, options)
+        self.options = options
+        shown = {name: arguments[name] for name in SETTABLE & arguments.keys()} | {
+            "num_workers": options.num_workers,
+            "prefetch_factor": options.prefetch_factor,
+            "worker_init_fn": arguments["worker_init_fn"] or leave_random_state,
+        }
+        vars(self).update(shown, _arguments=arguments)  # past `__setattr__`, which checks them from here on
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute. Torch's that may change take effect with the next pass; raises OptionError for other arguments."""
+        arguments = vars(self).get("_arguments", {})
+        if name not in arguments:
+            super().__setattr__(name, value)
+            return
+        check_settable(name)
+        changed = {**arguments, name: value}
+        self._apply(changed, self._parse(changed))
+
+    @property
+    def _progress(self) -> LoaderProgress:
+        return self._passes.progress
+
+    _arguments: dict[str, Any]
+    num_workers: int
+    prefetch_factor: int
+    collate_fn: Callable[[list[Any]], Any] | None
+    pin_memory: bool
+    timeout: float
+    worker_init_fn: Callable[[int], None]
+
+    def __repr__(self) -> str:
+        size = self.batch_size if self._arguments.get("batch_sampler") is None else None
+        return shown_loader(type(self).__name__, self.kind.shown, batch_size=size, device=self._arguments["device"])
+
+    # -- torch's contract -----------------------------------------------------------------------
+
+    __getitem__ = refuse_position
+
+    def __iter__(self) -> BatchIterator:
+        passes = self._passes
+        passes.kind.check_unchanged()
+        self._progress.check_still_alone(passes.num_steps)
+        return BatchIterator(passes.begin, passes.num_steps, self._progress.epochs, self.worker_init_fn)
+
+    def __len__(self) -> int:
+        """Return batches per epoch on this rank; the same on all. Raises TypeError for a sampler without a length."""
+        return self._passes.num_steps()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _from_arguments, (self._remake, self._arguments), added_attributes(self)
+
+    # -- epochs, state, observation ---------------------------------------------------------------
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next pass one over this epoch. Without it epochs count up from 0.
+
+        Also calls `set_epoch` of a `sampler` or `batch_sampler` of your own if it has one; at other times that is left
+        to you, as with torch.
+        """
+        self._progress.epochs.set_epoch(epoch)
+        own = self._arguments.get("batch_sampler")
+        own = self._arguments.get("sampler") if own is None else own
+        tell = getattr(own, "set_epoch", None)
+        if callable(tell):
+            tell(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the place after the last batch delivered: small, JSON-safe. After a pass: the beginning of the next epoch."""
+        return self._passes.state()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue there with the next pass, on any number of ranks as long as batch_size x world_size is the same.
+
+        A state taken after the last batch, before the pass ended, leaves nothing: the next pass is empty, and the one after it
+        is over the next epoch.
+        Raises StateError for a state that this loader would not continue exactly.
+        """
+        self._passes.resume(state)
+
+    @property
+    def observer(self) -> Observer:
+        """The function to which stages are reported; `observe` sets it."""
+        return self._passes.observer
+
+    def observe(self, observer: Observer) -> None:
+        """Report every stage of passes that begin from now on to `observer`."""
+        check_observer(observer)
+        self._passes.observer = observer
+
+    @property
+    def kind(self) -> Kind:
+        """The data, as the kernel sees it."""
+        return self._passes.kind
+
+    @property
+    def seed(self) -> int | None:
+        """The seed of order and augmentation; None until it is drawn, when the first pass begins."""
+        return self._progress.seed.value
+
+    @property
+    def batch_sampler(self) -> Iterable[list[int]]:
+        """The batch sampler passed, or a stand-in as long as the loader, without positions."""
+        own: Iterable[list[int]] | None = self._arguments.get("batch_sampler")
+        return OwnBatches(self) if own is None else own
+
+    @property
+    def device(self) -> torch.device:
+        """The device on which batches are delivered."""
+        return self._resolve_device()
+
+    @property
+    def bad_samples(self) -> list[BadSample]:
+        """The bad samples skipped or replaced, the latest 1,000."""
+        return list(self._passes.bad_samples.latest)
+
+
+def _from_arguments(remake: Callable[..., Loader], arguments: dict[str, Any]) -> Loader:
+    return remake(**arguments)

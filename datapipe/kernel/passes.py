@@ -1,0 +1,87 @@
+"""Open the passes of a loader, one after the other, each from the place at which training stands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from datapipe.core.errors import StateError
+from datapipe.core.observe import Observer, null_observer
+from datapipe.kernel.bad_samples import BadSampleLog
+from datapipe.kernel.kind import Kind, Pass, Source
+from datapipe.kernel.options import LoaderOptions
+from datapipe.kernel.samplers import SampledSource, SamplerChecksum, WeightedSampler
+from datapipe.kernel.state import LoaderProgress, LoaderState
+from datapipe.kernel.tasks import OpenPass
+from datapipe.order.plan import Plan, Tail
+
+
+class Passes:
+    """The passes of one loader over the data of `kind`.
+
+    Iterators refer to this, not to the loader. All calls come from the consumer's thread. `configure` must be called first.
+    """
+
+    def __init__(self, kind: Kind, progress: LoaderProgress) -> None:
+        self.kind, self.progress = kind, progress
+        self.bad_samples = BadSampleLog()
+        self.observer: Observer = null_observer
+        self._checksum = SamplerChecksum()
+        self._latest: Source | None = None  # of the latest pass; another one may draw by other weights
+
+    def configure(self, arguments: Mapping[str, Any], options: LoaderOptions) -> None:
+        """Use these arguments for passes that begin from now on. Raises OptionError, and changes nothing, if they do not fit."""
+        self.kind.configure(arguments, options)
+        self._arguments, self.options = arguments, options
+
+    def num_steps(self) -> int:
+        """Return the steps of a whole epoch on this rank."""
+        return self.source().num_steps
+
+    def begin(self) -> OpenPass:
+        """Return a pass that begins now."""
+        seed = self.progress.seed.settle(self.progress.rank, self.kind.fingerprint)
+        settings = self.settings(seed)
+        self._latest = settings.source
+        return OpenPass.of(settings, self.kind.open_pass(settings))
+
+    def settings(self, seed: int = 0) -> Pass:
+        """Return what a pass with that seed would be that began now."""
+        start = self.progress.epochs.upcoming
+        return Pass(self.source(seed), seed, start, self.options, self.observer, self.bad_samples)
+
+    def source(self, seed: int = 0) -> Source:
+        """Return what says which samples make up the batches of a pass with that seed; their number depends on no seed."""
+        sampler, batch_sampler = self._arguments.get("sampler"), self._arguments.get("batch_sampler")
+        options, rank, num, checksum = self.options, self.progress.rank, self.kind.num_samples, self._checksum
+        if batch_sampler is not None:
+            return SampledSource(batch_sampler, None, rank, drop_last=False, num_samples=num, checksum=checksum)
+        if isinstance(sampler, WeightedSampler):
+            return Plan(sampler.order(seed), options.batch_size, rank, options.tail)
+        if sampler is not None:
+            drop_last = options.tail is Tail.DROP
+            return SampledSource(sampler, options.batch_size, rank, drop_last=drop_last, num_samples=num, checksum=checksum)
+        order = self.kind.order(seed, shuffle=options.shuffle, global_batch=options.batch_size * rank.world_size)
+        return Plan(order, options.batch_size, rank, options.tail)
+
+    def state(self) -> dict[str, Any]:
+        """Return the place after the last batch delivered, JSON-safe."""
+        identity = self.kind.identity
+        return self._state().to_json() | ({} if identity is None else {identity.name: identity.value})
+
+    def resume(self, state: Mapping[str, Any]) -> None:
+        """Continue at a saved state with the next pass. Raises StateError for one that would not be continued exactly."""
+        cursor, identity = self._state().cursor_from(state), self.kind.identity
+        if identity is not None and state.get(identity.name) != identity.value:
+            raise StateError(f"the state was saved with other {identity.means}; pass the same ones as then")
+        self.source().step_at(cursor)
+        self.progress.resume(cursor, state)
+        self._checksum.resume(cursor, str(state.get("trail", "")))
+        self._latest = None
+
+    def _state(self) -> LoaderState:
+        source, num, tail = self._latest or self.source(), self.kind.num_samples, self.options.tail
+        if isinstance(source, Plan):
+            return self.progress.state(global_batch=source.global_batch, order=source.order.kind, num_samples=num, tail=tail)
+        trail = self._checksum.at(self.progress.epochs.last)
+        return self.progress.state(global_batch=source.global_batch, order="sampler", num_samples=num, tail=tail, trail=trail)

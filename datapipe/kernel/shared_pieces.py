@@ -1,0 +1,130 @@
+"""Keep the shared pieces of a pass: what several batches are filled from, loaded once, in parts, and dropped in time.
+
+Threads take parts of the pieces that are due, each part once; a thread that needs a piece takes its remaining parts and waits for
+the others. A piece is dropped once no later step needs it, and freed with the last batch that is filled from it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from datapipe.core.errors import DecodeError, IntegrityError, copied
+from datapipe.kernel.kind import SharedPieces
+from datapipe.kernel.options import OnError
+
+
+@dataclass(slots=True, eq=False)
+class LoadedPiece:
+    """A shared piece that is being loaded, then complete."""
+
+    content: Any  # the kind's own
+    pending: list[Any]  # parts that no thread has taken
+    num_left: int  # parts not loaded yet
+    done: threading.Event = field(default_factory=threading.Event)
+    error: BaseException | None = None
+
+
+class PieceStore:
+    """The shared pieces of one pass. Thread-safe. `first_step`: the first to be made."""
+
+    def __init__(self, pieces: SharedPieces, *, on_error: OnError, first_step: int) -> None:
+        self._pieces, self._on_error = pieces, on_error
+        self._lock = threading.Lock()
+        self._loaded: dict[Hashable, LoadedPiece] = {}
+        self._used: dict[int, set[Hashable]] = {}  # by step: the pieces that it needs, and those loaded ahead for it
+        self._floor = first_step  # all steps before it are begun
+
+    def use(
+        self, step: int, keys: Sequence[Hashable], ahead: Sequence[Hashable]
+    ) -> tuple[dict[Hashable, LoadedPiece], list[Callable[[Any], object]]]:
+        """Return the pieces that a step needs, and work, functions of a worker, that loads those of `ahead` that are new.
+
+        Drops the pieces that no step needs any more.
+        """
+        with self._lock:
+            mine = {key: self._get(key, step) for key in dict.fromkeys(keys)}
+            new = [key for key in dict.fromkeys(ahead) if key not in self._loaded]
+            others = {key: self._get(key, step) for key in new}
+            if step >= self._floor:
+                self._used[step] = {*keys, *ahead}
+            while self._floor in self._used and self._floor + 1 in self._used:
+                del self._used[self._floor]
+                self._floor += 1
+            needed = set().union(*self._used.values())
+            for key in [key for key in self._loaded if key not in needed]:
+                del self._loaded[key]
+        at_once = self._pieces.parts_at_once
+        work: list[Callable[[Any], object]] = [
+            partial(self._load_ahead, key) for key, one in others.items() for _ in range(0, len(one.pending), at_once)
+        ]
+        return mine, work
+
+    def ensure(self, piece: LoadedPiece, worker: Any) -> Any:
+        """Return the content of a piece once it is complete. Raises what loading it raised."""
+        if not piece.done.is_set():
+            while self._load_some(piece, worker):
+                pass
+            piece.done.wait()
+        if piece.error is not None:
+            raise copied(piece.error)
+        return piece.content
+
+    def _get(self, key: Hashable, step: int) -> LoadedPiece:
+        loaded = self._loaded.get(key)
+        if loaded is None:
+            content, parts = self._pieces.open(key, step)
+            loaded = self._loaded[key] = LoadedPiece(content, parts, len(parts))
+        return loaded
+
+    def _load_ahead(self, key: Hashable, worker: Any) -> None:
+        """Load a remaining part, or several at once, of a piece that is still needed.
+
+        The piece is named, not referenced: queued work must not keep dropped pieces in memory.
+        """
+        loaded = self._loaded.get(key)
+        if loaded is not None:
+            self._load_some(loaded, worker)
+
+    def _load_some(self, piece: LoadedPiece, worker: Any) -> bool:
+        """Load one remaining part of the piece, or several at once. Returns whether there was one."""
+        with self._lock:
+            parts = piece.pending[: self._pieces.parts_at_once]
+            del piece.pending[: len(parts)]
+        if not parts:
+            return False
+        try:
+            self._load(piece, worker, parts)
+        except BaseException:  # Ctrl-C: another thread loads the parts
+            with self._lock:
+                piece.pending[:0] = parts
+            raise
+        with self._lock:
+            piece.num_left -= len(parts)
+            is_last = piece.num_left == 0
+        if is_last:
+            try:
+                self._pieces.complete(piece.content)
+            except Exception as exc:
+                piece.error = exc
+            finally:
+                piece.done.set()
+        return True
+
+    def _load(self, piece: LoadedPiece, worker: Any, parts: Sequence[Any]) -> None:
+        try:
+            self._pieces.load(piece.content, parts, worker)
+        except Exception as exc:
+            if len(parts) > 1:
+                for part in parts:
+                    self._load(piece, worker, [part])
+            elif isinstance(exc, (DecodeError, IntegrityError)) and self._on_error != "raise":
+                try:
+                    self._pieces.leave_out(piece.content, parts[0], exc)
+                except Exception as error:  # a warning turned into an error
+                    piece.error = error
+            else:
+                piece.error = exc

@@ -1,0 +1,21 @@
+"""What `datapipe bench` measures of numbers."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from datapipe.kernel.calibration import in_turns, rate_of
+from kind_numbers.kind import NumbersIndex
+from kind_numbers.loader import NumberLoader
+
+
+def measure(index: NumbersIndex, args: argparse.Namespace) -> dict[str, Any]:
+    """Return numbers per second, by round."""
+    loader = NumberLoader(args.path, args.batch_size, True)
+    return in_turns({"numbers": lambda: rate_of([[batch] for batch in loader], 1, device=loader.device)}, rounds=args.rounds)
+
+
+def as_text(result: dict[str, Any]) -> str:
+    """Return the best round in words."""
+    return f"{max(result['numbers']):,.0f} numbers/s"
