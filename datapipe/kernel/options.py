@@ -132,7 +132,7 @@ def _check_sampling(arguments: Mapping[str, Any]) -> None:
     batch_size, shuffle, drop_last, tail = (arguments[name] for name in ("batch_size", "shuffle", "drop_last", "tail"))
     sampler, batch_sampler = arguments.get("sampler"), arguments.get("batch_sampler")
     if batch_size is None:
-        raise OptionError("batch_size=None (no batching) is not available; use loader.dataset for single samples")
+        raise OptionError("batch_size=None (no batching) is not available; pass a number of samples, such as 1")
     if sampler is not None and shuffle:
         raise OptionError("sampler and shuffle=True exclude each other: the sampler decides the order")
     if batch_sampler is not None and (batch_size != 1 or shuffle or sampler is not None or drop_last):

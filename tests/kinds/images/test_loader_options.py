@@ -21,7 +21,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"batch_size": 0}, "batch_size is 0; it must be at least 1"),
     ({"batch_size": -3}, "batch_size is -3"),
     ({"batch_size": 2.5}, "batch_size is 2.5; it must be a whole number"),
-    ({"batch_size": None}, r"batch_size=None \(no batching\) is not available; use loader.dataset"),
+    ({"batch_size": None}, r"batch_size=None \(no batching\) is not available; pass a number"),
     ({"num_workers": -1}, "num_workers is -1"),
     ({"num_workers": 1.5}, "num_workers is 1.5"),
     ({"prefetch_factor": 0}, "prefetch_factor is 0"),
