@@ -38,7 +38,8 @@ def explain(loader: Any) -> Explanation:
     Chooses a backend if that has not been done yet, which on a GPU may take some seconds of measuring.
     """
     if isinstance(loader, Loader):
-        return Explanation((*([f"from      {loader.origin}"] if loader.origin else []), *loader.kind.explain(loader._passes)))
+        taken_over = [f"from      {loader.origin}"] if loader.origin else []
+        return Explanation((*taken_over, *loader._passes.kind.explain(loader._passes)))
     if isinstance(loader, (str, bytes)) or not hasattr(loader, "__iter__"):
         raise OptionError(f"explain({loader!r:.60}): pass a loader, such as datapipe.DataLoader(path, ...)")
     origin = getattr(loader, "origin", "") or f"{type(loader).__qualname__}: unchanged"

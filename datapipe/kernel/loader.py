@@ -96,7 +96,7 @@ class Loader:
 
     def __repr__(self) -> str:
         size = self.batch_size if self._arguments.get("batch_sampler") is None else None
-        return shown_loader(type(self).__name__, self.kind.shown, batch_size=size, device=self._arguments["device"])
+        return shown_loader(type(self).__name__, self._passes.kind.shown, batch_size=size, device=self._arguments["device"])
 
     # -- torch's contract -----------------------------------------------------------------------
 
@@ -152,11 +152,6 @@ class Loader:
         """Report every stage of passes that begin from now on to `observer`."""
         check_observer(observer)
         self._passes.observer = observer
-
-    @property
-    def kind(self) -> Kind:
-        """The data, as the kernel sees it."""
-        return self._passes.kind
 
     @property
     def seed(self) -> int | None:
