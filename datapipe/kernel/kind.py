@@ -48,7 +48,7 @@ class LeftToConsumer:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """What a pass over the data is to be."""
+    """The settings of one pass over the data: its order, seed, start, options, and where stages and bad samples are reported."""
 
     source: Source
     seed: int  # with the epoch and the sample's id, all that draws depend on
@@ -92,7 +92,7 @@ class Lanes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What the kernel makes the batches of a pass with."""
+    """The options, workers, device and lanes with which the kernel runs a maker of batches."""
 
     options: LoaderOptions  # the loader's, perhaps with more batches ahead
     workers: ObjectPool[Any]  # with which threads load and fill, one each

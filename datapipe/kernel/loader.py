@@ -30,21 +30,22 @@ from datapipe.order.plan import Tail
 class Loader:
     """A loader of batches of one kind of data: what frameworks and scripts expect of torch's DataLoader, and saved states.
 
-    `arguments`: those that a loader was made with; `remake(**arguments)` makes another. `parse`: makes options of them.
-    `device`: says, in the consumer's thread, where batches are delivered.
+    `arguments`: those that a loader was made with; `remake(**arguments)` makes another. `options`: what `parse(arguments)`
+    returns; it is called again for arguments that are assigned later. `device`: says, in the consumer's thread, where batches
+    are delivered.
     """
 
     def __init__(
         self,
         kind: Kind,
         arguments: dict[str, Any],
+        options: LoaderOptions,
         *,
         remake: Callable[..., Loader],
         parse: Callable[[Mapping[str, Any]], LoaderOptions],
         seed: Seed,
         device: Callable[[], torch.device],
     ) -> None:
-        options = parse(arguments)
         ranks = arguments["rank"], arguments["world_size"]
         self._passes = Passes(kind, LoaderProgress(seed, kind.fingerprint, ranks))
         self._remake, self._parse = remake, parse

@@ -117,7 +117,7 @@ class DataLoader(Loader):
         world_size: int | None = None,
     ) -> None:
         arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
-        parse_image_options(arguments)  # before anything is opened
+        options = parse_image_options(arguments)  # before anything is opened
         seeding = Seed(seed_source(seed, generator))
         resolved = resolve_device(device)
         remote = remote_settings(remote)
@@ -145,7 +145,7 @@ class DataLoader(Loader):
             device=resolved,
             open_loader=DataLoader,
         )
-        super().__init__(images, arguments, remake=DataLoader, parse=parse_image_options, seed=seeding, device=resolved)
+        super().__init__(images, arguments, options, remake=DataLoader, parse=parse_image_options, seed=seeding, device=resolved)
 
     @property
     def fields(self) -> BatchFields:

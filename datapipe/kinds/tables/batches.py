@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -13,10 +12,9 @@ import torch
 from numpy.typing import NDArray
 
 from datapipe.columns.layout import MatrixLayout
-from datapipe.core.errors import DecodeError, IntegrityError
 from datapipe.core.observe import Observer, Stage, StageEvent
 from datapipe.index.tables import TableIndex
-from datapipe.kernel.bad_samples import BadSample, BadSampleLog
+from datapipe.kernel.bad_samples import BadSampleLog
 from datapipe.kernel.device_runtime import DeviceRuntime
 from datapipe.kernel.kind import BatchMaker, Piece, Resources
 from datapipe.kernel.options import LoaderOptions
@@ -108,17 +106,7 @@ class FromWindows:
 
     def __init__(self, parts: TableParts, plan: Plan, order: RunOrder, *, seed: int) -> None:
         self._plan, self._order, self._gather = plan, order, parts.gather
-        self.shared = ShuffledWindows(
-            order,
-            seed=seed,
-            lease=partial(parts.lease_window, room=order.max_window),
-            fill=parts.fill,
-            replace=parts.replace,
-            on_bad=partial(_note_bad, parts.setup),
-            on_error=parts.setup.options.on_error,
-            num_lists=sum(len(group.columns) for group in parts.setup.layout.lists),
-            parts_at_once=parts.parts_at_once,
-        )
+        self.shared = ShuffledWindows(parts, order, seed=seed)
 
     def runs(self, span: BatchSpan) -> list[RowRun]:
         """Return the runs of rows, each in one window, that make up a step."""
@@ -237,10 +225,3 @@ def named_batch(
 def observe(observer: Observer, stage: Stage, step: int, start_ns: int, num_samples: int, nbytes: int = 0) -> None:
     """Report to the observer a stage that ends now."""
     observer(StageEvent(stage, step, start_ns, time.perf_counter_ns() - start_ns, num_samples, nbytes))
-
-
-def _note_bad(setup: TableSetup, window: LoadedWindow, piece: GroupPart, error: DecodeError | IntegrityError) -> None:
-    """Record a row group that is skipped or replaced."""
-    first = int(setup.index.starts[piece.group]) + piece.start
-    where = f"{setup.index.group(piece.group)} ({piece.stop - piece.start} rows from row {first} of the table)"
-    setup.bad_samples.add(BadSample(window.window.epoch, window.step, first, where, str(error)))

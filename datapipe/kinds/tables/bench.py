@@ -1,4 +1,4 @@
-"""What `datapipe bench` measures of a table: shuffled batches of its numbers, beside a bare read of the same columns."""
+"""Measure shuffled batches of a table's numbers for `datapipe bench`, beside a bare read of the same columns."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ class TableLoader(Loader):
         if backend not in TABLE_BACKENDS:
             raise OptionError(f"backend is {backend!r:.60}; choose one of {', '.join(TABLE_BACKENDS)}")
         whole_number(window_nbytes, "window_nbytes", least=1)
-        parse_table_options(arguments)  # before anything is opened
+        options = parse_table_options(arguments)  # before anything is opened
         seeding = Seed(seed_source(seed, generator))
         resolved = resolve_device(device)
         settings = _settings_of(source, remote)
@@ -154,7 +154,7 @@ class TableLoader(Loader):
             device=resolved,
             open_loader=TableLoader,
         )
-        super().__init__(rows, arguments, remake=TableLoader, parse=parse_table_options, seed=seeding, device=resolved)
+        super().__init__(rows, arguments, options, remake=TableLoader, parse=parse_table_options, seed=seeding, device=resolved)
 
     def choice(self) -> TableChoice:
         """Return the backend that serves this loader, and why. The first call may measure."""

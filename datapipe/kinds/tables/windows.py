@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from datapipe.core.errors import DecodeError, IntegrityError
+from datapipe.kernel.bad_samples import BadSample
 from datapipe.kernel.kind import SharedPieces
 from datapipe.order.draws import key64, mix64
 from datapipe.order.row_order import GroupPart, RowRun, RunOrder, ShuffleWindow
 
-Arrays = Sequence[NDArray[Any]]
+if TYPE_CHECKING:
+    from datapipe.kinds.tables.batches import TableParts
+
 Ints = NDArray[np.int64]
-Bad = DecodeError | IntegrityError
 
 
 @dataclass(slots=True)
@@ -67,43 +69,27 @@ class LoadedWindow:
 
 
 class ShuffledWindows(SharedPieces):
-    """The windows of one pass, as pieces that batches share: each is loaded by row groups. Thread-safe.
+    """The windows of one pass, as pieces that batches share: each is loaded by row groups. Thread-safe."""
 
-    `lease(num_rows)`: memory for a window. `fill(worker, window, parts)`: reads row groups into their rows.
-    `replace(window, rows, others)`: overwrites rows of a full window with others of it. `on_bad(window, part, error)`: called for
-    a bad row group. `on_error`: "skip" or "replace" the rows of bad ones. `parts_at_once`: row groups given to one call of
-    `fill`, at most.
-    """
-
-    def __init__(
-        self,
-        order: RunOrder,
-        *,
-        seed: int,
-        lease: Callable[[int], Any],
-        fill: Callable[[Any, LoadedWindow, Sequence[GroupPart]], None],
-        replace: Callable[[LoadedWindow, Ints, Ints], None],
-        on_bad: Callable[[LoadedWindow, GroupPart, Bad], None],
-        on_error: str,
-        num_lists: int = 0,
-        parts_at_once: int = 1,
-    ) -> None:
-        self.parts_at_once = parts_at_once
-        self._order, self._seed, self._num_lists = order, seed, num_lists
-        self._lease, self._fill, self._replace = lease, fill, replace
-        self._on_bad, self._on_error = on_bad, on_error
+    def __init__(self, parts: TableParts, order: RunOrder, *, seed: int) -> None:
+        self.parts_at_once = parts.parts_at_once
+        self._parts, self._setup, self._order, self._seed = parts, parts.setup, order, seed
+        self._num_lists = sum(len(group.columns) for group in parts.setup.layout.lists)
 
     def open(self, key: Any, step: int) -> tuple[LoadedWindow, list[GroupPart]]:
-        window = LoadedWindow(key, step, self._lease(len(key)))
+        window = LoadedWindow(key, step, self._parts.lease_window(len(key), room=self._order.max_window))
         window.lists = Lists(self._num_lists) if self._num_lists else None
         return window, self._order.parts(key)
 
     def load(self, window: LoadedWindow, parts: Sequence[GroupPart], worker: Any) -> None:
-        self._fill(worker, window, parts)
+        self._parts.fill(worker, window, parts)
 
-    def leave_out(self, window: LoadedWindow, part: GroupPart, reason: Bad) -> None:
+    def leave_out(self, window: LoadedWindow, part: GroupPart, reason: DecodeError | IntegrityError) -> None:
         window.bad_parts.append(part)
-        self._on_bad(window, part, reason)
+        index = self._setup.index
+        first = int(index.starts[part.group]) + part.start
+        where = f"{index.group(part.group)} ({part.stop - part.start} rows from row {first} of the table)"
+        self._setup.bad_samples.add(BadSample(window.window.epoch, window.step, first, where, str(reason)))
 
     def complete(self, window: LoadedWindow) -> None:
         window.shuffled = self._order.shuffled(window.window)
@@ -114,7 +100,7 @@ class ShuffledWindows(SharedPieces):
         bad = np.zeros(len(window), np.bool_)
         for piece in window.bad_parts:
             bad[piece.place : piece.place + piece.stop - piece.start] = True
-        if self._on_error == "skip":
+        if self._setup.options.on_error == "skip":
             window.bad = bad
             return
         good = np.flatnonzero(~bad)
@@ -126,6 +112,6 @@ class ShuffledWindows(SharedPieces):
         rows, where = np.flatnonzero(bad), window.window
         key = key64(self._seed, where.epoch, where.lane, where.number, 0x7265706C)
         chosen = good[(mix64(rows.astype(np.uint64) ^ key) % np.uint64(len(good))).astype(np.int64)]
-        self._replace(window, rows, chosen)
+        self._parts.replace(window, rows, chosen)
         for array in [] if window.lists is None else [*window.lists.starts, *window.lists.lengths]:
             array[rows] = array[chosen]

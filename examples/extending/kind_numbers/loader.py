@@ -32,6 +32,7 @@ class NumberLoader(Loader):
         super().__init__(
             NumbersKind(index),
             arguments,
+            parse_options(arguments),
             remake=NumberLoader,
             parse=parse_options,
             seed=Seed(seed_source(arguments["seed"], arguments["generator"])),
