@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 
 from converters.options import ConvertOptions, OnError, Place, changed_options
@@ -114,17 +115,42 @@ def already_ended(destination: Path, options: ConvertOptions) -> list[tuple[str,
         raise OptionError(
             "--overwrite with --part: the parts cannot distinguish the old dataset from the new; delete the destination first"
         )
-    is_building = (destination / BUILDING_NAME).is_dir()
-    was_swept = not is_building and placing.sweep(destination)
+    while True:
+        stage = _stage_of(destination)
+        try:
+            return _ended_at(stage, destination, options)
+        except OptionError:
+            if _stage_of(destination) is stage:
+                raise  # else another run went on while this one looked
+
+
+class _Stage(Enum):
+    """How far a conversion into a directory has come."""
+
+    NONE = 0  # not begun, or done
+    WRITING = 1
+    PLACING = 2  # its last steps are recorded
+
+
+def _stage_of(destination: Path) -> _Stage:
+    building = destination / BUILDING_NAME
+    if (building / placing.FINAL_NAME).exists():
+        return _Stage.PLACING
+    return _Stage.WRITING if building.is_dir() else _Stage.NONE
+
+
+def _ended_at(stage: _Stage, destination: Path, options: ConvertOptions) -> list[tuple[str, Manifest]] | None:
+    """Return what `already_ended` does, for a conversion that has come to `stage`."""
+    was_swept = stage is _Stage.NONE and placing.sweep(destination)
     sets = find_sets(destination) if holds_dataset(destination) else []
     manifests = [(found.name, found.manifest) for found in sets]
     changed = _changed_options(manifests, options)
     if was_swept and sets and not changed:  # with --overwrite, too: the killed run only had to clean up
         return manifests
-    if is_building and (destination / BUILDING_NAME / placing.FINAL_NAME).exists():
+    if stage is _Stage.PLACING:
         return None
     if sets and not options.overwrite:
-        if is_building:
+        if stage is _Stage.WRITING:
             raise OptionError(
                 f"{destination}: a conversion with --overwrite was interrupted there; pass --overwrite again to resume"
             )

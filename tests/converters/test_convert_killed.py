@@ -16,6 +16,7 @@ from source_trees import pairs
 from trees import ROOT, cli_command, contents, make_tree, run_cli
 
 from converters import ConvertOptions, Split, convert
+from converters.publishing.destination import holds_dataset
 from datapipe.core.errors import UnfinishedError
 from datapipe.index.manifest import read_manifest
 
@@ -139,6 +140,27 @@ def test_a_run_that_comes_too_late_leaves_the_finished_dataset_alone(tmp_path: P
     assert (report.num_written, report.num_samples) == (0, 24)
     assert contents(out) == before
     assert not (out / ".building").exists()
+
+
+def test_a_run_that_finishes_while_another_looks_is_not_called_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, out = make_tree(tmp_path / "source"), tmp_path / "out"
+    options = ConvertOptions(source, out, shard_nbytes=5_000, num_workers=1)
+    (out / ".building").mkdir(parents=True)
+    looks = []
+
+    def look(directory: Path) -> bool:
+        looks.append(directory)
+        if len(looks) == 1:
+            convert(options)
+        return holds_dataset(directory)
+
+    monkeypatch.setattr("converters.publishing.destination.holds_dataset", look)
+    report = convert(options)
+    assert report.is_finished
+    assert report.num_written == 0
+    assert len(looks) > 2
 
 
 def children(parent: int) -> list[int]:
