@@ -65,7 +65,8 @@ class Pass:
 class SharedPieces(Protocol):
     """How to load what several batches are filled from: a window of rows, a group of pictures. Thread-safe.
 
-    A shared piece is loaded once, in parts, by whichever threads are free, and dropped once no batch needs it.
+    A shared piece is loaded once, in parts, by whichever threads are free, and dropped once no batch needs it. Where Ctrl-C comes
+    in the caller's thread, a method may be called again for what it has done, and must give the same.
     """
 
     parts_at_once: int  # best given to one `load`; where that fails, each is tried alone
@@ -80,7 +81,7 @@ class SharedPieces(Protocol):
         """Note a bad part. Not called if bad samples are to be raised."""
 
     def complete(self, piece: Any, /) -> None:
-        """Finish a piece whose parts are loaded or left out. Called once, by the thread that loaded the last one."""
+        """Finish a piece whose parts are loaded or left out. Called by the thread that loaded the last one."""
 
 
 class Lanes(NamedTuple):

@@ -22,8 +22,10 @@ class LoadedPiece:
     """A shared piece that is being loaded, then complete."""
 
     content: Any  # the kind's own
-    pending: list[Any]  # parts that no thread has taken
-    num_left: int  # parts not loaded yet
+    parts: Sequence[Any]
+    pending: list[int]  # which of `parts` no thread has taken
+    left: set[int]  # which are not loaded yet
+    is_due: bool = False  # all are loaded, and Ctrl-C came before the piece was complete
     done: threading.Event = field(default_factory=threading.Event)
     error: BaseException | None = None
 
@@ -77,7 +79,8 @@ class PieceStore:
         loaded = self._loaded.get(key)
         if loaded is None:
             content, parts = self._pieces.open(key, step)
-            loaded = self._loaded[key] = LoadedPiece(content, parts, len(parts))
+            numbers = range(len(parts))
+            loaded = self._loaded[key] = LoadedPiece(content, parts, list(numbers), set(numbers))
         return loaded
 
     def _load_ahead(self, key: Hashable, worker: Any) -> None:
@@ -90,29 +93,37 @@ class PieceStore:
             self._load_some(loaded, worker)
 
     def _load_some(self, piece: LoadedPiece, worker: Any) -> bool:
-        """Load one remaining part of the piece, or several at once. Returns whether there was one."""
-        with self._lock:
-            parts = piece.pending[: self._pieces.parts_at_once]
-            del piece.pending[: len(parts)]
-        if not parts:
-            return False
+        """Load one remaining part of the piece, or several at once, and complete it after the last.
+
+        Returns whether there was anything to do. What Ctrl-C interrupts is left to the next call.
+        """
+        numbers: list[int] = []
+        is_last = False
         try:
-            self._load(piece, worker, parts)
-        except BaseException:  # Ctrl-C: another thread loads the parts
             with self._lock:
-                piece.pending[:0] = parts
+                numbers = piece.pending[: self._pieces.parts_at_once]
+                del piece.pending[: len(numbers)]
+                is_last, piece.is_due = piece.is_due, False
+            if numbers:
+                self._load(piece, worker, [piece.parts[number] for number in numbers])
+                with self._lock:
+                    piece.left.difference_update(numbers)
+                    is_last = not piece.left
+            if is_last:
+                self._complete(piece)
+            return is_last or bool(numbers)
+        except BaseException:
+            with self._lock:
+                piece.pending[:0] = [number for number in numbers if number in piece.left and number not in piece.pending]
+                piece.is_due = not piece.left
             raise
-        with self._lock:
-            piece.num_left -= len(parts)
-            is_last = piece.num_left == 0
-        if is_last:
-            try:
-                self._pieces.complete(piece.content)
-            except Exception as exc:
-                piece.error = exc
-            finally:
-                piece.done.set()
-        return True
+
+    def _complete(self, piece: LoadedPiece) -> None:
+        try:
+            self._pieces.complete(piece.content)
+        except Exception as exc:
+            piece.error = exc
+        piece.done.set()
 
     def _load(self, piece: LoadedPiece, worker: Any, parts: Sequence[Any]) -> None:
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from datapipe.kernel.kind import BadRow, BatchMaker, Kind, Pass, Piece, Resource
 from datapipe.kernel.options import Shuffle
 from datapipe.kernel.passes import Passes
 from datapipe.kernel.pools import ObjectPool
-from datapipe.order.plan import BatchSpan, Plan
+from datapipe.order.plan import BatchSpan, Plan, Tail
 from datapipe.order.sample_order import Order, SequentialOrder, ShuffledOrder
 
 
@@ -68,7 +68,7 @@ class Lines(SharedPieces):
         return [], [key]
 
     def load(self, piece: list[str], parts: Sequence[int], worker: object) -> None:
-        piece += self.index.files[parts[0]].read_text().splitlines()
+        piece[:] = self.index.files[parts[0]].read_text().splitlines()
         self.num_read += 1
 
     def leave_out(self, piece: list[str], part: int, reason: DecodeError | IntegrityError) -> None:
@@ -85,6 +85,7 @@ class Batch:
     ids: list[int]
     values: torch.Tensor
     good: torch.Tensor
+    real: torch.Tensor  # False for a number that is a repeat
 
 
 @dataclass
@@ -98,8 +99,9 @@ class NumbersMaker(BatchMaker):
 
     def begin(self, step: BatchSpan) -> Batch:
         assert isinstance(self.settings.source, Plan)
-        ids = self.settings.source.picks_of(step).positions.tolist()
-        return Batch(step, ids, torch.empty(len(ids), dtype=torch.int64), torch.ones(len(ids), dtype=torch.bool))
+        picks = self.settings.source.picks_of(step)
+        ids, real = picks.positions.tolist(), torch.from_numpy(picks.real)
+        return Batch(step, ids, torch.empty(len(ids), dtype=torch.int64), torch.ones(len(ids), dtype=torch.bool), real)
 
     def pieces(self, batch: Batch) -> list[Piece]:
         return [Piece(range(row, row + 1), self.index.place(sample)[:1]) for row, sample in enumerate(batch.ids)]
@@ -127,7 +129,7 @@ class NumbersMaker(BatchMaker):
         changed = dataclasses.replace(batch, ids=[*batch.ids[:row], other, *batch.ids[row + 1 :]])
         return not self.fill(changed, Piece(range(row, row + 1)), [lines], worker)
 
-    def finish(self, batch: Batch) -> torch.Tensor:
-        values = batch.values[batch.good]
-        transform: Callable[..., torch.Tensor] | None = self.settings.options.batch_transform
-        return values if transform is None else transform(values)
+    def finish(self, batch: Batch) -> Any:
+        options, values = self.settings.options, batch.values[batch.good]
+        made = (values, batch.real[batch.good]) if options.tail is Tail.MASK else values
+        return made if options.batch_transform is None else options.batch_transform(made)

@@ -23,7 +23,10 @@ _OTHERS: dict[str, Any] = {
 
 
 class NumberLoader(Loader):
-    """Give batches of the numbers in a directory, (b,) int64. Other arguments are as for `datapipe.DataLoader`."""
+    """Give batches of the numbers in a directory, (b,) int64; with tail="mask" also which are no repeats, (b,) bool.
+
+    Other arguments are as for `datapipe.DataLoader`.
+    """
 
     def __init__(self, path: str, batch_size: int = 1, shuffle: bool = False, **others: Any) -> None:
         arguments = {"path": path, "batch_size": batch_size, "shuffle": shuffle, **_OTHERS, **others}
