@@ -25,13 +25,14 @@ LEVELS: dict[str, int] = {
         (
             ("core",),
             ("codecs",),
-            ("stores", "testing"),
+            ("stores",),
             ("order",),
             ("index",),
             ("transforms",),
             ("containers", "datasets", "fetch", "columns"),
             ("kernel",),
             ("kinds",),
+            ("testing",),
             ("adapt",),
             ("diagnostics",),
             ("training",),
@@ -93,7 +94,7 @@ CUDA_ROOMS = (
 )
 TORCH_FREE = (
     "converters",
-    *(f"datapipe.{room}" for room in ("core", "codecs", "stores", "testing", "index", "order", "columns", "containers")),
+    *(f"datapipe.{room}" for room in ("core", "codecs", "stores", "index", "order", "columns", "containers")),
     *(f"datapipe.diagnostics.measure.{module}" for module in ("clock", "bracket", "timeline", "watching", "recorded")),
     *(f"datapipe.diagnostics.{room}" for room in ("judge", "predict", "report")),
 )

@@ -80,3 +80,9 @@ def test_dir_has_the_public_names_only() -> None:
 def test_help_begins_with_an_example() -> None:
     for loader in (dp.DataLoader, dp.TableLoader):
         assert f">>> loader = datapipe.{loader.__name__}(" in (inspect.getdoc(loader) or "")
+
+
+@pytest.mark.parametrize("nothing", ["shards", 3, None])
+def test_an_explanation_of_what_is_no_loader_is_refused(nothing: object) -> None:
+    with pytest.raises(dp.OptionError, match="pass a loader"):
+        dp.explain(nothing)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fixtures import NUM_SAMPLES, copies, encode, entry_of, flip_bit, listing, same
+from fixtures import NUM_SAMPLES, encode, entry_of, flip_bit, listing
 from recipes import CROP, TRAIN
 
 import datapipe as dp
@@ -59,44 +59,6 @@ def test_raise_names_file_reason_and_remedy(damaged: Path, num_workers: int, pos
     assert loader.state_dict()["samples_done"] == 6, "the batch that failed is done"
     assert next(iterator)["id"].tolist() == [8], "the pass goes on after it"
     assert next(iterator, None) is None
-
-
-@pytest.mark.parametrize("num_workers", [0, 3])
-def test_a_loop_that_catches_sees_all_other_batches(damaged: Path, num_workers: int) -> None:
-    """`try: next(it) except OSError: continue`: with as many steps as ever, and batches in order."""
-    loader = make(damaged, num_workers=num_workers, batch_size=1)
-    bad = [0, 4, 5, 20, 36]
-    for _ in range(2):
-        iterator, seen, num_failed = iter(loader), [], 0
-        while True:
-            try:
-                seen += next(iterator)["id"].tolist()
-            except StopIteration:
-                break
-            except OSError:
-                num_failed += 1
-        assert seen == [number for number in range(37) if number not in bad]
-        assert num_failed == len(bad)
-
-
-def test_a_state_after_a_batch_that_failed_goes_on_behind_it(damaged: Path) -> None:
-    loader = make(damaged, batch_size=2, sampler=[1, 2, 0, 3, 6, 7])
-    iterator = iter(loader)
-    next(iterator)
-    with pytest.raises(dp.DecodeError):
-        next(iterator)
-    resumed = make(damaged, batch_size=2, sampler=[1, 2, 0, 3, 6, 7])
-    resumed.load_state_dict(loader.state_dict())
-    assert [batch["id"].tolist() for batch in resumed] == [batch["id"].tolist() for batch in iterator] == [[6, 7]]
-
-
-def test_the_first_bad_batch_raises_whatever_comes_ready_first(damaged: Path) -> None:
-    """Batches before it are returned, those after it are not."""
-    loader = make(damaged, batch_size=1, num_workers=4, prefetch_factor=16, sampler=[1, 2, 3, 4, 0, 36])
-    iterator = iter(loader)
-    assert [next(iterator)["id"].item() for _ in range(3)] == [1, 2, 3]
-    with pytest.raises(dp.DecodeError, match="sample 4"):
-        next(iterator)
 
 
 @pytest.mark.parametrize("transform", [CROP, TRAIN], ids=["uint8", "float32"])
@@ -152,19 +114,6 @@ def test_a_batch_of_nothing_but_bad_samples_is_empty(damaged: Path, arguments: d
     assert first["image"].ndim == 4
     assert first["image"].shape[1] == 3
     assert first["image"].dtype == loader.recipe.output_dtype
-
-
-def test_skipping_keeps_the_place(damaged: Path) -> None:
-    """States count planned samples, so resuming does not depend on which were bad."""
-    loader = make(damaged, on_error="skip", shuffle=True)
-    iterator = iter(loader)
-    next(iterator), next(iterator)
-    state = loader.state_dict()
-    assert state["samples_done"] == 10
-    rest = [batch["id"].tolist() for batch in iterator]
-    other = make(damaged, on_error="skip", shuffle=True, num_workers=0)
-    other.load_state_dict(state)
-    assert [batch["id"].tolist() for batch in other] == rest
 
 
 @pytest.mark.parametrize("transform", [CROP, TRAIN], ids=["uint8", "float32"])
@@ -359,13 +308,6 @@ def test_a_set_whose_conversion_left_samples_out(damaged: Path, folder: Path, tm
         for sample, image in zip(batch["id"].tolist(), batch["image"], strict=True):
             assert sample in BAD or torch.equal(found[sample], image)
     assert np.array_equal(loader.dataset.targets, np.delete(make(folder).dataset.targets, BAD))
-
-
-def test_two_passes_give_the_same_again(damaged: Path) -> None:
-    loader = make(damaged, on_error="replace", output="tuple", shuffle=True)
-    first = copies(loader)
-    loader.set_epoch(0)
-    assert same(copies(loader), first)
 
 
 @pytest.mark.parametrize("operation", [dp.MixUp(num_classes=3), dp.CutMix(num_classes=3)], ids=repr)

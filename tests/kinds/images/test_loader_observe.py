@@ -1,4 +1,4 @@
-"""The events that an observer gets."""
+"""The events that an observer of a loader of images gets."""
 
 from __future__ import annotations
 
@@ -40,23 +40,3 @@ def test_an_observer_sees_every_stage(folder: Path, num_workers: int) -> None:
     assert sum(event.nbytes for event in events) == sum(path.stat().st_size for path in listing(folder))
     total_ns = sum(event.duration_ns for event in events if event.stage is not dp.Stage.WAIT)
     assert total_ns <= (end_ns - start_ns) * max(1, num_threads(loader))
-
-
-def test_without_threads_waiting_is_all_there_is(folder: Path) -> None:
-    events: list[dp.StageEvent] = []
-    loader = make(folder, num_workers=0)
-    loader.observe(events.append)
-    list(loader)
-    by_stage = {stage: sum(e.duration_ns for e in events if e.stage is stage) for stage in dp.Stage}
-    work_ns = sum(ns for stage, ns in by_stage.items() if stage is not dp.Stage.WAIT)
-    assert by_stage[dp.Stage.WAIT] >= work_ns
-
-
-def test_an_observers_error_is_not_lost(folder: Path) -> None:
-    def fail(event: dp.StageEvent) -> None:
-        raise RuntimeError("observer broke")
-
-    loader = make(folder)
-    loader.observe(fail)
-    with pytest.raises(RuntimeError, match="observer broke"):
-        list(loader)

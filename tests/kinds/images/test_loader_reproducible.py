@@ -43,12 +43,6 @@ def test_threads_and_containers_make_no_difference(
     assert not same(passes(folder, transform=transform, seed=10), expected)
 
 
-def test_prefetching_makes_no_difference(folder: Path) -> None:
-    expected = passes(folder, transform=TRAIN, num_workers=2)
-    for prefetch_factor in (1, 3, 16):
-        assert same(passes(folder, transform=TRAIN, num_workers=2, prefetch_factor=prefetch_factor), expected)
-
-
 def samples(loader: dp.DataLoader) -> dict[int, torch.Tensor]:
     return {int(sample): image.clone() for batch in loader for sample, image in zip(batch["id"], batch["image"], strict=True)}
 
@@ -132,3 +126,17 @@ def test_mixing_differs_between_ranks_and_steps(folder: Path) -> None:
 def test_mixing_needs_labels_and_no_collate_fn(folder: Path) -> None:
     with pytest.raises(dp.OptionError, match=r"MixUp.*collate_fn would have to"):
         dp.DataLoader(folder, batch_size=4, transform=[*TRAIN, dp.MixUp(num_classes=3)], collate_fn=list)
+
+
+def test_another_seed_needs_no_other_decoders(folder: Path, backend: str) -> None:
+    """Nor does `explain`, which opens them before there is a seed."""
+    mixed = [*CROP, dp.ToDtype(torch.float32, scale=True), dp.MixUp(num_classes=3)]
+    arguments: dict[str, Any] = {"shuffle": True, "num_workers": 1, "transform": mixed, "backend": backend, "device": "cpu"}
+    loader = dp.DataLoader(folder, 5, **arguments)
+    loader.decoder_device()
+    opened = loader._images.batch_maker(loader._passes.settings())
+    torch.manual_seed(1)
+    assert same(copies(loader), copies(dp.DataLoader(folder, 5, seed=1, **arguments)))
+    again = loader._images.batch_maker(loader._passes.settings(1))
+    assert again.resources is opened.resources
+    assert again.dali is opened.dali

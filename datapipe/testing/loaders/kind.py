@@ -1,0 +1,85 @@
+"""How a kind of data joins the suite of loaders, and how tests look at batches."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from datapipe.kernel.loader import Loader
+from datapipe.kernel.pytree import tensors_of
+
+NUM_SAMPLES = 37  # in the data of most tests
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderOf:
+    """A kind of data, as the suite meets it."""
+
+    make: Callable[[Path, int], Path]  # writes as many samples into a directory that does not exist; returns what to open
+    spoil: Callable[[Path], set[int]]  # damages some of `make`'s samples, at most eight and not the first; returns their ids
+    open: Callable[..., Loader]  # of what `make` returned and a loader's arguments
+    ids: Callable[[Any], list[int]]  # of the samples in a batch, also in one with a mask of the samples that are real
+
+
+class Promises:
+    """What the parts of the suite share: the kind, and data of it."""
+
+    @pytest.fixture
+    def kind(self) -> LoaderOf:
+        """The kind that is tested; to be overridden."""
+        raise NotImplementedError("a suite's class has a fixture `kind` that returns a LoaderOf")
+
+    @pytest.fixture
+    def path(self, kind: LoaderOf, tmp_path: Path) -> Path:
+        """37 samples."""
+        return kind.make(tmp_path / "data", NUM_SAMPLES)
+
+    @pytest.fixture(autouse=True)
+    def _few_samples(self) -> Iterator[None]:
+        """Loaders of little data may warn that ranks share it unevenly."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", category=RuntimeWarning, message=r".*lane\(s\) for")
+            yield
+
+
+def values(batch: Any) -> list[torch.Tensor]:
+    """Return copies of a batch's tensors."""
+    return [tensor.clone() for tensor in tensors_of(batch)]
+
+
+def copies(batches: Iterable[Any]) -> list[list[torch.Tensor]]:
+    """Return the tensors of each batch, copied as soon as it comes."""
+    return [values(batch) for batch in batches]
+
+
+def same(first: list[list[torch.Tensor]], second: list[list[torch.Tensor]]) -> bool:
+    """Return whether two passes gave the same tensors, bit for bit."""
+    return [len(one) for one in first] == [len(one) for one in second] and all(
+        a.dtype == b.dtype and torch.equal(a, b)
+        for one, other in zip(first, second, strict=True)
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+def real_of(batch: Any) -> list[bool]:
+    """Return which samples of a batch are no repeats: its one tensor of bools, where it has a mask."""
+    (mask,) = [tensor for tensor in tensors_of(batch) if tensor.dtype is torch.bool]
+    return [bool(value) for value in mask.tolist()]
+
+
+def flat(steps: Iterable[Iterable[int]]) -> list[int]:
+    """Return the ids of all steps."""
+    return [sample for step in steps for sample in step]
+
+
+def own_threads() -> list[str]:
+    """Return the names of the threads of open passes; the one that makes requests to object stores belongs to the process."""
+    names = [thread.name for thread in threading.enumerate()]
+    return [name for name in names if name.startswith("datapipe-") and name != "datapipe-requests"]
