@@ -71,7 +71,8 @@ class TorchIterator(Iterator[Any]):
                 walk.error = None  # its traceback refers to this iterator
             self._epochs.end(walk.epoch)
             raise
-        except Exception:
+        except Exception as exc:
+            _free_reraised(exc)
             if num_received is None or num_received != self._num_received():  # otherwise the wait itself failed
                 self._epochs.last = walk.after.popleft()
             raise
@@ -84,3 +85,16 @@ class TorchIterator(Iterator[Any]):
     def _num_received(self) -> int | None:
         """Return how many batches have come from torch's workers, failed ones included; None if there are no workers."""
         return getattr(self._batches, "_rcvd_idx", None)
+
+
+def _free_reraised(error: Exception) -> None:
+    """Let the error of a worker be freed with its last user, and with it the pass to which its traceback leads.
+
+    torch raises it in a function that keeps it in a variable. That cycle would keep the workers until a garbage collection; one
+    that comes while other workers are forked ends these workers only after 5 seconds.
+    """
+    frames = error.__traceback__
+    while frames is not None:
+        if frames.tb_frame.f_code.co_name == "reraise":
+            frames.tb_frame.clear()
+        frames = frames.tb_next

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import multiprocessing
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -94,6 +96,21 @@ def test_a_batch_that_failed_is_done_in_the_state(num_workers: int) -> None:
     again = dp.from_torch(DataLoader(Numbers(), 4, num_workers=num_workers))
     again.load_state_dict(ours.state_dict())
     assert told(again) == told(iterator)
+
+
+def test_workers_end_with_the_loop_that_an_error_of_theirs_ends() -> None:
+    """No collection is needed: one while other workers are forked would end these after 5 seconds."""
+    before = set(multiprocessing.active_children())
+    gc.collect()
+    gc.disable()
+    try:
+        with pytest.raises(OSError, match="no sample 9") as caught:
+            told(dp.from_torch(DataLoader(Numbers(failing=(9,)), 4, num_workers=2)))
+        assert "reraise" in [entry.name for entry in caught.traceback], "where torch raised it"
+        del caught
+        assert set(multiprocessing.active_children()) <= before
+    finally:
+        gc.enable()
 
 
 def test_a_wait_that_failed_is_no_batch() -> None:
