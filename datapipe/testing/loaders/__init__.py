@@ -9,8 +9,8 @@ A kind joins by saying how its data is made and read:
         def kind(self) -> LoaderOf:
             return LoaderOf(make=write_files, spoil=damage_one, open=MyLoader, ids=lambda batch: batch["id"].tolist())
 
-The tests need pytest, and use real threads and processes. `pytest.register_assert_rewrite("datapipe.testing.loaders")` in a
-conftest.py lets a failure show the values that it compared.
+The tests need pytest, and use real threads and processes; those that take longer carry the mark `slow`, to be registered with
+pytest. `pytest.register_assert_rewrite("datapipe.testing.loaders")` in a conftest.py lets a failure show the values compared.
 """
 
 from datapipe.testing.loaders.bad_samples import BadSampleSuite
