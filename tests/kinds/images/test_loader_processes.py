@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import multiprocessing
 import os
 import pickle
 import signal
@@ -13,7 +12,6 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ from fixtures import NUM_SAMPLES, copies, same
 from recipes import CROP, TRAIN
 
 import datapipe as dp
+from datapipe.testing.loaders.processes import in_forked_child
 
 pytestmark = pytest.mark.slow
 
@@ -38,18 +37,6 @@ def environment() -> dict[str, str]:
     roots = (str(TESTS.parents[2]), str(TESTS), str(TESTS.parents[1]))
     # Python 3.12 and newer warn: "This process (pid=1) is multi-threaded, use of fork() may ...".
     return {**os.environ, "PYTHONPATH": os.pathsep.join(roots), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore:This process"}
-
-
-def in_forked_child(function: Callable[[], None], *, within_s: float = 20) -> int | None:
-    """Exit code of a forked child that calls the function; None if it hangs."""
-    process = multiprocessing.get_context("fork").Process(target=function)
-    process.start()
-    process.join(within_s)
-    if process.is_alive():
-        process.kill()
-        process.join()
-        return None
-    return process.exitcode
 
 
 # -- fork --------------------------------------------------------------------------------------------
