@@ -11,6 +11,8 @@ import pytest
 
 gc.disable()  # until all tests are collected: many objects are made, and none is garbage
 
+pytest.register_assert_rewrite("datapipe.testing.loaders")  # a failure there shows the values that it compared
+
 # The suite runs in parallel processes on few cores; torch would start a thread per core in each.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 

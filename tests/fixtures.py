@@ -282,17 +282,3 @@ def flip_bit(path: Path, offset: int) -> None:
         file.seek(offset)
         file.write(bytes([byte ^ 0x10]))
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-
-
-def copies(loader: Iterable[Any]) -> list[tuple[Any, ...]]:
-    """The batches of one pass, each tensor copied as soon as it is returned."""
-    return [tuple(value.clone() for value in batch) for batch in loader]
-
-
-def same(first: list[Any], second: list[Any]) -> bool:
-    """Whether two passes gave the same tensors, bit for bit."""
-    return len(first) == len(second) and all(
-        len(a) == len(b)
-        and all(x.shape == y.shape and x.dtype == y.dtype and bool((x == y).all()) for x, y in zip(a, b, strict=True))
-        for a, b in zip(first, second, strict=True)
-    )

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 from fixtures import convert, make_folder, write_webdataset
-from recipes import own_threads
 
 from datapipe.core.errors import DependencyError
 from datapipe.kinds.images.choice import BackendRequest, Choice
 from datapipe.kinds.images.dali.installation import installation
 from datapipe.kinds.images.dali.settings import Dali
 from datapipe.kinds.images.evidence import DataEvidence
+from datapipe.testing.loaders.kind import own_threads
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +23,6 @@ def make(path: str | Path | dp.Dataset, **changes: Any) -> dp.DataLoader:
 def ids_of(loader: dp.DataLoader) -> list[list[int]]:
     """The ids of each batch of one pass, of a loader with output="dict"."""
     return [batch["id"].tolist() for batch in loader]
-
-
-def own_threads() -> list[str]:
-    """The threads of loaders that are running; the one that makes requests to object stores belongs to the process."""
-    names = [thread.name for thread in threading.enumerate()]
-    return [name for name in names if name.startswith("datapipe-") and name != "datapipe-requests"]
 
 
 def num_threads(loader: dp.DataLoader) -> int:

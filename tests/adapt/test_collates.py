@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fixtures import copies, make_folder, same, write_webdataset
+from fixtures import make_folder, write_webdataset
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 from torchvision_reference import torchvision_v2
 
 import datapipe as dp
+from datapipe.testing.loaders.kind import copies, same
 
 v2 = torchvision_v2()
 v1: Any = importlib.import_module("torchvision.transforms")

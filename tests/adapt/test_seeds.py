@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from fixtures import copies, make_folder, same
+from fixtures import make_folder
 from torch.utils.data import DataLoader, RandomSampler
 from torchvision_reference import torchvision_v2
 
 import datapipe as dp
+from datapipe.testing.loaders.kind import copies, same
 
 torchvision_v2()
 folders = importlib.import_module("torchvision.datasets")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from faulty_store import FaultyStore, PlantedFault
-from fixtures import NUM_SAMPLES, copies, make_folder, same, write_parquet, write_webdataset
+from fixtures import NUM_SAMPLES, make_folder, write_parquet, write_webdataset
 from stand_in_stores import BUCKET, directory_store, moto_store, needs_moto, needs_obstore, upload
 
 import datapipe as dp
@@ -20,6 +20,7 @@ from datapipe.containers.remote_shards import expanded
 from datapipe.core.errors import UnfinishedError
 from datapipe.core.user_cache import INDEXES, user_cache
 from datapipe.stores.random_access import RemoteBytes
+from datapipe.testing.loaders.kind import copies, same
 
 pytestmark = [pytest.mark.slow, needs_obstore, needs_moto]
 TOP = f"s3://{BUCKET}"

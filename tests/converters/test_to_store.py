@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from faulty_store import FaultyStore, PlantedFault
-from fixtures import convert, copies, make_folder
+from fixtures import convert, make_folder
 from stand_in_stores import BUCKET, moto_store, needs_moto
 
 import datapipe as dp
@@ -33,6 +33,7 @@ from datapipe.core.user_cache import STAGED, user_cache
 from datapipe.stores import transfers
 from datapipe.stores.location import Location, parse_location
 from datapipe.stores.objects import list_names, read_object
+from datapipe.testing.loaders.kind import copies
 
 pytestmark = [needs_moto, pytest.mark.slow]
 

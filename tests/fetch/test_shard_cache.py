@@ -17,13 +17,13 @@ from typing import Any
 
 import pytest
 from faulty_store import PlantedFault
-from fixtures import copies, same
 from shard_cache_driver import BLOCK, SIZES, contents, name_of
 from stand_in_stores import BUCKET, directory_store, needs_obstore
 
 import datapipe as dp
 from datapipe.cli.main import main
 from datapipe.fetch.shard_cache.directory import PART_SUFFIX, CacheDirectory
+from datapipe.testing.loaders.kind import copies, same
 
 URL = f"s3://{BUCKET}/train"
 LOOK_S = 0.05

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixtures import convert, copies, make_folder, same
+from fixtures import convert, make_folder
 from stand_in_stores import BUCKET, directory_store, needs_obstore
 
 import datapipe as dp
@@ -20,6 +20,7 @@ from datapipe.fetch.shard_cache.cache import ShardCache
 from datapipe.fetch.shard_cache.filling import Filling, WindowFiller
 from datapipe.fetch.shard_cache.schedule import Schedule, ShardUse
 from datapipe.kinds.images.kind import shard_uses
+from datapipe.testing.loaders.kind import copies, same
 
 URL = f"s3://{BUCKET}/train"
 OPTIONS: dict[str, Any] = {"batch_size": 2, "shuffle": "windows", "seed": 1, "num_workers": 1}

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from fixtures import copies, same
 from recipes import CROP
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import default_collate
 
 import datapipe as dp
 from datapipe.kernel.drawing import may_draw
+from datapipe.testing.loaders.kind import copies, same
 
 SCALE = 0.5
 seen: list[Any] = []

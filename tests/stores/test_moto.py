@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 from faulty_store import FaultyStore, PlantedFault
-from fixtures import convert, copies, make_folder, same
+from fixtures import convert, make_folder
 from stand_in_stores import BUCKET, moto_store, needs_moto, upload
 
 import datapipe as dp
 from datapipe.cli.main import main
+from datapipe.testing.loaders.kind import copies, same
 
 pytestmark = [needs_moto, pytest.mark.slow]
 

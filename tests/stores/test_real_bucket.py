@@ -7,7 +7,7 @@ import secrets
 from pathlib import Path
 
 import pytest
-from fixtures import convert, copies, make_folder, same
+from fixtures import convert, make_folder
 
 import datapipe as dp
 from converters import ConvertOptions
@@ -17,6 +17,7 @@ from converters.verify import verify_remote
 from datapipe.stores.location import parse_location
 from datapipe.stores.objects import list_below
 from datapipe.stores.transfers import delete, write
+from datapipe.testing.loaders.kind import copies, same
 
 URL = os.environ.get("DATAPIPE_TEST_URL", "")
 

@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 from fixtures import make_folder
 
-pytest.register_assert_rewrite("datapipe.testing.loaders")
-
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -10,7 +10,7 @@ import pytest
 
 from datapipe.core.errors import DatapipeError
 from datapipe.kernel.loader import Loader
-from datapipe.testing.loaders.kind import NUM_SAMPLES, LoaderOf, Promises, copies, flat, real_of, same
+from datapipe.testing.loaders.kind import NUM_SAMPLES, LoaderOf, Promises, copies, flat, real_ids, same
 
 
 def _open(kind: LoaderOf, path: Path, **options: Any) -> Loader:
@@ -96,9 +96,7 @@ class BadSampleSuite(Promises):
         """The last batch is filled up with repeats."""
         seen: list[int] = []
         for batch in _open(kind, path, on_error="skip", tail="mask", batch_size=20):
-            ids, real = kind.ids(batch), real_of(batch)
-            assert len(ids) == len(real)
-            seen += [sample for sample, is_real in zip(ids, real, strict=True) if is_real]
+            seen += real_ids(kind, batch)
         assert sorted(seen) == sorted(set(range(NUM_SAMPLES)) - bad)
 
     def test_bad_samples_are_reported(self, kind: LoaderOf, path: Path, bad: set[int], caplog: pytest.LogCaptureFixture) -> None:

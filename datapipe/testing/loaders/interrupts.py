@@ -18,8 +18,7 @@ import torch
 
 from datapipe.kernel.iteration import BatchIterator
 from datapipe.kernel.threads import LoaderThreads
-from datapipe.testing.loaders.kind import LoaderOf, Promises, copies, same
-from datapipe.testing.loaders.passes import wait_until_no_thread_is_left
+from datapipe.testing.loaders.kind import LoaderOf, Promises, copies, same, wait_until_no_thread_is_left
 
 
 def interrupted(do: Callable[[], Any], at: int) -> tuple[str | None, Any]:

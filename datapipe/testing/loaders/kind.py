@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-import warnings
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,9 @@ class LoaderOf:
     ids: Callable[[Any], list[int]]  # of the samples in a batch, also in one with a mask of the samples that are real
 
 
+@pytest.mark.filterwarnings(r"ignore:.*lane\(s\) for:RuntimeWarning")  # ranks share so little data unevenly
 class Promises:
-    """What the parts of the suite share: the kind, and data of it."""
+    """The fixtures of the suite's parts: the kind that is tested, and data of it."""
 
     @pytest.fixture
     def kind(self) -> LoaderOf:
@@ -40,13 +41,6 @@ class Promises:
     def path(self, kind: LoaderOf, tmp_path: Path) -> Path:
         """37 samples."""
         return kind.make(tmp_path / "data", NUM_SAMPLES)
-
-    @pytest.fixture(autouse=True)
-    def _few_samples(self) -> Iterator[None]:
-        """Loaders of little data may warn that ranks share it unevenly."""
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", category=RuntimeWarning, message=r".*lane\(s\) for")
-            yield
 
 
 def values(batch: Any) -> list[torch.Tensor]:
@@ -59,7 +53,7 @@ def copies(batches: Iterable[Any]) -> list[list[torch.Tensor]]:
     return [values(batch) for batch in batches]
 
 
-def same(first: list[list[torch.Tensor]], second: list[list[torch.Tensor]]) -> bool:
+def same(first: Sequence[Sequence[torch.Tensor]], second: Sequence[Sequence[torch.Tensor]]) -> bool:
     """Return whether two passes gave the same tensors, bit for bit."""
     return [len(one) for one in first] == [len(one) for one in second] and all(
         a.dtype == b.dtype and torch.equal(a, b)
@@ -68,10 +62,10 @@ def same(first: list[list[torch.Tensor]], second: list[list[torch.Tensor]]) -> b
     )
 
 
-def real_of(batch: Any) -> list[bool]:
-    """Return which samples of a batch are no repeats: its one tensor of bools, where it has a mask."""
+def real_ids(kind: LoaderOf, batch: Any) -> list[int]:
+    """Return the ids of the samples of a batch with a mask, its one tensor of bools, that are no repeats."""
     (mask,) = [tensor for tensor in tensors_of(batch) if tensor.dtype is torch.bool]
-    return [bool(value) for value in mask.tolist()]
+    return [sample for sample, is_real in zip(kind.ids(batch), mask.tolist(), strict=True) if is_real]
 
 
 def flat(steps: Iterable[Iterable[int]]) -> list[int]:
@@ -83,3 +77,11 @@ def own_threads() -> list[str]:
     """Return the names of the threads of open passes; the one that makes requests to object stores belongs to the process."""
     names = [thread.name for thread in threading.enumerate()]
     return [name for name in names if name.startswith("datapipe-") and name != "datapipe-requests"]
+
+
+def wait_until_no_thread_is_left() -> None:
+    """Raise AssertionError if a pass still has threads after ten seconds."""
+    deadline = time.monotonic() + 10
+    while own_threads() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert own_threads() == []

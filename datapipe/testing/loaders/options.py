@@ -61,7 +61,7 @@ class OptionSuite(Promises):
             loader.observe(3)  # type: ignore[arg-type]
 
     def test_it_reads_as_torchs_does(self, kind: LoaderOf, path: Path) -> None:
-        """What frameworks look at."""
+        """It has the attributes that frameworks look at."""
         generator = torch.Generator().manual_seed(3)
         options = {"batch_size": 5, "num_workers": 2, "drop_last": True, "prefetch_factor": 4, "timeout": 3}
         loader = kind.open(path, shuffle=True, generator=generator, **options)

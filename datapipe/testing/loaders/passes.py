@@ -19,7 +19,7 @@ import torch
 from datapipe.core.errors import LifecycleError
 from datapipe.core.observe import Stage, StageEvent
 from datapipe.kernel.loader import Loader
-from datapipe.testing.loaders.kind import NUM_SAMPLES, LoaderOf, Promises, flat, own_threads
+from datapipe.testing.loaders.kind import NUM_SAMPLES, LoaderOf, Promises, flat, own_threads, wait_until_no_thread_is_left
 
 LENGTHS: list[tuple[dict[str, Any], int]] = [
     ({}, 8), ({"drop_last": True}, 7), ({"tail": "drop"}, 7), ({"tail": "mask"}, 8), ({"batch_size": 37}, 1),
@@ -328,14 +328,6 @@ class PassSuite(Promises):
         loader.observe(fail)
         with pytest.raises(RuntimeError, match="observer broke"):
             _exhaust(loader)
-
-
-def wait_until_no_thread_is_left() -> None:
-    """Raise AssertionError if a pass still has threads after ten seconds."""
-    deadline = time.monotonic() + 10
-    while own_threads() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert own_threads() == []
 
 
 def _num_open_files() -> int:

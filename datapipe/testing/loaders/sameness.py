@@ -11,7 +11,7 @@ import torch
 
 from datapipe.core.errors import OptionError
 from datapipe.kernel.pytree import tensors_of
-from datapipe.testing.loaders.kind import NUM_SAMPLES, LoaderOf, Promises, copies, real_of, same, values
+from datapipe.testing.loaders.kind import NUM_SAMPLES, LoaderOf, Promises, copies, real_ids, same, values
 
 
 class SamenessSuite(Promises):
@@ -42,8 +42,7 @@ class SamenessSuite(Promises):
             sample
             for batches in ranks
             for batch in batches
-            for sample, is_real in zip(kind.ids(batch), real_of(batch) if tail == "mask" else [True] * 4, strict=False)
-            if is_real
+            for sample in (real_ids(kind, batch) if tail == "mask" else kind.ids(batch))
         ]
         whole = 4 * world_size
         if tail == "drop":

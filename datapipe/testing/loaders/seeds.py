@@ -24,7 +24,7 @@ class SeedSuite(Promises):
     """All that is random in a loader depends on one number, and that number comes from where the caller expects."""
 
     def test_manual_seed_is_the_seed(self, kind: LoaderOf, path: Path) -> None:
-        """Of all loaders of a process alike; nothing is taken from torch's random state."""
+        """All loaders of a process have it; nothing is taken from torch's random state."""
         expected = {seed: copies(_open(kind, path, seed=seed)) for seed in (1, 2)}
         for seed in (1, 2, 1):
             torch.manual_seed(seed)

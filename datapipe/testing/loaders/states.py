@@ -11,7 +11,7 @@ import pytest
 
 from datapipe.core.errors import StateError
 from datapipe.kernel.loader import Loader
-from datapipe.testing.loaders.kind import NUM_SAMPLES, LoaderOf, Promises, copies, real_of, same
+from datapipe.testing.loaders.kind import NUM_SAMPLES, LoaderOf, Promises, copies, real_ids, same
 
 
 def through_json(state: dict[str, Any]) -> dict[str, Any]:
@@ -138,10 +138,9 @@ class StateSuite(Promises):
             steps: list[list[int]] = []
             for loader in loaders:
                 for step, batch in zip(range(len(loader) if num is None else num), loader, strict=False):
-                    real = real_of(batch) if tail == "mask" else [True] * len(kind.ids(batch))
                     if step == len(steps):
                         steps.append([])
-                    steps[step] += [sample for sample, is_real in zip(kind.ids(batch), real, strict=True) if is_real]
+                    steps[step] += real_ids(kind, batch) if tail == "mask" else kind.ids(batch)
             return steps
 
         whole = steps_of(ranks(1))

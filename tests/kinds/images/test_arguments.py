@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 from arguments_table import ARGUMENTS, DOCUMENTS, Status, with_table
-from fixtures import copies, same
 from recipes import CROP
 
 import datapipe as dp
+from datapipe.testing.loaders.kind import copies, same
 
 # Arguments without effect, each with values that must change nothing.
 WITHOUT_EFFECT: dict[str, list[Any]] = {

@@ -15,7 +15,7 @@ import pytest
 import torch
 from bad_batches import BAD, DOUBTFUL
 from crc32c import crc32c
-from fixtures import NUM_SAMPLES, convert, copies, encode, flip_bit, jpeg, listing, make_folder, npy, picture, same
+from fixtures import NUM_SAMPLES, convert, encode, flip_bit, jpeg, listing, make_folder, npy, picture
 from labelled_scenes import FIELDS, NUM, convert_scenes
 from recipes import TRAIN
 
@@ -23,6 +23,7 @@ import datapipe as dp
 from datapipe.fetch.local import LocalFiles
 from datapipe.kinds.images.cache.entries import Entry, pack_entry, position_of
 from datapipe.kinds.images.choice import BackendRequest
+from datapipe.testing.loaders.kind import copies, same
 from datapipe.transforms import Recipe
 
 pytestmark = pytest.mark.slow

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from fixtures import copies, same
-from recipes import CROP, SIZE, TRAIN, num_threads, own_threads
+from recipes import CROP, SIZE, TRAIN, num_threads
 
 import datapipe as dp
+from datapipe.testing.loaders.kind import copies, own_threads, same
 
 pytestmark = pytest.mark.usefixtures("backend")
 

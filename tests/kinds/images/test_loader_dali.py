@@ -11,11 +11,12 @@ import torch
 from dali_loaders import images_of, make
 from encoded_images import BY_HAND, FOR_DALI, png_with_wrong_crc
 from fixtures import NUM_SAMPLES, encode, jpeg, listing, make_folder, picture
-from recipes import CROP, EVAL, SIZE, TRAIN, own_threads
+from recipes import CROP, EVAL, SIZE, TRAIN
 
 import datapipe as dp
 from datapipe.kinds.images.dali.pipeline import DaliPipeline, RunError
 from datapipe.kinds.images.dali_stage import MAX_GIVEN_UP, MAX_REFUSED, Fetched
+from datapipe.testing.loaders.kind import own_threads
 
 pytest.importorskip("nvidia.dali", reason="DALI is not installed")
 

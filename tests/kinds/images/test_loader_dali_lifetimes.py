@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 from dali_loaders import make
-from fixtures import NUM_SAMPLES, copies, same
-from recipes import CROP, TRAIN, own_threads
+from fixtures import NUM_SAMPLES
+from recipes import CROP, TRAIN
 
 import datapipe as dp
+from datapipe.testing.loaders.kind import copies, own_threads, same
 
 pytest.importorskip("nvidia.dali", reason="DALI is not installed")
 

@@ -7,11 +7,11 @@ import resource
 from pathlib import Path
 
 import pytest
-from fixtures import same
 from recipes import TRAIN
 
 import datapipe as dp
 from datapipe.kernel.pools import SlabPool
+from datapipe.testing.loaders.kind import same
 
 pytestmark = [pytest.mark.usefixtures("backend"), pytest.mark.slow]
 

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fixtures import NUM_SAMPLES, convert, copies, make_folder, same
+from fixtures import NUM_SAMPLES, convert, make_folder
 from recipes import CROP, ids_of, make
 
 import datapipe as dp
+from datapipe.testing.loaders.kind import copies, same
 
 
 @pytest.fixture(scope="module")

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from fixtures import NUM_SAMPLES, copies, same, write_webdataset
+from fixtures import NUM_SAMPLES, write_webdataset
 from recipes import EVAL, SIZE, TRAIN, make
 
 import datapipe as dp
 from datapipe.kernel.options import MAX_BLOCK, default_num_workers
+from datapipe.testing.loaders.kind import copies, same
 
 # -- refusals --------------------------------------------------------------------------------------
 

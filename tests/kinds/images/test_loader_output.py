@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from fixtures import NUM_SAMPLES, copies, listing, same
-from recipes import TRAIN, make, own_threads
+from fixtures import NUM_SAMPLES, listing
+from recipes import TRAIN, make
 
 import datapipe as dp
+from datapipe.testing.loaders.kind import copies, own_threads, same
 
 pytestmark = pytest.mark.usefixtures("backend")
 

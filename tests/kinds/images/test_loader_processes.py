@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixtures import NUM_SAMPLES, copies, same
+from fixtures import NUM_SAMPLES
 from recipes import CROP, TRAIN
 
 import datapipe as dp
+from datapipe.testing.loaders.kind import copies, same
 from datapipe.testing.loaders.processes import in_forked_child
 
 pytestmark = pytest.mark.slow

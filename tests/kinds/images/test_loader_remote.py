@@ -15,13 +15,14 @@ import numpy as np
 import pytest
 import torch
 from faulty_store import FaultyStore, PlantedFault
-from fixtures import copies, entry_of, flip_bit, make_folder, same
+from fixtures import entry_of, flip_bit, make_folder
 from labelled_scenes import FIELDS, convert_scenes
 from stand_in_stores import BUCKET, directory_store, needs_obstore
 
 import datapipe as dp
 from datapipe.containers import open_index
 from datapipe.core.user_cache import REMOTE_INDEXES, user_cache
+from datapipe.testing.loaders.kind import copies, same
 
 pytestmark = [needs_obstore, pytest.mark.slow]
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from fixtures import NUM_SAMPLES, convert, copies, same
+from fixtures import NUM_SAMPLES, convert
 from recipes import CROP, EVAL, TRAIN
 
 import datapipe as dp
+from datapipe.testing.loaders.kind import copies, same
 
 pytestmark = [pytest.mark.usefixtures("backend"), pytest.mark.slow]
 

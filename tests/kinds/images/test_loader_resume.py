@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixtures import copies, same
 from recipes import CROP, TRAIN
 
 import datapipe as dp
 from datapipe.core.errors import StateError
+from datapipe.testing.loaders.kind import copies, same
 
 pytestmark = [pytest.mark.usefixtures("backend"), pytest.mark.slow]
 

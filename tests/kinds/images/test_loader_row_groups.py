@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fixtures import NUM_SAMPLES, copies, flip_bit, same, write_hdf5_pixels, write_parquet
+from fixtures import NUM_SAMPLES, flip_bit, write_hdf5_pixels, write_parquet
 from recipes import CROP, ids_of, make
 
 import datapipe as dp
@@ -21,6 +21,7 @@ from datapipe.containers.hdf5 import rows as hdf5_rows
 from datapipe.containers.parquet import rows as parquet_rows
 from datapipe.core.errors import DatapipeError, IntegrityError, StateError
 from datapipe.index.entries import RowGroup
+from datapipe.testing.loaders.kind import copies, same
 
 MAKERS: dict[str, Callable[[Path, Path], Path]] = {
     "parquet": lambda source, destination: write_parquet(source, destination, compression="zstd", row_group_size=3),

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fixtures import NUM_SAMPLES, convert, copies, make_folder, quick, same, write_parquet
+from fixtures import NUM_SAMPLES, convert, make_folder, quick, write_parquet
 from hypothesis import given
 from hypothesis import strategies as st
 from recipes import ids_of, make
@@ -22,6 +22,7 @@ from datapipe.index.concat import ConcatIndex, select
 from datapipe.index.sample_index import SampleIndex
 from datapipe.index.stored_order import stored_order
 from datapipe.order.plan import Cursor
+from datapipe.testing.loaders.kind import copies, same
 
 WINDOWS: dict[str, Any] = {"shuffle": "windows", "output": "dict", "seed": 5}
 
