@@ -30,8 +30,8 @@ class BadSampleSuite(Promises):
     def bad(self, kind: LoaderOf, path: Path) -> set[int]:
         """The ids of the samples in `path` that are bad."""
         bad = kind.spoil(path)
-        assert 0 < len(bad) <= 8
-        assert bad < set(range(1, NUM_SAMPLES))
+        assert 0 < len(bad) <= 8, f"LoaderOf.spoil returned {bad}; it is to damage one to eight samples"
+        assert bad < set(range(1, NUM_SAMPLES)), f"LoaderOf.spoil returned {bad}; it is to leave sample 0 as it is"
         return bad
 
     @pytest.mark.parametrize("num_workers", [0, 1, 4])
