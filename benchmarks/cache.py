@@ -79,14 +79,13 @@ def measure(shards: Path, recipe: str, place: str, num_threads: int, num_epochs:
     with tempfile.TemporaryDirectory(dir=shards.parent) as directory:
         cache = {"ram": "ram", "disk": directory}.get(place)
         loader = dp.DataLoader(
-            shards,
+            dp.Images(shards, cache=cache),
             batch_size=_BATCH,
             shuffle=True,
             seed=0,
             num_workers=num_threads,
             transform=_transform(recipe),
             device="cpu",
-            cache=cache,
         )
         rates = []
         for _ in range(num_epochs):
@@ -102,14 +101,14 @@ def _transform(recipe: str) -> list[Any]:
     """What is kept: the whole photograph; one whose shorter side is 256; the finished crop."""
     import torch
 
-    import datapipe as dp
+    from datapipe import transforms as T
 
-    float32 = [dp.ToDtype(torch.float32, scale=True), dp.Normalize(dp.IMAGENET_MEAN, dp.IMAGENET_STD)]
+    float32 = [T.ToDtype(torch.float32, scale=True), T.Normalize(T.IMAGENET_MEAN, T.IMAGENET_STD)]
     if recipe == "whole":
-        return [dp.RandomResizedCrop(224), dp.RandomHorizontalFlip(), *float32]
+        return [T.RandomResizedCrop(224), T.RandomHorizontalFlip(), *float32]
     if recipe == "resized":
-        return [dp.Resize(256), dp.RandomCrop(224), dp.RandomHorizontalFlip(), *float32]
-    return [dp.Resize(256), dp.CenterCrop(224), *float32]
+        return [T.Resize(256), T.RandomCrop(224), T.RandomHorizontalFlip(), *float32]
+    return [T.Resize(256), T.CenterCrop(224), *float32]
 
 
 def _run(once: list[Any], scratch: str) -> list[float]:

@@ -137,10 +137,11 @@ def measure(shards: Path, crop: int, backend: str) -> list[dict[str, float]]:
     import torch
 
     import datapipe as dp
+    from datapipe import transforms as T
     from datapipe.kinds.images.bench import StageTotals
 
-    recipe = [dp.RandomResizedCrop(crop), dp.RandomHorizontalFlip(), dp.ToDtype(torch.float32, scale=True)]
-    recipe.append(dp.Normalize(dp.IMAGENET_MEAN, dp.IMAGENET_STD))
+    recipe = [T.RandomResizedCrop(crop), T.RandomHorizontalFlip(), T.ToDtype(torch.float32, scale=True)]
+    recipe.append(T.Normalize(T.IMAGENET_MEAN, T.IMAGENET_STD))
     how: Any = dp.Dali() if backend == "dali" else backend
     loader = dp.DataLoader(
         shards, batch_size=128, shuffle=True, seed=0, num_workers=0, transform=recipe, device="cpu", backend=how

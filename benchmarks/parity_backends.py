@@ -24,7 +24,7 @@ from datapipe.codecs.probe import probe
 from datapipe.kinds.images.dali.gate import form_of
 from datapipe.kinds.images.dali.pipeline import DaliPipeline
 from datapipe.kinds.images.dali.settings import GraphOptions
-from datapipe.kinds.images.loader import DataLoader
+from datapipe.kinds.loader import DataLoader
 from datapipe.order.draws import Draws
 from datapipe.transforms.protocols import Cuts
 

@@ -24,7 +24,7 @@ from benchmarks.parity_differences import differences, measure
 from datapipe import transforms as T
 from datapipe.codecs.decode import DECODER_NAMES, open_decoder
 from datapipe.codecs.probe import probe
-from datapipe.core.errors import DependencyError
+from datapipe.errors import DependencyError
 from datapipe.order.draws import Draws
 
 OWN = Bound(

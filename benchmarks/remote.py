@@ -165,9 +165,10 @@ def _loader(source: str, num_threads: int, cache_dir: str | None, shuffle: bool 
     import torch
 
     import datapipe as dp
+    from datapipe import transforms as T
 
     return dp.DataLoader(
-        source,
+        dp.Images(source, remote=dp.Remote(cache_dir=cache_dir)),
         batch_size=_BATCH,
         shuffle=shuffle,  # type: ignore[arg-type]
         seed=0,
@@ -175,12 +176,11 @@ def _loader(source: str, num_threads: int, cache_dir: str | None, shuffle: bool 
         num_workers=num_threads,
         device="cpu",
         transform=[
-            dp.RandomResizedCrop(224),
-            dp.RandomHorizontalFlip(),
-            dp.ToDtype(torch.float32, scale=True),
-            dp.Normalize(dp.IMAGENET_MEAN, dp.IMAGENET_STD),
+            T.RandomResizedCrop(224),
+            T.RandomHorizontalFlip(),
+            T.ToDtype(torch.float32, scale=True),
+            T.Normalize(T.IMAGENET_MEAN, T.IMAGENET_STD),
         ],
-        remote=dp.Remote(cache_dir=cache_dir),
     )
 
 
@@ -192,10 +192,10 @@ def _endless(loader: Any) -> Any:
 def first_batch(scratch: Path, number: int) -> float:
     """Seconds from the URL of a set of many shards to its first shuffled batch, in a fresh process with an empty cache."""
     code = (
-        "import sys, time, torch, datapipe as dp, datapipe.kinds.images.loader, obstore\n"
+        "import sys, time, torch, datapipe as dp, datapipe.kinds.loader, obstore\n"
         "start = time.perf_counter()\n"
         "loader = dp.DataLoader(sys.argv[1], batch_size=128, shuffle=True, seed=0, device='cpu', "
-        "transform=[dp.RandomResizedCrop(32)])\n"
+        "transform=[dp.transforms.RandomResizedCrop(32)])\n"
         "next(iter(loader))\n"
         "print(time.perf_counter() - start)"
     )

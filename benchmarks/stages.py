@@ -22,6 +22,7 @@ import datapipe as dp
 from benchmarks import harness
 from benchmarks.data import DEFAULT_DATA, ImageSet, Workshop, describe, prepare, warm
 from benchmarks.task import CROP
+from datapipe import transforms as T
 from datapipe.codecs.decode import open_decoder
 from datapipe.codecs.probe import checked_header
 from datapipe.containers import open_index
@@ -101,7 +102,7 @@ def measure(shards: Path, num_images: int) -> dict[str, float]:
     took["flip (half of them)"] = _each(decode_and_cut, num_images) - resized
     took["to float32"] = _convert(recipe, num_images)
     loader = dp.DataLoader(
-        dp.Dataset(index),
+        dp.Images(index),
         batch_size=128,
         shuffle=True,
         seed=0,
@@ -115,8 +116,8 @@ def measure(shards: Path, num_images: int) -> dict[str, float]:
 
 
 def _transforms() -> list[Any]:
-    crop = [dp.RandomResizedCrop(CROP), dp.RandomHorizontalFlip()]
-    return [*crop, dp.ToDtype(torch.float32, scale=True), dp.Normalize(dp.IMAGENET_MEAN, dp.IMAGENET_STD)]
+    crop = [T.RandomResizedCrop(CROP), T.RandomHorizontalFlip()]
+    return [*crop, T.ToDtype(torch.float32, scale=True), T.Normalize(T.IMAGENET_MEAN, T.IMAGENET_STD)]
 
 
 def _each(step: Callable[[int], object], num_images: int) -> float:

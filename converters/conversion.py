@@ -53,7 +53,7 @@ from converters.sources import Source, open_source
 from converters.sources.recognise import resolved
 from converters.writers import TARGETS
 from datapipe.core.environment import num_usable_cores
-from datapipe.core.errors import DatapipeError, DecodeError, IntegrityError, StorageError
+from datapipe.errors import DatapipeError, DecodeError, IntegrityError, StorageError
 from datapipe.index.manifest import BUILDING_NAME, Manifest
 from datapipe.stores.location import Location
 

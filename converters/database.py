@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from datapipe.core import regular_files
-from datapipe.core.errors import IntegrityError, StorageError
+from datapipe.errors import IntegrityError, StorageError
 
 _CACHE_KIB = 8192  # cache per database; also the size of a sorted run
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from datapipe.codecs.probe import MAX_PIXELS
 from datapipe.core.checks import path_name
-from datapipe.core.errors import OptionError
+from datapipe.errors import OptionError
 from datapipe.stores.location import Location, is_url, parse_location
 
 TARGETS = ("webdataset", "hdf5", "parquet", "tfrecord")

@@ -29,8 +29,8 @@ import msgspec
 
 from converters.options import Part
 from datapipe.core import atomic, regular_files
-from datapipe.core.errors import DatapipeError, FormatError, StorageError
 from datapipe.core.waiting import Wait, reported_wait
+from datapipe.errors import DatapipeError, FormatError, StorageError
 
 
 class LockGoneError(Exception):

@@ -24,9 +24,10 @@ from converters.runs import Fence, read_record, translated
 from converters.samples.examine import Treatment
 from converters.samples.reading import LeftOutSample, PlannedSample, Roots, read_samples
 from converters.writers import Target
+from datapipe import errors
 from datapipe.codecs.field_values import FieldSpec
-from datapipe.core import atomic, errors
-from datapipe.core.errors import DatapipeError, DecodeError
+from datapipe.core import atomic
+from datapipe.errors import DatapipeError, DecodeError
 from datapipe.index.manifest import ShardInfo
 from datapipe.index.sidecar import SIDECAR_SUFFIX, write_sidecar
 

@@ -22,8 +22,8 @@ from converters.publishing.delivery import StoreDelivery
 from converters.report import OnProgress, Report, ignore_progress
 from converters.sources.recognise import resolved
 from converters.writers import TARGETS
-from datapipe.core.errors import DatapipeError, OptionError, StorageError
 from datapipe.core.user_cache import STAGED, private_directory, user_cache
+from datapipe.errors import DatapipeError, OptionError, StorageError
 from datapipe.index.manifest import BUILDING_NAME, MANIFEST_NAME, parse_document
 from datapipe.stores.location import Location
 from datapipe.stores.transfers import found_object, refuse_unwritable

@@ -25,8 +25,8 @@ from converters.tables.conversion import read_document as read_table_document
 from datapipe.core import regular_files
 from datapipe.core.checks import path_name
 from datapipe.core.environment import num_usable_cores
-from datapipe.core.errors import FormatError, MissingDataError
 from datapipe.core.printable import counted
+from datapipe.errors import FormatError, MissingDataError
 from datapipe.index.manifest import Manifest, ShardInfo, read_manifest, refuse_unfinished
 from datapipe.index.open_sidecars import Sidecar
 from datapipe.index.remote_set import open_set

@@ -8,151 +8,89 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from datapipe import errors
+from datapipe.core.deprecation import FORMER_NAMES, warn_deprecated
+
 if TYPE_CHECKING:
+    from datapipe import transforms
     from datapipe.adapt import from_torch
     from datapipe.columns.recipe import Columns
-    from datapipe.core.errors import (
-        BackendError,
-        DatapipeError,
-        DecodeError,
-        DependencyError,
-        FormatError,
-        IntegrityError,
-        LifecycleError,
-        MissingDataError,
-        OptionError,
-        StateError,
-        StorageError,
-        UnfinishedError,
-    )
     from datapipe.core.observe import Observer, Stage, StageEvent
     from datapipe.diagnostics.monitor import Monitor
     from datapipe.kernel.bad_samples import BadSample
+    from datapipe.kernel.cache_settings import Cache
     from datapipe.kernel.explanation import explain
     from datapipe.kernel.prefetching import prefetch
     from datapipe.kernel.samplers import WeightedSampler
     from datapipe.kinds.images.dali.settings import Dali
-    from datapipe.kinds.images.dataset import Dataset, mix
-    from datapipe.kinds.images.loader import DataLoader
+    from datapipe.kinds.images.data import Images
+    from datapipe.kinds.loader import DataLoader
+    from datapipe.kinds.registry import mix
+    from datapipe.kinds.tables.data import Table
     from datapipe.kinds.tables.jagged import Jagged
     from datapipe.kinds.tables.loader import TableLoader
     from datapipe.stores.settings import Remote
-    from datapipe.transforms import (
-        IMAGENET_MEAN,
-        IMAGENET_STD,
-        CenterCrop,
-        ColorJitter,
-        CutMix,
-        GaussianBlur,
-        MixUp,
-        Normalize,
-        Pad,
-        RandAugment,
-        RandomAdjustSharpness,
-        RandomApply,
-        RandomAutocontrast,
-        RandomChoice,
-        RandomCrop,
-        RandomEqualize,
-        RandomErasing,
-        RandomGrayscale,
-        RandomHorizontalFlip,
-        RandomInvert,
-        RandomOrder,
-        RandomPosterize,
-        RandomResizedCrop,
-        RandomSolarize,
-        RandomVerticalFlip,
-        Resize,
-        ToDtype,
-        TrivialAugmentWide,
-    )
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "IMAGENET_MEAN",
-    "IMAGENET_STD",
-    "BackendError",
     "BadSample",
-    "CenterCrop",
-    "ColorJitter",
+    "Cache",
     "Columns",
-    "CutMix",
     "Dali",
     "DataLoader",
-    "DatapipeError",
-    "Dataset",
-    "DecodeError",
-    "DependencyError",
-    "FormatError",
-    "GaussianBlur",
-    "IntegrityError",
+    "Images",
     "Jagged",
-    "LifecycleError",
-    "MissingDataError",
-    "MixUp",
     "Monitor",
-    "Normalize",
     "Observer",
-    "OptionError",
-    "Pad",
-    "RandAugment",
-    "RandomAdjustSharpness",
-    "RandomApply",
-    "RandomAutocontrast",
-    "RandomChoice",
-    "RandomCrop",
-    "RandomEqualize",
-    "RandomErasing",
-    "RandomGrayscale",
-    "RandomHorizontalFlip",
-    "RandomInvert",
-    "RandomOrder",
-    "RandomPosterize",
-    "RandomResizedCrop",
-    "RandomSolarize",
-    "RandomVerticalFlip",
     "Remote",
-    "Resize",
     "Stage",
     "StageEvent",
-    "StateError",
-    "StorageError",
+    "Table",
     "TableLoader",
-    "ToDtype",
-    "TrivialAugmentWide",
-    "UnfinishedError",
     "WeightedSampler",
     "__version__",
+    "errors",
     "explain",
     "from_torch",
     "mix",
     "prefetch",
+    "transforms",
 ]
 
-_NAMES = {
-    "datapipe.kernel.bad_samples": ("BadSample",),
-    "datapipe.kernel.explanation": ("explain",),
-    "datapipe.kernel.prefetching": ("prefetch",),
-    "datapipe.kernel.samplers": ("WeightedSampler",),
-    "datapipe.kinds.images.dali.settings": ("Dali",),
-    "datapipe.kinds.images.dataset": ("Dataset", "mix"),
-    "datapipe.kinds.images.loader": ("DataLoader",),
-    "datapipe.adapt": ("from_torch",),
-    "datapipe.kinds.tables.jagged": ("Jagged",),
-    "datapipe.kinds.tables.loader": ("TableLoader",),
-    "datapipe.columns.recipe": ("Columns",),
-    "datapipe.diagnostics.monitor": ("Monitor",),
-    "datapipe.core.observe": ("Observer", "Stage", "StageEvent"),
-    "datapipe.stores.settings": ("Remote",),
-    "datapipe.core.errors": tuple(name for name in __all__ if name.endswith("Error")),
+# Where each name is defined.
+_HOMES = {
+    "BadSample": "datapipe.kernel.bad_samples",
+    "Cache": "datapipe.kernel.cache_settings",
+    "Columns": "datapipe.columns.recipe",
+    "Dali": "datapipe.kinds.images.dali.settings",
+    "DataLoader": "datapipe.kinds.loader",
+    "Images": "datapipe.kinds.images.data",
+    "Jagged": "datapipe.kinds.tables.jagged",
+    "Monitor": "datapipe.diagnostics.monitor",
+    "Observer": "datapipe.core.observe",
+    "Remote": "datapipe.stores.settings",
+    "Stage": "datapipe.core.observe",
+    "StageEvent": "datapipe.core.observe",
+    "Table": "datapipe.kinds.tables.data",
+    "TableLoader": "datapipe.kinds.tables.loader",
+    "WeightedSampler": "datapipe.kernel.samplers",
+    "explain": "datapipe.kernel.explanation",
+    "from_torch": "datapipe.adapt",
+    "mix": "datapipe.kinds.registry",
+    "prefetch": "datapipe.kernel.prefetching",
 }
-_HOMES = dict.fromkeys(__all__, "datapipe.transforms") | {name: home for home, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES or name.startswith("_"):
+    if name in FORMER_NAMES:
+        home, now = FORMER_NAMES[name]
+        shown = f"datapipe.{now}" if now in _HOMES else f"{home}.{now}"
+        warn_deprecated(f"datapipe.{name}", shown, stacklevel=2)
+        return getattr(importlib.import_module(home), now)
+    if name == "transforms":
+        return importlib.import_module("datapipe.transforms")
+    if name not in _HOMES:
         raise AttributeError(f"module 'datapipe' has no attribute {name!r}")
     value = getattr(importlib.import_module(_HOMES[name]), name)
     globals()[name] = value

@@ -14,9 +14,10 @@ from accelerate import Accelerator
 from torch import nn
 
 import datapipe as dp
+from datapipe import transforms as T
 from datapipe.adapt.hosts.accelerate import prepare
 
-NORMALIZE = [dp.ToDtype(torch.float32, scale=True), dp.Normalize(dp.IMAGENET_MEAN, dp.IMAGENET_STD)]
+NORMALIZE = [T.ToDtype(torch.float32, scale=True), T.Normalize(T.IMAGENET_MEAN, T.IMAGENET_STD)]
 
 
 def main() -> None:
@@ -31,11 +32,11 @@ def main() -> None:
     accelerator = Accelerator(gradient_accumulation_steps=2)
     train = dp.DataLoader(
         arguments.train, batch_size=arguments.batch_size, shuffle=True, device=accelerator.device,
-        transform=[dp.RandomResizedCrop(64), dp.RandomHorizontalFlip(), *NORMALIZE],
+        transform=[T.RandomResizedCrop(64), T.RandomHorizontalFlip(), *NORMALIZE],
     )  # fmt: skip
     validation = dp.DataLoader(
         arguments.validation, batch_size=arguments.batch_size, device=accelerator.device,
-        transform=[dp.Resize(72), dp.CenterCrop(64), *NORMALIZE],
+        transform=[T.Resize(72), T.CenterCrop(64), *NORMALIZE],
     )  # fmt: skip
     network = nn.Sequential(
         nn.Conv2d(3, 16, 5, 4, 2), nn.ReLU(), nn.Conv2d(16, 32, 5, 4, 2), nn.ReLU(),

@@ -1,4 +1,4 @@
-"""Gradient boosting over the clicks of `click_through.py`, read by a `TableLoader` batch by batch: XGBoost's `DataIter`.
+"""Gradient boosting over the clicks of `click_through.py`, read batch by batch: XGBoost's `DataIter`.
 
     python examples/click_through.py --rows 200000       # makes clicks/
     python examples/boosted_clicks.py                    # pip install xgboost
@@ -23,7 +23,7 @@ import datapipe as dp
 class Batches(xgboost.DataIter):
     """A table for XGBoost. It goes over the batches several times, and wants the same ones each time: in stored order."""
 
-    def __init__(self, loader: dp.TableLoader) -> None:
+    def __init__(self, loader: dp.DataLoader) -> None:
         super().__init__()
         self._loader = loader
         self._pass: Iterator[Any] = iter(())
@@ -51,11 +51,11 @@ def main() -> None:
 
     ids = dp.Columns.Categorify(min_count=5, max_size=1000)
     recipe = dp.Columns({"I*": dp.Columns.Cast("float32"), "C*": ids}).fit(arguments.table)
-    loader = dp.TableLoader(
-        arguments.table, arguments.batch_size, label="label", columns=["I*", "C*"], transform=recipe,
-        dtypes={"x": torch.float32, "label": torch.float32}, device="cpu",
+    data = dp.Table(
+        arguments.table, label="label", columns=["I*", "C*"], transform=recipe,
+        dtypes={"x": torch.float32, "label": torch.float32},
     )  # fmt: skip
-    matrix = xgboost.QuantileDMatrix(Batches(loader))
+    matrix = xgboost.QuantileDMatrix(Batches(dp.DataLoader(data, arguments.batch_size, device="cpu")))
     settings = {"objective": "binary:logistic", "eval_metric": "logloss", "max_depth": 4, "seed": 0}
     told: dict[str, dict[str, list[float]]] = {}
     xgboost.train(settings, matrix, arguments.rounds, evals=[(matrix, "train")], evals_result=told, verbose_eval=False)

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import datapipe as dp
+from datapipe import transforms as T
 
 VOCABULARY, WIDTH = 1024, 32
 
@@ -26,18 +27,16 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=32)
     arguments = parser.parse_args()
     loader = dp.DataLoader(
-        arguments.data,
+        dp.Images(arguments.data, fields=["image", arguments.text]),
         batch_size=arguments.batch_size,
         shuffle=True,
         drop_last=True,
-        fields=["image", arguments.text],
-        output="dict",
-        rename={"image": "pixel_values", arguments.text: "caption"},
+        output={"image": "pixel_values", arguments.text: "caption"},
         transform=[
-            dp.RandomResizedCrop(48, scale=(0.5, 1.0)),
-            dp.RandomHorizontalFlip(),
-            dp.ToDtype(torch.float32, scale=True),
-            dp.Normalize(dp.IMAGENET_MEAN, dp.IMAGENET_STD),
+            T.RandomResizedCrop(48, scale=(0.5, 1.0)),
+            T.RandomHorizontalFlip(),
+            T.ToDtype(torch.float32, scale=True),
+            T.Normalize(T.IMAGENET_MEAN, T.IMAGENET_STD),
         ],
     )
     torch.manual_seed(0)

@@ -67,10 +67,11 @@ def main() -> None:
     generate(table, arguments.rows)
 
     recipe = C({"I*": [C.FillMissing("median"), C.Log1p(), C.Normalize()], "C*": C.Categorify(min_count=5)}).fit(table)
-    loader = dp.TableLoader(
-        table, arguments.batch_size, shuffle=True, seed=0, label="label",
-        columns={"dense": DENSE, "ids": IDS}, dtypes={"dense": torch.float32, "label": torch.float32}, transform=recipe,
+    data = dp.Table(
+        table, label="label", columns={"dense": DENSE, "ids": IDS}, transform=recipe,
+        dtypes={"dense": torch.float32, "label": torch.float32},
     )  # fmt: skip
+    loader = dp.DataLoader(data, arguments.batch_size, shuffle=True, seed=0)
     torch.manual_seed(0)
     model = ClickModel([recipe.num_ids(name) for name in IDS]).to(loader.device)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)

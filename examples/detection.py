@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import datapipe as dp
+from datapipe import transforms as T
 
 SIDE, CELLS = 64, 8
 
@@ -27,16 +28,14 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=16)
     arguments = parser.parse_args()
     loader = dp.DataLoader(
-        arguments.data,
+        dp.Images(arguments.data, fields=["image", "boxes"], boxes="padded"),
         batch_size=arguments.batch_size,
         shuffle=True,
-        fields=["image", "boxes"],
-        boxes="padded",
         transform=[
-            dp.RandomResizedCrop(SIDE, scale=(0.5, 1.0)),
-            dp.RandomHorizontalFlip(),
-            dp.ToDtype(torch.float32, scale=True),
-            dp.Normalize(dp.IMAGENET_MEAN, dp.IMAGENET_STD),
+            T.RandomResizedCrop(SIDE, scale=(0.5, 1.0)),
+            T.RandomHorizontalFlip(),
+            T.ToDtype(torch.float32, scale=True),
+            T.Normalize(T.IMAGENET_MEAN, T.IMAGENET_STD),
         ],
     )
     num_classes = len(loader.dataset.classes)

@@ -15,8 +15,9 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 
 import datapipe as dp
+from datapipe import transforms as T
 
-NORMALIZE = [dp.ToDtype(torch.float32, scale=True), dp.Normalize(dp.IMAGENET_MEAN, dp.IMAGENET_STD)]
+NORMALIZE = [T.ToDtype(torch.float32, scale=True), T.Normalize(T.IMAGENET_MEAN, T.IMAGENET_STD)]
 
 
 class Classifier(pl.LightningModule):
@@ -52,10 +53,10 @@ def main() -> None:
     arguments = parser.parse_args()
     train = dp.DataLoader(
         arguments.train, batch_size=arguments.batch_size, shuffle=True, drop_last=True,
-        transform=[dp.RandomResizedCrop(64), dp.RandomHorizontalFlip(), *NORMALIZE],
+        transform=[T.RandomResizedCrop(64), T.RandomHorizontalFlip(), *NORMALIZE],
     )  # fmt: skip
     validation = dp.DataLoader(
-        arguments.validation, batch_size=arguments.batch_size, transform=[dp.Resize(72), dp.CenterCrop(64), *NORMALIZE]
+        arguments.validation, batch_size=arguments.batch_size, transform=[T.Resize(72), T.CenterCrop(64), *NORMALIZE]
     )
     trainer = pl.Trainer(
         max_epochs=arguments.epochs, max_steps=arguments.max_steps, devices=arguments.devices, logger=False,

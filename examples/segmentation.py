@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import datapipe as dp
+from datapipe import transforms as T
 
 
 def main() -> None:
@@ -23,15 +24,14 @@ def main() -> None:
     parser.add_argument("--classes", type=int, default=3, help="labels in the masks, 0 included")
     arguments = parser.parse_args()
     loader = dp.DataLoader(
-        arguments.data,
+        dp.Images(arguments.data, fields=["image", "mask"]),
         batch_size=arguments.batch_size,
         shuffle=True,
-        fields=["image", "mask"],
         transform=[
-            dp.RandomResizedCrop(48, scale=(0.3, 1.0)),
-            dp.RandomHorizontalFlip(),
-            dp.ToDtype(torch.float32, scale=True),
-            dp.Normalize(dp.IMAGENET_MEAN, dp.IMAGENET_STD),
+            T.RandomResizedCrop(48, scale=(0.3, 1.0)),
+            T.RandomHorizontalFlip(),
+            T.ToDtype(torch.float32, scale=True),
+            T.Normalize(T.IMAGENET_MEAN, T.IMAGENET_STD),
         ],
     )
     torch.manual_seed(0)

@@ -20,6 +20,7 @@ import torch
 from torch import distributed, nn
 
 import datapipe as dp
+from datapipe import transforms as T
 
 
 def main() -> None:
@@ -50,10 +51,10 @@ def train(arguments: argparse.Namespace, device: torch.device, *, is_parallel: b
         drop_last=True,
         device=device,
         transform=[
-            dp.RandomResizedCrop(128),
-            dp.RandomHorizontalFlip(),
-            dp.ToDtype(torch.float32, scale=True),
-            dp.Normalize(dp.IMAGENET_MEAN, dp.IMAGENET_STD),
+            T.RandomResizedCrop(128),
+            T.RandomHorizontalFlip(),
+            T.ToDtype(torch.float32, scale=True),
+            T.Normalize(T.IMAGENET_MEAN, T.IMAGENET_STD),
         ],
     )
     torch.manual_seed(0)

@@ -15,10 +15,11 @@ import torch
 from transformers import EvalPrediction, Trainer, TrainingArguments, ViTConfig, ViTForImageClassification
 
 import datapipe as dp
+from datapipe import transforms as T
 from datapipe.adapt.hosts.trainer import LoaderMixin
 
 NAMES = {"image": "pixel_values", "label": "labels"}
-NORMALIZE = [dp.ToDtype(torch.float32, scale=True), dp.Normalize([0.5] * 3, [0.5] * 3)]
+NORMALIZE = [T.ToDtype(torch.float32, scale=True), T.Normalize([0.5] * 3, [0.5] * 3)]
 
 
 class LoaderTrainer(LoaderMixin, Trainer):
@@ -39,10 +40,10 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=32, help="per process")
     parser.add_argument("--directory", type=Path, default=Path("vit"))
     arguments = parser.parse_args()
-    options: dict[str, Any] = {"batch_size": arguments.batch_size, "output": "dict", "rename": NAMES}
-    crop = [dp.RandomResizedCrop(64), dp.RandomHorizontalFlip(), *NORMALIZE]
+    options: dict[str, Any] = {"batch_size": arguments.batch_size, "output": NAMES}
+    crop = [T.RandomResizedCrop(64), T.RandomHorizontalFlip(), *NORMALIZE]
     train = dp.DataLoader(arguments.train, shuffle=True, transform=crop, **options)
-    validation = dp.DataLoader(arguments.validation, transform=[dp.Resize(72), dp.CenterCrop(64), *NORMALIZE], **options)
+    validation = dp.DataLoader(arguments.validation, transform=[T.Resize(72), T.CenterCrop(64), *NORMALIZE], **options)
     config = ViTConfig(
         image_size=64, patch_size=16, hidden_size=48, num_hidden_layers=2, num_attention_heads=4, intermediate_size=96,
         num_labels=len(train.dataset.classes),

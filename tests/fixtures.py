@@ -16,6 +16,8 @@ from hypothesis import HealthCheck, settings
 from numpy.typing import NDArray
 from PIL import Image
 
+import datapipe as dp
+
 NUM_SAMPLES = 37
 CLASSES = ("ant", "bee", "cat")
 
@@ -282,3 +284,10 @@ def flip_bit(path: Path, offset: int) -> None:
         file.seek(offset)
         file.write(bytes([byte ^ 0x10]))
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def open_images(source: Any, batch_size: int = 1, **options: Any) -> dp.DataLoader:
+    """A loader of images; what says what a sample is, is taken out of the options."""
+    names = ("fields", "boxes", "memory_format", "cache", "remote")
+    settings = {name: options.pop(name) for name in names if name in options}
+    return dp.DataLoader(dp.Images(source, **settings), batch_size, **options)

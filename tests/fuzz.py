@@ -46,7 +46,7 @@ from datapipe.containers.parquet import scanner as parquet
 from datapipe.containers.tar import scanner as tar
 from datapipe.containers.tfrecord import layout as frame
 from datapipe.containers.tfrecord import scanner as tfrecord
-from datapipe.core.errors import DatapipeError
+from datapipe.errors import DatapipeError
 from datapipe.index.entries import RowGroup
 
 MAX_S = 10

@@ -8,7 +8,7 @@ import socket
 import threading
 from pathlib import Path
 
-from datapipe.core.errors import DatapipeError
+from datapipe.errors import DatapipeError
 from datapipe.stores import failures
 from datapipe.stores.location import Location, parse_location
 from datapipe.stores.objects import object_facts, read_object

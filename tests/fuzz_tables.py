@@ -23,7 +23,7 @@ from datapipe.columns.recipe import Columns
 from datapipe.containers import arrow
 from datapipe.containers.tables.files import null_counts, open_table
 from datapipe.containers.tables.rows import GroupReader
-from datapipe.core.errors import DatapipeError
+from datapipe.errors import DatapipeError
 
 NUMBERS = (-1, 0, 1, 2, 7, 100, 1 << 16, 1 << 22, (1 << 31) - 1, 1 << 31, 10**9, 1 << 40, 1 << 62, (1 << 63) - 1, -(1 << 63))
 VALUES = (None, -1, 0, 1.5, True, "x", "", [], {}, 10**400, 1 << 63, -1e308, float("nan"), [[]], {"a": 1})

@@ -10,7 +10,7 @@ import pytest
 import torch
 from fixtures import convert, make_folder, write_webdataset
 
-from datapipe.core.errors import DependencyError
+from datapipe.errors import DependencyError
 from datapipe.kinds.images.choice import BackendRequest, Choice
 from datapipe.kinds.images.dali.installation import installation
 from datapipe.kinds.images.dali.settings import Dali

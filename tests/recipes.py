@@ -6,18 +6,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from fixtures import open_images
 
 import datapipe as dp
+from datapipe import transforms as T
 
 SIZE = 24
-CROP = [dp.RandomResizedCrop(SIZE), dp.RandomHorizontalFlip()]  # uint8
-TRAIN = [*CROP, dp.ToDtype(torch.float32, scale=True), dp.Normalize(dp.IMAGENET_MEAN, dp.IMAGENET_STD)]
-EVAL = [dp.Resize((SIZE, SIZE))]
+CROP = [T.RandomResizedCrop(SIZE), T.RandomHorizontalFlip()]  # uint8
+TRAIN = [*CROP, T.ToDtype(torch.float32, scale=True), T.Normalize(T.IMAGENET_MEAN, T.IMAGENET_STD)]
+EVAL = [T.Resize((SIZE, SIZE))]
 
 
-def make(path: str | Path | dp.Dataset, **changes: Any) -> dp.DataLoader:
+def make(path: str | Path | dp.Images, **changes: Any) -> dp.DataLoader:
     """A loader of small uint8 batches, changed as asked."""
-    return dp.DataLoader(path, **({"batch_size": 5, "transform": CROP, "num_workers": 2, "seed": 0} | changes))
+    return open_images(path, **({"batch_size": 5, "transform": CROP, "num_workers": 2, "seed": 0} | changes))
 
 
 def ids_of(loader: dp.DataLoader) -> list[list[int]]:

@@ -17,6 +17,7 @@ import converters.sources
 import datapipe as dp
 from converters import ConvertOptions, OnError, convert
 from converters.verify import verify
+from datapipe import transforms as T
 from datapipe.containers import formats
 from datapipe.order.draws import Draws
 from datapipe.testing.synthetic_images import make_image_folder
@@ -47,7 +48,7 @@ def test_a_format_is_loaded_as_any_other(photos: Path, tmp_path: Path) -> None:
     for number in range(2):
         samples = [(file.read_bytes(), label) for file, label in zip(files, labels, strict=True)][number::2]
         format_pack.write_pack(tmp_path / "packs" / f"x-{number}.pack", samples)
-    loader = dp.DataLoader(tmp_path / "packs", batch_size=5, shuffle=True, seed=1, transform=[dp.RandomResizedCrop(32)])
+    loader = dp.DataLoader(tmp_path / "packs", batch_size=5, shuffle=True, seed=1, transform=[T.RandomResizedCrop(32)])
     first = next(iter(loader))
     state = loader.state_dict()
     seen = torch.cat([batch[1] for batch in loader])
@@ -69,28 +70,28 @@ def test_a_format_is_loaded_as_any_other(photos: Path, tmp_path: Path) -> None:
 )
 def test_a_damaged_pack_is_refused(contents: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / "x.pack").write_bytes(contents)
-    with pytest.raises(dp.FormatError, match=message):
+    with pytest.raises(dp.errors.FormatError, match=message):
         dp.DataLoader(tmp_path / "x.pack", batch_size=1)
 
 
 def test_a_transform_draws_the_same_for_any_blocks_and_threads(photos: Path) -> None:
     assert isinstance(transform_channels.RandomChannels(), PixelOp)
     batches = [
-        next(iter(dp.DataLoader(photos, 12, seed=3, num_workers=workers, transform=[dp.Resize((16, 16)), operation])))[0]
+        next(iter(dp.DataLoader(photos, 12, seed=3, num_workers=workers, transform=[T.Resize((16, 16)), operation])))[0]
         for workers in (1, 3)
         for operation in (transform_channels.RandomChannels(),)
     ]
-    plain = next(iter(dp.DataLoader(photos, 12, seed=3, transform=[dp.Resize((16, 16))])))[0]
+    plain = next(iter(dp.DataLoader(photos, 12, seed=3, transform=[T.Resize((16, 16))])))[0]
     assert torch.equal(*batches)
     assert not torch.equal(batches[0], plain)
     assert torch.equal(batches[0].sort(1).values, plain.sort(1).values)  # the same values, in other channels
 
 
 def test_a_transform_does_nothing_with_probability_0(photos: Path) -> None:
-    loader = dp.DataLoader(photos, 12, seed=3, transform=[dp.Resize((16, 16)), transform_channels.RandomChannels(0)])
-    plain = dp.DataLoader(photos, 12, seed=3, transform=[dp.Resize((16, 16))])
+    loader = dp.DataLoader(photos, 12, seed=3, transform=[T.Resize((16, 16)), transform_channels.RandomChannels(0)])
+    plain = dp.DataLoader(photos, 12, seed=3, transform=[T.Resize((16, 16))])
     assert torch.equal(next(iter(loader))[0], next(iter(plain))[0])
-    with pytest.raises(dp.OptionError):
+    with pytest.raises(dp.errors.OptionError):
         transform_channels.RandomChannels(2)
 
 
@@ -117,7 +118,7 @@ def test_a_source_is_converted_as_any_other(photos: Path, tmp_path: Path) -> Non
     assert (report.num_samples, report.num_errors) == (12, 1)
     assert not verify(tmp_path / "out").problems
     assert "gone.jpg" in json.loads((tmp_path / "out" / "errors.jsonl").read_text())["source"]
-    labels = torch.cat([labels for _, labels in dp.DataLoader(tmp_path / "out", transform=[dp.Resize((8, 8))])])
+    labels = torch.cat([labels for _, labels in dp.DataLoader(tmp_path / "out", transform=[T.Resize((8, 8))])])
     assert sorted(labels.tolist()) == sorted(number % 4 for number in range(12))
 
 
@@ -125,7 +126,7 @@ def test_a_source_is_converted_as_any_other(photos: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize(("line", "error"), [("a.jpg", "expected `PATH LABEL`"), ("../out.jpg 1", "out.jpg")])
 def test_a_line_that_is_none_is_refused(line: str, error: str, photos: Path, tmp_path: Path) -> None:
     (photos / "list.txt").write_text(f"class_000/000000.jpg 0\n{line}\n")
-    with pytest.raises(dp.FormatError, match=error):
+    with pytest.raises(dp.errors.FormatError, match=error):
         convert(ConvertOptions(photos / "list.txt", tmp_path / "out", form="list"))
 
 

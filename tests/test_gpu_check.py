@@ -293,7 +293,7 @@ def test_rates_of_a_graph_elsewhere_are_no_rates(tmp_path: Path, monkeypatch: py
     with pytest.raises(RuntimeError, match="DALI's graph decodes on the cpu, and batches were asked for on cuda"):
         check_decoder(loader, "cuda")
     next(iter(Variant("gpu-ours-dali", {"dali": {}}).bound_to("cpu").make(task)))
-    monkeypatch.setattr("datapipe.DataLoader.decoder_device", lambda loader: "gpu")
+    monkeypatch.setattr("datapipe.kinds.images.kind.ImageKind.decoder_device", lambda kind, settings: "gpu")
     with pytest.raises(RuntimeError, match="DALI's graph decodes on the gpu, and batches were asked for on cpu"):
         next(iter(Variant("gpu-ours-dali", {"dali": {}}).bound_to("cpu").make(task)))
     next(iter(Variant("gpu-ours-cpu").bound_to("cpu").make(task)))

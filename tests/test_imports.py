@@ -23,7 +23,7 @@ LEVELS: dict[str, int] = {
     room: level
     for level, rooms in enumerate(
         (
-            ("core",),
+            ("errors", "core"),
             ("codecs",),
             ("stores",),
             ("order",),
@@ -94,7 +94,7 @@ CUDA_ROOMS = (
 )
 TORCH_FREE = (
     "converters",
-    *(f"datapipe.{room}" for room in ("core", "codecs", "stores", "index", "order", "columns", "containers")),
+    *(f"datapipe.{room}" for room in ("errors", "core", "codecs", "stores", "index", "order", "columns", "containers")),
     *(f"datapipe.diagnostics.measure.{module}" for module in ("clock", "bracket", "timeline", "watching", "recorded")),
     *(f"datapipe.diagnostics.{room}" for room in ("judge", "predict", "report")),
 )
@@ -310,23 +310,23 @@ PLANTED = {
     "another format, relatively": ("datapipe.containers.tar.scanner", "from ..folder import FOLDER"),
     "another backend": ("datapipe.kinds.images.dali.graph", "from datapipe.kinds.images.images_cpu import CpuImageBackend"),
     "a kind from the kernel": ("datapipe.kernel.explanation", "def f():\n    from datapipe.kinds.images import choice"),
-    "another kind": ("datapipe.kinds.images.loader", "from datapipe.kinds.tables.loader import TableLoader"),
-    "the public namespace from below": ("datapipe.kinds.images.loader", "from datapipe import DataLoader"),
+    "another kind": ("datapipe.kinds.images.kind", "from datapipe.kinds.tables.kind import TableKind"),
+    "the public namespace from below": ("datapipe.kinds.loader", "from datapipe import DataLoader"),
     "torch from a converter": ("converters.writers.tar", "def f():\n    import torch.utils.data"),
     "torch from a container": ("datapipe.containers.tar.scanner", "import torch"),
     "torch from the measure": ("datapipe.diagnostics.measure.bracket", "import torch.cuda"),
-    "diagnostics from the loader": ("datapipe.kinds.images.loader", "from datapipe.diagnostics.measure import bracket"),
+    "diagnostics from the loader": ("datapipe.kinds.loader", "from datapipe.diagnostics.measure import bracket"),
     "the loader from a converter": ("converters.engines.local", "from datapipe.kernel import options"),
     "a later part of converters": ("converters.samples.reading", "from converters.planning.plan import read_plan"),
-    "converters from the loader": ("datapipe.kinds.images.loader", "import converters.engines.local"),
+    "converters from the loader": ("datapipe.kinds.loader", "import converters.engines.local"),
     "converters from the diagnosis": ("datapipe.diagnostics.trials.trying", "import converters.engines.local"),
-    "DALI outside its room": ("datapipe.kinds.images.loader", "from nvidia import dali"),
+    "DALI outside its room": ("datapipe.kinds.loader", "from nvidia import dali"),
     "DALI's parts outside its room": ("datapipe.kinds.images.images_cpu", "from nvidia.dali import fn"),
     "h5py outside its room": ("datapipe.containers.tar.scanner", "import h5py"),
     "webdataset anywhere": ("datapipe.containers.tar.scanner", "import webdataset as wds"),
     "another TFRecord reader": ("datapipe.containers.tfrecord.scanner", "from tfrecord.reader import tfrecord_loader"),
     "a command from the public namespace": ("datapipe", "from datapipe.cli import main"),
-    "a room nobody placed": ("datapipe.helpers", "import datapipe.core.errors"),
+    "a room nobody placed": ("datapipe.helpers", "import datapipe.errors"),
 }
 
 
@@ -339,12 +339,12 @@ def test_checker_sees_planted_violation(case: str) -> None:
 
 def test_checker_passes_what_is_allowed() -> None:
     allowed = {
-        "datapipe.kinds.images.loader": "from datapipe.kinds.images import choice\nimport datapipe.order.plan\nimport torch",
+        "datapipe.kinds.loader": "from datapipe.kinds.images import choice\nimport datapipe.order.plan\nimport torch",
         "datapipe.containers.parquet.scanner": "from .pages import offsets\nfrom datapipe.containers.listing import listing",
         "datapipe.kinds.images.dali.graph": "from nvidia import dali\nfrom datapipe.kernel.pools import Slab",
         "datapipe.cli.convert": "import datapipe as dp\ndef run():\n    import converters",
         CONVERTS: "import converters",
-        "datapipe": "from datapipe.kinds.images.loader import DataLoader",
+        "datapipe": "from datapipe.kinds.loader import DataLoader",
     }
     for name, source in allowed.items():
         assert violations(list(imports_of(name, source, set(modules(ROOT)), is_package=False))) == []

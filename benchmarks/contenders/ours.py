@@ -11,6 +11,7 @@ import torch
 import datapipe
 from benchmarks.contenders import endlessly
 from benchmarks.task import CROP, Task
+from datapipe import transforms as T
 
 
 def make(
@@ -22,17 +23,25 @@ def make(
 
 
 def open_loader(
-    task: Task, *, part: str, dtype: str, device: str, backend: Any, cut: Sequence[Any] = (), **options: Any
+    task: Task,
+    *,
+    part: str,
+    dtype: str,
+    device: str,
+    backend: Any,
+    cut: Sequence[Any] = (),
+    cache: str | None = None,
+    **options: Any,
 ) -> datapipe.DataLoader:
     """The loader, of one epoch at a time. `cut`: in place of RandomResizedCrop. `options`: further arguments, or others."""
-    transform: list[Any] = [*(cut or [datapipe.RandomResizedCrop(CROP)]), datapipe.RandomHorizontalFlip()]
+    transform: list[Any] = [*(cut or [T.RandomResizedCrop(CROP)]), T.RandomHorizontalFlip()]
     if dtype == "float32":
         transform += [
-            datapipe.ToDtype(torch.float32, scale=True),
-            datapipe.Normalize(datapipe.IMAGENET_MEAN, datapipe.IMAGENET_STD),
+            T.ToDtype(torch.float32, scale=True),
+            T.Normalize(T.IMAGENET_MEAN, T.IMAGENET_STD),
         ]
     return datapipe.DataLoader(
-        Path(task.data) / part,
+        datapipe.Images(Path(task.data) / part, cache=cache),
         batch_size=task.batch_size,
         shuffle=True,
         num_workers=task.num_threads,

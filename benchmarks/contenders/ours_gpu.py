@@ -43,8 +43,9 @@ def make(
 
 def check_decoder(loader: Any, device: str) -> None:
     """Raise RuntimeError if a loader decodes by DALI and its graph, once built, does not on `device`: "cuda" or "cpu"."""
-    if loader.choice.dali is not None and loader.decoder_device() != ("gpu" if device == "cuda" else "cpu"):
-        raise RuntimeError(f"DALI's graph decodes on the {loader.decoder_device()}, and batches were asked for on {device}")
+    decodes_on = loader._passes.kind.decoder_device(loader._passes.settings())
+    if loader.choice.dali is not None and decodes_on != ("gpu" if device == "cuda" else "cpu"):
+        raise RuntimeError(f"DALI's graph decodes on the {decodes_on}, and batches were asked for on {device}")
 
 
 def _stream(runtime: CudaRuntime, priority: int) -> torch.cuda.Stream:

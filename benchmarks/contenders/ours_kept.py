@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sized
 
-import datapipe as dp
 from benchmarks.contenders.ours import open_loader
 from benchmarks.task import CROP, Task
+from datapipe import transforms as T
 
 _SIDE = 256
 
@@ -22,7 +22,7 @@ def make(task: Task, *, device: str = "cuda", part: str = "shards") -> Iterator[
         dtype="float32",
         device=device,
         backend="auto",
-        cut=[dp.Resize((_SIDE, _SIDE)), dp.RandomCrop(CROP)],
+        cut=[T.Resize((_SIDE, _SIDE)), T.RandomCrop(CROP)],
         cache="ram" if device == "cpu" else "gpu",  # on the CPU for a dry run
         drop_last=False,  # so that one epoch keeps every image
     )

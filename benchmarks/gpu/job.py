@@ -32,7 +32,7 @@ _MARK = "RESULT "
 _LOG_TAIL = 2000  # characters
 _DIE_WITH_PARENT = 1  # Linux's PR_SET_PDEATHSIG
 _JOBS = ("benchmarks.gpu.rates", "benchmarks.gpu.train_job", "benchmarks.gpu.tables_job")
-_IMPORTS = ("torch", "datapipe.kinds.images.loader", "nvidia.dali.fn", *_JOBS)
+_IMPORTS = ("torch", "datapipe.kinds.loader", "nvidia.dali.fn", *_JOBS)
 
 
 @dataclass(frozen=True, slots=True)

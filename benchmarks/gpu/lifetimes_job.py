@@ -19,6 +19,7 @@ from benchmarks.gpu.device import MB, Device, open_device
 from benchmarks.gpu.settings import Check
 from benchmarks.task import CROP
 from datapipe import Dali
+from datapipe import transforms as T
 
 _POISON = 0xDB
 
@@ -159,7 +160,7 @@ def _endlessly(loader: Any) -> Iterator[Any]:
 
 
 def _loader(arguments: dict[str, Any], device: Device, *, is_float: bool) -> Any:
-    to_float = [datapipe.ToDtype(torch.float32, scale=True), datapipe.Normalize(datapipe.IMAGENET_MEAN, datapipe.IMAGENET_STD)]
+    to_float = [T.ToDtype(torch.float32, scale=True), T.Normalize(T.IMAGENET_MEAN, T.IMAGENET_STD)]
     settings = arguments["dali"]
     backend: Any = "images_cpu" if settings is None else Dali(**settings)
     loader = datapipe.DataLoader(
@@ -169,7 +170,7 @@ def _loader(arguments: dict[str, Any], device: Device, *, is_float: bool) -> Any
         seed=0,
         drop_last=True,
         num_workers=4,
-        transform=[datapipe.RandomResizedCrop(CROP), datapipe.RandomHorizontalFlip(), *(to_float if is_float else [])],
+        transform=[T.RandomResizedCrop(CROP), T.RandomHorizontalFlip(), *(to_float if is_float else [])],
         device=device.name,
         backend=backend,
     )

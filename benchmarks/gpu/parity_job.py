@@ -17,19 +17,20 @@ from benchmarks.gpu.libraries import told_libraries
 from benchmarks.gpu.settings import Check
 from benchmarks.task import CROP
 from datapipe import Dali
+from datapipe import transforms as T
 from datapipe.kernel.explanation import explain
 
 SEED = 1
-_TO_FLOAT = [datapipe.ToDtype(torch.float32, scale=True), datapipe.Normalize(datapipe.IMAGENET_MEAN, datapipe.IMAGENET_STD)]
+_TO_FLOAT = [T.ToDtype(torch.float32, scale=True), T.Normalize(T.IMAGENET_MEAN, T.IMAGENET_STD)]
 RECIPES: dict[str, list[Any]] = {
-    "RandomResizedCrop, flip": [datapipe.RandomResizedCrop(CROP), datapipe.RandomHorizontalFlip()],
-    "RandomResizedCrop, flip, Normalize": [datapipe.RandomResizedCrop(CROP), datapipe.RandomHorizontalFlip(), *_TO_FLOAT],
-    "Resize, CenterCrop": [datapipe.Resize(256), datapipe.CenterCrop(CROP)],
+    "RandomResizedCrop, flip": [T.RandomResizedCrop(CROP), T.RandomHorizontalFlip()],
+    "RandomResizedCrop, flip, Normalize": [T.RandomResizedCrop(CROP), T.RandomHorizontalFlip(), *_TO_FLOAT],
+    "Resize, CenterCrop": [T.Resize(256), T.CenterCrop(CROP)],
     "Resize, RandomCrop with padding, flips": [
-        datapipe.Resize((CROP, CROP)), datapipe.RandomCrop(CROP, padding=16, fill=(9, 80, 200)), datapipe.RandomVerticalFlip(),
-        datapipe.RandomHorizontalFlip(),
+        T.Resize((CROP, CROP)), T.RandomCrop(CROP, padding=16, fill=(9, 80, 200)), T.RandomVerticalFlip(),
+        T.RandomHorizontalFlip(),
     ],
-    "RandomCrop alone": [datapipe.RandomCrop(CROP, pad_if_needed=True)],
+    "RandomCrop alone": [T.RandomCrop(CROP, pad_if_needed=True)],
 }  # fmt: skip
 
 

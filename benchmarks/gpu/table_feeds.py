@@ -26,7 +26,7 @@ def open_ours(backend: str, folder: Path, batch_size: int, device: str, **option
     """A loader of the generated table, shuffled."""
     arguments: dict[str, Any] = {"columns": {"dense": DENSE, "ids": IDS}, "label": "label", "seed": 0, "device": device}
     name = {CUDF: "tables_cudf", ARROW: "tables_arrow"}[backend]
-    return dp.TableLoader(folder, batch_size, True, backend=name, tail="drop", **{**arguments, **options})  # type: ignore[arg-type]
+    return dp.TableLoader(folder, batch_size, True, backend=name, tail="drop", **{**arguments, **options})
 
 
 def ours(backend: str) -> Callable[[Path, int, str], Iterator[Batch]]:

@@ -12,6 +12,7 @@ from benchmarks.contenders.ours_gpu import check_decoder
 from benchmarks.gpu.settings import Check
 from benchmarks.task import CROP
 from datapipe import Dali
+from datapipe import transforms as T
 
 _GARBLED = 8.0  # of 255, on average: a damaged image that was returned with other pixels than the CPU path's
 
@@ -72,7 +73,7 @@ def _raised(asked: dict[str, Any], dali: Dali, device: str) -> dict[str, Any]:
     try:
         for _ in loader:
             num_batches += 1
-    except datapipe.DatapipeError as exc:
+    except datapipe.errors.DatapipeError as exc:
         return {"raised": type(exc).__name__, "says": str(exc)[:300], "num_batches": num_batches}
     return {"raised": None, "num_batches": num_batches}
 
@@ -83,7 +84,7 @@ def _loader(asked: dict[str, Any], backend: Any, device: str) -> Any:
         batch_size=asked["batch_size"],
         seed=0,
         num_workers=4,
-        transform=[datapipe.RandomResizedCrop(CROP), datapipe.RandomHorizontalFlip()],
+        transform=[T.RandomResizedCrop(CROP), T.RandomHorizontalFlip()],
         device=device,
         backend=backend,
         output="dict",

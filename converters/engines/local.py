@@ -23,7 +23,7 @@ from typing import Any
 from converters.planning.plan import PLAN_NAME, PlannedShard, open_samples, read_plan
 from converters.shards import OnSamples, OnShard, ShardJob, build_shard, error_from_json, job_from_json, job_to_json
 from converters.writers import TARGETS
-from datapipe.core.errors import StorageError
+from datapipe.errors import StorageError
 
 
 def run_locally(

@@ -25,8 +25,8 @@ from converters.planning.plan import SPOOL_NAME, ConversionPlan, Duplicates, Pla
 from converters.samples.examine import refuse_treatment
 from converters.sources import Source, Workspace
 from datapipe.core import atomic
-from datapipe.core.errors import MissingDataError, OptionError
 from datapipe.core.printable import counted
+from datapipe.errors import MissingDataError, OptionError
 from datapipe.order.draws import Draws, key64
 from datapipe.order.sample_order import Permutation
 from datapipe.stores.location import Location

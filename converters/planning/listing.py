@@ -24,7 +24,7 @@ from converters.sources import ListedSample, Origin, Source, SourceFacts, Worksp
 from converters.sources.packing import PLAIN
 from datapipe.codecs.field_values import FieldKind
 from datapipe.containers.listing import ScanNotes
-from datapipe.core.errors import OptionError
+from datapipe.errors import OptionError
 
 _ROWS_AT_ONCE = 4096  # between two reports
 _MAX_REMEMBERED = 4096  # directories; a source that returns to older ones lists them again

@@ -19,8 +19,8 @@ from converters.planning.listing import Unreadable, contents_of
 from converters.samples.reading import PlannedSample
 from converters.sources import join
 from datapipe.codecs.field_values import FieldSpec
-from datapipe.core.errors import DatapipeError, IntegrityError
 from datapipe.core.regular_files import path_inside
+from datapipe.errors import DatapipeError, IntegrityError
 
 PLAN_NAME = "plan.db"
 SPOOL_NAME = "spool"

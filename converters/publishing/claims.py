@@ -14,7 +14,7 @@ import msgspec
 from converters.planning.plan import ConversionPlan
 from converters.publishing.destination import ERRORS_NAME, MUTABLE_OPTIONS, FoundSet
 from converters.writers import TARGETS
-from datapipe.core.errors import MissingDataError, StorageError
+from datapipe.errors import MissingDataError, StorageError
 from datapipe.index.manifest import BUILDING_NAME, MANIFEST_NAME, parse_document
 from datapipe.index.sidecar import SIDECAR_SUFFIX
 from datapipe.stores.location import Location

@@ -19,9 +19,9 @@ from converters.publishing.finalise import DOCUMENTS_NAME
 from converters.shards import QUARANTINE_NAME, DoneShard, forget_done, read_done, shard_files
 from converters.writers import Target
 from datapipe.core import atomic, regular_files
-from datapipe.core.errors import StorageError
 from datapipe.core.printable import get_logger
 from datapipe.core.waiting import reported_wait
+from datapipe.errors import StorageError
 from datapipe.index.manifest import BUILDING_NAME, MANIFEST_NAME, Manifest, read_document
 from datapipe.index.sidecar import SIDECAR_SUFFIX
 from datapipe.stores.location import Location

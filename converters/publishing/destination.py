@@ -16,8 +16,8 @@ from converters.publishing import placing
 from converters.publishing.placing import FINISHED_NAME
 from converters.shards import QUARANTINE_NAME, shard_files
 from converters.writers import TARGETS, Target
-from datapipe.core.errors import DecodeError, FormatError, IntegrityError, OptionError, StorageError
 from datapipe.core.regular_files import path_inside
+from datapipe.errors import DecodeError, FormatError, IntegrityError, OptionError, StorageError
 from datapipe.index.manifest import BUILDING_NAME, MANIFEST_NAME, Manifest, read_document
 
 ERRORS_NAME = "errors.jsonl"

@@ -20,7 +20,7 @@ from PIL import Image
 from datapipe.codecs.masks import nearest_sources, open_mask
 from datapipe.codecs.npy import check_npy, read_npy_array
 from datapipe.codecs.probe import encoding_of, probe
-from datapipe.core.errors import DecodeError
+from datapipe.errors import DecodeError
 
 MAX_LABEL = 1 << 24  # from here on float32 is not exact
 _SHAPE = "expected rows of [x1, y1, x2, y2, label]"

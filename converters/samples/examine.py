@@ -17,7 +17,7 @@ from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.codecs.masks import mask_labels
 from datapipe.codecs.npy import check_npy
 from datapipe.codecs.probe import ImageHeader, probe
-from datapipe.core.errors import DecodeError, OptionError
+from datapipe.errors import DecodeError, OptionError
 
 _ENCODINGS = {FieldKind.TEXT: "text", FieldKind.JSON: "json", FieldKind.ARRAY: "npy", FieldKind.BYTES: "bytes"}
 

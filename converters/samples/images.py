@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from converters.options import Encode, ResizeRule
 from datapipe.codecs.probe import MAX_PIXELS, ImageHeader, probe
-from datapipe.core.errors import DecodeError
+from datapipe.errors import DecodeError
 
 if TYPE_CHECKING:
     from PIL import Image

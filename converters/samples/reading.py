@@ -14,8 +14,8 @@ from converters.sources.packing import stored_nbytes, unpack
 from converters.writers import StoredSample
 from datapipe.codecs.field_values import FieldSpec
 from datapipe.codecs.probe import MAX_SAMPLE_NBYTES
-from datapipe.core.errors import DecodeError, FormatError, IntegrityError, MissingDataError, StorageError
 from datapipe.core.regular_files import open_descriptor, path_inside
+from datapipe.errors import DecodeError, FormatError, IntegrityError, MissingDataError, StorageError
 from datapipe.stores.location import is_url, parse_location
 from datapipe.stores.pending import PendingBytes, RemoteObject
 from datapipe.stores.requests import requests

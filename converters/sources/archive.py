@@ -30,7 +30,7 @@ from converters.sources.class_folders import refuse_field_choices
 from converters.sources.fields import FolderLabels
 from converters.writers import IMAGE_FIELD
 from datapipe.containers.listing import ScanNotes, held_apart_names, is_image_name
-from datapipe.core.errors import MissingDataError, OptionError
+from datapipe.errors import MissingDataError, OptionError
 from datapipe.stores.location import Location
 
 _NO_FOLDER = (

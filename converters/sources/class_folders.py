@@ -29,7 +29,7 @@ from datapipe.containers.listing import (
     scan_class,
     walk,
 )
-from datapipe.core.errors import MissingDataError, OptionError
+from datapipe.errors import MissingDataError, OptionError
 from datapipe.stores.location import Location
 from datapipe.stores.objects import ListedObject, list_below, list_each, list_names, list_objects, refuse_unlistable
 

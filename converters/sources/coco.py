@@ -24,7 +24,7 @@ from converters.writers import IMAGE_FIELD, LABEL_FIELD, NO_LABEL
 from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.containers.field_names import field_name
 from datapipe.containers.listing import ScanNotes
-from datapipe.core.errors import FormatError, OptionError
+from datapipe.errors import FormatError, OptionError
 
 BOXES_FIELD = FieldSpec("boxes", FieldKind.BOXES)
 IMAGE_ID_FIELD = FieldSpec("image_id", FieldKind.JSON)

@@ -12,7 +12,7 @@ from converters.writers import IMAGE_FIELD, LABEL_FIELD
 from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.containers.field_names import field_name, is_mask_name
 from datapipe.containers.listing import is_image_name
-from datapipe.core.errors import OptionError
+from datapipe.errors import OptionError
 
 # If several columns hold images, the first of these names is the image.
 _IMAGE_NAMES = (

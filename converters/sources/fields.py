@@ -14,7 +14,7 @@ from converters.options import ClassFrom, ConvertOptions, FieldChoice
 from converters.writers import IMAGE_FIELD, LABEL_FIELD, NO_LABEL, checked_fields
 from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.core import regular_files
-from datapipe.core.errors import MissingDataError, OptionError, StorageError
+from datapipe.errors import MissingDataError, OptionError, StorageError
 
 
 def in_order(fields: Iterable[FieldSpec]) -> tuple[FieldSpec, ...]:

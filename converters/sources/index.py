@@ -28,7 +28,7 @@ from converters.writers import LABEL_FIELD, NO_LABEL
 from datapipe.codecs.field_values import FieldKind, FieldSpec, value_of
 from datapipe.containers import open_index
 from datapipe.containers.listing import ScanNotes
-from datapipe.core.errors import DecodeError, IntegrityError, MissingDataError, OptionError
+from datapipe.errors import DecodeError, IntegrityError, MissingDataError, OptionError
 from datapipe.fetch.files import Files, open_files
 from datapipe.fetch.row_groups import RowGroups
 from datapipe.index.entries import Extents

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from datapipe.core import regular_files
-from datapipe.core.errors import FormatError, MissingDataError, StorageError
+from datapipe.errors import FormatError, MissingDataError, StorageError
 
 _READ_NBYTES = 1 << 20
 _SPACE = " \t\r\n"

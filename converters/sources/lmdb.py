@@ -22,7 +22,7 @@ from converters.writers import IMAGE_FIELD
 from datapipe.codecs.probe import encoding_of
 from datapipe.containers.listing import ScanNotes
 from datapipe.core import regular_files
-from datapipe.core.errors import DependencyError, FormatError, MissingDataError, OptionError
+from datapipe.errors import DependencyError, FormatError, MissingDataError, OptionError
 
 DATA_NAME = "data.mdb"
 _HEAD_NBYTES = 256

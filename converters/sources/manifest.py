@@ -19,7 +19,7 @@ from converters.sources.named_files import open_files, refuse_missing_root, root
 from converters.writers import NO_LABEL
 from datapipe.codecs.field_values import FieldKind
 from datapipe.containers.listing import ScanNotes
-from datapipe.core.errors import FormatError, MissingDataError, OptionError
+from datapipe.errors import FormatError, MissingDataError, OptionError
 
 
 class ManifestSource:

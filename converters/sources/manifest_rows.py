@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from datapipe.core import regular_files
-from datapipe.core.errors import FormatError, MissingDataError, StorageError
+from datapipe.errors import FormatError, MissingDataError, StorageError
 
 _BOMS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 _UTF8_BOM = b"\xef\xbb\xbf"

@@ -16,8 +16,8 @@ from converters.database import open_scratch
 from converters.sources import Origin, Workspace
 from converters.sources.archives import scan_archive, split_archive_path
 from datapipe.containers.listing import ScanNotes
-from datapipe.core.errors import MissingDataError
 from datapipe.core.regular_files import is_within
+from datapipe.errors import MissingDataError
 
 _MAX_FOLDERS = 4096  # folders whose real paths are remembered
 _MISSES_IN_A_ROW = 20  # if the first files are all missing, the root is wrong

@@ -13,7 +13,7 @@ from __future__ import annotations
 from crc32c import crc32c
 from isal import isal_zlib
 
-from datapipe.core.errors import DecodeError
+from datapipe.errors import DecodeError
 
 PLAIN = ""
 

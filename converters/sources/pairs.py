@@ -21,7 +21,7 @@ from converters.sources.fields import Choices, FolderLabels, in_order
 from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.containers.field_names import field_name, is_mask_name
 from datapipe.containers.listing import ListedFile, ScanNotes, is_image_name, list_folders, walk
-from datapipe.core.errors import OptionError
+from datapipe.errors import OptionError
 
 _CHOICES = ("image", "mask", "boxes", "text", "json", "array", "bytes", "none")
 _NO_FOLDER = "lies in no folder that names its class; move it into one, or leave --class-from out"

@@ -20,7 +20,7 @@ from converters.sources.pairs import KINDS, role_folders
 from converters.sources.recognise_archives import archive_of_file, archives_of_folder
 from datapipe.containers import container_of
 from datapipe.containers.listing import held_apart, is_folder, is_image_name, is_junk, is_kept_by_tools, list_folders
-from datapipe.core.errors import FormatError, MissingDataError, OptionError
+from datapipe.errors import FormatError, MissingDataError, OptionError
 from datapipe.index.manifest import MANIFEST_NAME
 from datapipe.stores.location import Location
 from datapipe.stores.objects import list_below, list_names

@@ -13,7 +13,7 @@ from converters.sources.spool import compression_of, unpacked_chunks
 from datapipe.containers.listing import is_image_name, is_junk
 from datapipe.containers.mapped import ByteSource, byte_source
 from datapipe.containers.tar.scanner import scan_members, split_name
-from datapipe.core.errors import DatapipeError, FormatError
+from datapipe.errors import DatapipeError, FormatError
 from datapipe.stores.location import Location
 
 _MAX_MEMBERS = 300  # looked at in each archive

@@ -22,7 +22,7 @@ from isal import igzip, igzip_lib
 
 from converters.sources import Workspace
 from datapipe.core import atomic, regular_files
-from datapipe.core.errors import FormatError, MissingDataError, StorageError
+from datapipe.errors import FormatError, MissingDataError, StorageError
 
 
 class SpoolWriter:

@@ -24,8 +24,8 @@ from datapipe.containers.mapped import ByteSource
 from datapipe.containers.remote_shards import refuse_unfinished_at
 from datapipe.containers.tar.layout import field_of_suffix
 from datapipe.containers.tar.scanner import Member, scan_members, split_name
-from datapipe.core.errors import FormatError, MissingDataError, OptionError
 from datapipe.core.printable import counted, printable
+from datapipe.errors import FormatError, MissingDataError, OptionError
 from datapipe.index.manifest import MANIFEST_NAME, Manifest, parse_document, read_manifest, refuse_unfinished
 from datapipe.index.remote_set import read_manifest_text
 from datapipe.stores.location import Location

@@ -27,7 +27,7 @@ from converters.tables.sources import open_rows
 from converters.tables.writing import WrittenFile, write_parquet
 from datapipe.core import atomic, regular_files
 from datapipe.core.environment import num_usable_cores
-from datapipe.core.errors import IntegrityError, OptionError, StorageError
+from datapipe.errors import IntegrityError, OptionError, StorageError
 from datapipe.index.manifest import BUILDING_NAME, MANIFEST_NAME
 from datapipe.index.tables import TABLE_NAME
 

@@ -29,7 +29,7 @@ from converters.tables.json_checks import (
 from converters.tables.kinds import OBJECT, are_together, called, floating_types, kinds_in, kinds_of
 from converters.tables.text_rows import blocks_of, bom_nbytes, read_block
 from converters.tables.types import types_of
-from datapipe.core.errors import FormatError
+from datapipe.errors import FormatError
 
 _NEITHER_BRACKETS_NOR_NEWLINES = bytes(set(range(256)) - set(BRACKETS + b"\n"))
 _MANY_BRACKETS = re.compile(rb"[^\n]{%d}" % (MAX_DEPTH + 1))

@@ -10,7 +10,7 @@ import pyarrow as pa
 from converters.tables import MAX_COLUMNS, Parsed, Place
 from converters.tables.kinds import OBJECT, are_together, called, together
 from converters.tables.types import Facts, is_left_out, types_of
-from datapipe.core.errors import FormatError, OptionError
+from datapipe.errors import FormatError, OptionError
 
 
 class KnownColumns:

@@ -9,7 +9,7 @@ from typing import Any
 
 from converters.options import Limit, OnError, check_run, refuse_overlap
 from datapipe.core.checks import path_name
-from datapipe.core.errors import OptionError
+from datapipe.errors import OptionError
 
 TARGETS = ("parquet", "hdf5")
 COMPRESSIONS = ("none", "snappy", "zstd", "lz4")

@@ -25,7 +25,7 @@ from converters.tables.known_columns import KnownColumns
 from converters.tables.options import TableConversion
 from converters.tables.types import Facts, check_used, facts_of, row_nbytes, types_of
 from datapipe.core import atomic
-from datapipe.core.errors import DecodeError, FormatError, MissingDataError
+from datapipe.errors import DecodeError, FormatError, MissingDataError
 from datapipe.order.draws import key64
 
 ERRORS_NAME = "errors.jsonl"

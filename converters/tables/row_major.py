@@ -23,7 +23,7 @@ from converters.tables.writing import WrittenFile
 from datapipe.columns.values import values_of
 from datapipe.containers.tables.types import leaves_of
 from datapipe.core import atomic
-from datapipe.core.errors import OptionError
+from datapipe.errors import OptionError
 from datapipe.index.tables import ColumnKind, TableColumn
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from datapipe.codecs.npy import read_npy_header
 from datapipe.containers.listing import is_image_name
 from datapipe.containers.tables.files import SUFFIXES, open_table
 from datapipe.containers.tables.rows import GroupReader
-from datapipe.core.errors import DecodeError, FormatError, IntegrityError, MissingDataError, OptionError
 from datapipe.core.regular_files import open_file, refuse_irregular
+from datapipe.errors import DecodeError, FormatError, IntegrityError, MissingDataError, OptionError
 from datapipe.index.tables import TableColumn, TableIndex
 
 JSON_SUFFIXES = (".jsonl", ".ndjson")

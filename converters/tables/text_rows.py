@@ -17,8 +17,8 @@ import pyarrow.csv as pc
 from numpy.typing import NDArray
 
 from converters.tables import MAX_SHOWN, BadTableRow, Kinds, Member, Misfit, Parsed, RowBlock, SourceFile, plain
-from datapipe.core.errors import FormatError, IntegrityError
 from datapipe.core.regular_files import open_file
+from datapipe.errors import FormatError, IntegrityError
 
 BLOCK_NBYTES = 8 << 20
 _MAX_BLOCK_NBYTES = 1 << 28  # a row that is longer, or a quote that is open for so long, is damage

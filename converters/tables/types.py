@@ -19,8 +19,8 @@ import pyarrow.compute as pc
 
 from converters.tables.casting import as_type
 from converters.tables.kinds import EXACT
-from datapipe.core.errors import FormatError, MissingDataError, OptionError
 from datapipe.core.regular_files import read_bytes
+from datapipe.errors import FormatError, MissingDataError, OptionError
 
 _INTEGERS = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
 _PROBED = 64  # values tried first: most types that are not the column's fail there

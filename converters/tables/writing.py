@@ -23,7 +23,7 @@ from converters.tables import RowSource, in_order
 from converters.tables.options import TableConversion
 from converters.tables.plan import TablePlan, rows_of
 from datapipe.core import arrow_maps, atomic
-from datapipe.core.errors import FormatError
+from datapipe.errors import FormatError
 from datapipe.order.row_permutation import RowPermutation
 
 RUNS_NAME, DONE_NAME = "runs", "done"

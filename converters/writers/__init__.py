@@ -17,7 +17,7 @@ from typing import Protocol
 from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.codecs.probe import ImageHeader
 from datapipe.containers.field_names import is_field_name
-from datapipe.core.errors import OptionError
+from datapipe.errors import OptionError
 from datapipe.index.open_sidecars import Sidecar
 from datapipe.index.sidecar import SidecarRows
 

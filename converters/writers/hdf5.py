@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from converters.writers import LABEL_FIELD, ShardStream, StoredSample, WrittenShard, sample_key, write_all
 from datapipe.codecs.field_values import FieldSpec
 from datapipe.containers import hdf5 as form
-from datapipe.core.errors import FormatError
+from datapipe.errors import FormatError
 from datapipe.index.sidecar import FieldExtent, SidecarRows
 
 _READ_NBYTES = 4 << 20

@@ -27,7 +27,7 @@ from datapipe.containers.field_names import FEATURES
 from datapipe.containers.parquet.footer import read_footer
 from datapipe.containers.parquet.pages import UnaddressableError, byte_arrays, plain_values
 from datapipe.containers.parquet.thrift_compact import DamagedError
-from datapipe.core.errors import DecodeError, FormatError
+from datapipe.errors import DecodeError, FormatError
 from datapipe.index.sidecar import FieldExtent, SidecarRows
 
 _LABEL_ENCODING = "int64"  # little-endian

@@ -12,7 +12,7 @@ from converters.writers import IMAGE_FIELD, LABEL_FIELD, ShardStream, StoredSamp
 from datapipe.codecs.field_values import FieldSpec
 from datapipe.containers.tfrecord import layout as form
 from datapipe.containers.tfrecord.scanner import scan_frames
-from datapipe.core.errors import DecodeError
+from datapipe.errors import DecodeError
 from datapipe.index.open_sidecars import Sidecar
 from datapipe.index.sidecar import FieldExtent, SidecarRows
 

@@ -38,7 +38,7 @@ from datapipe.containers.tar.layout import (
     padding,
     suffix_of_bytes,
 )
-from datapipe.core.errors import DecodeError
+from datapipe.errors import DecodeError
 from datapipe.index.open_sidecars import Sidecar
 from datapipe.index.sidecar import FieldExtent, SidecarRows
 

@@ -11,8 +11,8 @@ from PIL import ImageFile
 from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, RandomSampler, default_collate
 
 from datapipe.adapt.loaders import TorchDataLoader, has_collate_fn, is_in_order, is_plain_shuffle, sampler_of
-from datapipe.core.errors import OptionError
 from datapipe.datasets import SeenStream, Unseen, see_through, webdataset_stream
+from datapipe.errors import OptionError
 from datapipe.index.concat import AnyIndex
 from datapipe.kernel.drawing import may_draw
 from datapipe.kernel.seeding import SeedSource
@@ -27,6 +27,7 @@ class Introspection:
     index: AnyIndex
     recipe: Recipe
     arguments: dict[str, Any]
+    fields: tuple[str, ...] | None = None  # of a batch; None: those that data of others has
     in_workers: str | None = None  # why torch's workers must run what follows our decoding; None: they need not
     notes: tuple[str, ...] = ()  # differences from the torch loader
 
@@ -61,7 +62,7 @@ def introspect(
     if why is not None and not recipe.rest:
         recipe = Recipe.of([seen.transform, handover_point], input_kind="pil")
     arguments = arguments_of(loader, seed, shares=shares)
-    return _with_any_sizes(Introspection(seen.index, recipe, arguments, why))
+    return _with_any_sizes(Introspection(seen.index, recipe, arguments, in_workers=why))
 
 
 def _of_stream(loader: TorchDataLoader, stream: SeenStream, seed: SeedSource, *, shares: bool) -> Introspection | Unseen:
@@ -77,7 +78,7 @@ def _of_stream(loader: TorchDataLoader, stream: SeenStream, seed: SeedSource, *,
     if loader.num_workers > 1:
         notes.append("batches are made of all shards together, not of the shards of each worker")
     arguments = _stream_arguments(loader, stream, seed, shares=shares)
-    return _with_any_sizes(Introspection(stream.index, recipe, arguments, notes=tuple(notes)))
+    return _with_any_sizes(Introspection(stream.index, recipe, arguments, fields=stream.fields, notes=tuple(notes)))
 
 
 def _needs_workers(loader: TorchDataLoader, transform: object, recipe: Recipe, *, draws: bool) -> str | None:
@@ -139,7 +140,7 @@ def arguments_of(loader: TorchDataLoader, seed: SeedSource, *, shares: bool = Fa
     `shares`: ranks share the samples even without a DistributedSampler. Raises OptionError if a sampler of the user's
     decides instead.
     """
-    arguments = {**_common_arguments(loader, seed), **({} if shares else {"rank": 0, "world_size": 1})}
+    arguments = {**_common_arguments(loader, seed), **({} if shares else {"ranks": (0, 1)})}
     if loader.prefetch_factor not in (None, 2):  # 2 is torch's default
         arguments["prefetch_factor"] = loader.prefetch_factor * max(1, loader.num_workers)
     batches = loader.batch_sampler
@@ -156,7 +157,7 @@ def arguments_of(loader: TorchDataLoader, seed: SeedSource, *, shares: bool = Fa
     if is_plain:
         return {**arguments, "shuffle": type(sampler) is RandomSampler}
     if isinstance(sampler, DistributedSampler):
-        arguments |= {"rank": sampler.rank, "world_size": sampler.num_replicas}
+        arguments |= {"ranks": (sampler.rank, sampler.num_replicas)}
     return {**arguments, "sampler": sampler}
 
 
@@ -164,11 +165,10 @@ def _stream_arguments(loader: TorchDataLoader, stream: SeenStream, seed: SeedSou
     """Return the arguments of a stream and its loader as datapipe's; a stream that every rank reads whole has no ranks."""
     return {
         **_common_arguments(loader, seed),
-        "fields": stream.fields,
         "batch_size": loader.batch_size or stream.batch_size,
         "shuffle": stream.shuffles,
         "drop_last": stream.drop_last or loader.drop_last,
-        **({} if stream.splits_by_node or shares else {"rank": 0, "world_size": 1}),
+        **({} if stream.splits_by_node or shares else {"ranks": (0, 1)}),
     }
 
 

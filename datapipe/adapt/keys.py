@@ -121,7 +121,7 @@ def given_keys(checksum: SamplerChecksum, *, loader: TorchDataLoader, reseeds: b
     sampler = sampler_of(loader)
     replicas = sampler.num_replicas if isinstance(sampler, DistributedSampler) else 1
     global_batch = (getattr(loader.batch_sampler, "batch_size", None) or 1) * replicas
-    return GivenKeys(loader.batch_sampler, global_batch, resolve_rank(None, None), checksum, reseeds)
+    return GivenKeys(loader.batch_sampler, global_batch, resolve_rank(), checksum, reseeds)
 
 
 def picked_keys(
@@ -138,7 +138,7 @@ def picked_keys(
         original.check_unchanged()
     num_samples = length_of(loader.dataset) or 0
     arguments = arguments_of(loader, None, shares=shares)
-    rank = resolve_rank(arguments.get("rank"), arguments.get("world_size"))
+    rank = resolve_rank(arguments.get("ranks"))
     if "batch_sampler" in arguments:
         batches = arguments["batch_sampler"]
         listed = SampledSource(batches, None, rank, drop_last=False, num_samples=num_samples, checksum=checksum)

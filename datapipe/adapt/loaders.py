@@ -11,7 +11,7 @@ import torch
 import torch.utils.data
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, SequentialSampler
 
-from datapipe.core.errors import OptionError
+from datapipe.errors import OptionError
 from datapipe.kernel.prefetching import PrefetchedLoader
 
 TorchDataLoader = torch.utils.data.DataLoader[Any]
@@ -127,7 +127,7 @@ def carry_attributes(theirs: Any, ours: Any) -> None:
         warnings.warn(
             f"from_torch: the attributes {', '.join(map(repr, clashing))} that the script set on its loader are not carried "
             f"over, as datapipe's {type(ours).__qualname__} has one of that name; rename them",
-            stacklevel=3,
+            stacklevel=4,
         )
 
 

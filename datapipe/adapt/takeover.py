@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import os
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.utils.data
@@ -32,36 +33,72 @@ from datapipe.adapt.loaders import (
 )
 from datapipe.adapt.number_rows import NumberRows, picked_rows, rows_of
 from datapipe.adapt.torch_loader import TorchLoader
-from datapipe.core.errors import OptionError
+from datapipe.core.deprecation import former_arguments
 from datapipe.datasets import Original, Unseen, converted_index
+from datapipe.errors import OptionError
 from datapipe.index.concat import Repeats
+from datapipe.kernel.cache_settings import Cache
+from datapipe.kernel.loader import Loader
 from datapipe.kernel.options import OnError
 from datapipe.kernel.prefetching import PrefetchedLoader, prefetch
 from datapipe.kernel.ranks import resolve_device
 from datapipe.kernel.samplers import SamplerChecksum
 from datapipe.kernel.seeding import SeedSource, seed_source
+from datapipe.kinds.former import with_capacity
 from datapipe.kinds.images.choice import Backend, Choice
-from datapipe.kinds.images.dataset import Dataset
-from datapipe.kinds.images.loader import DataLoader
+from datapipe.kinds.images.data import Images, ImageSettings, of_torch_dataset
+from datapipe.kinds.loader import DataLoader
 from datapipe.order.row_order import ShuffledRows
 
-AnyLoader = DataLoader | TorchLoader | PrefetchedLoader
+AnyLoader = Loader | TorchLoader | PrefetchedLoader
 
 
+class _Handling(NamedTuple):
+    """How much of a loader's work may be done otherwise than torch does it."""
+
+    sees: bool  # datasets whose files can be seen are read by datapipe
+    defers: bool  # images that a dataset's own code opens by Pillow are made at the end of a fetch
+    reseeds: bool  # random numbers are seeded for each sample
+
+
+def _with_former(arguments: dict[str, Any]) -> list[tuple[str, str]]:
+    """Replace the arguments of `from_torch` in 0.1."""
+    told = []
+    handling = {name: arguments.pop(name) for name in ("defer", "reseed") if name in arguments}
+    if handling:
+        told.append((", ".join(f"{name}=" for name in handling), "faithful=True, which leaves all of it to torch, or nothing"))
+        arguments["faithful"] = _Handling(True, bool(handling.get("defer", True)), bool(handling.get("reseed", True)))
+    given = {name: arguments.pop(name) for name in ("memory_format", "cache", "cache_nbytes") if name in arguments}
+    if given:
+        listed = ", ".join(f"{name}=" for name in given)
+        cache = with_capacity(given.get("cache"), given.pop("cache_nbytes")) if "cache_nbytes" in given else given.get("cache")
+        told.append((listed, "data=datapipe.Images(loader.dataset, ...) with cache= and memory_format="))
+        memory_format = given.get("memory_format", torch.channels_last)
+        arguments["data"] = _Settings(arguments.get("data"), ImageSettings(memory_format=memory_format, cache=Cache.of(cache)))
+    return told
+
+
+class _Settings(NamedTuple):
+    """`data=`, and the settings that arguments of 0.1 give it."""
+
+    data: Any
+    settings: ImageSettings
+
+    def __repr__(self) -> str:
+        return "datapipe.Images(loader.dataset, ...)"
+
+
+@former_arguments(_with_former)
 def from_torch(
-    loader: torch.utils.data.DataLoader[Any] | DataLoader,
+    loader: torch.utils.data.DataLoader[Any] | Loader,
     *,
     device: str | torch.device = "auto",
     backend: Backend = "auto",
     seed: int | None = None,
-    share_among_ranks: bool = False,
     on_error: OnError = "raise",
-    memory_format: torch.memory_format = torch.channels_last,
-    data: str | os.PathLike[str] | None = None,
-    cache: str | os.PathLike[str] | None = None,
-    cache_nbytes: int | None = None,
-    defer: bool = True,
-    reseed: bool = True,
+    share_among_ranks: bool = False,
+    data: str | os.PathLike[str] | Images | None = None,
+    faithful: bool = False,
 ) -> AnyLoader:
     """Return a loader of the same batches as `loader`, made by datapipe as far as it can see how they are made.
 
@@ -73,15 +110,18 @@ def from_torch(
     - A `TensorDataset`, a Hugging Face dataset of numbers, or a `Subset` of one: whole batches gathered from its tensors or
       columns, in the training process.
     - Any other dataset, and transforms of your own before any that cuts or resizes: their own code, unchanged, in torch's
-      workers. `defer`: JPEGs that it opens with Pillow are decoded, cropped and resized together when a worker's fetch ends, by
+      workers. JPEGs that it opens with Pillow are decoded, cropped and resized together when a worker's fetch ends, by
       datapipe's engine; Pillow computes as before what is not recorded. For a GPU where DALI is installed, and with
       `backend="dali"`, workers send such images as they are stored, and DALI makes them in the training process, if there is no
       collate_fn and each is only cut, flipped and normalised.
-      `reseed`: torch's default generator, `random` and numpy are seeded for each sample by (seed, epoch, sample), so that the
-      batches do not depend on the number of workers and a saved place is resumed exactly; without it torch seeds each worker.
+      Torch's default generator, `random` and numpy are seeded for each sample by (seed, epoch, sample), so that the batches do
+      not depend on the number of workers and a saved place is resumed exactly.
 
     A collate_fn that may draw random numbers is called in torch's workers, or, without workers, when its batch is asked for; its
-    draws are seeded by (seed, epoch, step), and the training's are left alone. `reseed=False` leaves both to torch.
+    draws are seeded by (seed, epoch, step), and the training's are left alone.
+
+    `faithful=True`: torch's workers make all samples as without datapipe: by the dataset's own code and transforms, with images
+    that Pillow decodes, and torch seeds each worker. Whole batches are gathered from tensors and columns all the same.
 
     In each case batches come on `device` ("auto": this process's GPU, or the CPU if there is none), and the loader has
     `state_dict`, `load_state_dict` and `set_epoch`. Three kinds are returned unchanged (for a GPU: only prefetched), without
@@ -94,50 +134,47 @@ def from_torch(
     resumes exactly. Ranks are those of a `DistributedSampler`; without one every rank takes all samples, as with torch, unless
     `share_among_ranks`: then they share them as with such a sampler, as Lightning and Accelerate make torch's loaders do.
 
-    If the result is a `datapipe.DataLoader`, `num_workers` becomes as many threads (0: the number of cores), images come in
-    `memory_format`, and worker_init_fn is not called, as there are no workers. Only then may `data`, `cache`
-    and `cache_nbytes` be given, and `backend` only then and where images are deferred. There `on_error` is about samples whose
-    bytes are bad; where the user's `__getitem__` is called, it is about those that it raises for. `data`: what
-    `datapipe convert` made of the folder that the dataset reads, to be read in its place. `cache` and `cache_nbytes` are those
-    of `DataLoader`.
+    If the result is a `datapipe.DataLoader`, `num_workers` becomes as many threads (0: the number of cores), and worker_init_fn
+    is not called, as there are no workers. Only then may `data` be given, and `backend` only then and where images are deferred.
+    There `on_error` is about samples whose bytes are bad; where the user's `__getitem__` is called, it is about those that it
+    raises for. `data`: what `datapipe convert` made of the folder that the dataset reads, to be read in its place: its path, or
+    `Images` of it; or `Images(loader.dataset, ...)` of the same dataset. These may have a `cache` and a `memory_format`.
 
     Raises OptionError for an object that is not a loader, for a subclass of torch's with batches of its own, and for arguments
     that such a loader does not support.
     """
-    if isinstance(loader, (DataLoader, TorchLoader, PrefetchedLoader)):
+    if isinstance(loader, (Loader, TorchLoader, PrefetchedLoader)):
         return loader
     if (inner := inside_of_stages(loader)) is not None:
         stages = "its WebLoader has stages or epochs of its own, which run after its batches; in the dataset they could be seen"
-        _refuse(stages, data=(data, None), cache=(cache, None), backend=(backend, "auto"), on_error=(on_error, "raise"))
+        _refuse(stages, data=(data, None), backend=(backend, "auto"), on_error=(on_error, "raise"))
         return _unchanged(loader, inner, stages, resolve_device(device)(), shares=share_among_ranks)
     taken = unwrap_torch_loader(loader)
     source = seed_source(seed, generator_of(taken) if seed is None else None)
-    asks_for_ours = on_error != "raise" or backend != "auto" or (data, cache) != (None, None)
+    may = faithful if isinstance(faithful, _Handling) else _Handling(not faithful, not faithful, not faithful)
+    asks_for_ours = on_error != "raise" or backend != "auto" or data is not None
     found = introspect(
         taken,
         source,
         shares=share_among_ranks,
         takes_cut_files=on_error == "raise",
-        draws_in_workers=not reseed or (taken.num_workers > 0 and not asks_for_ours),
+        draws_in_workers=not may.reseeds or (taken.num_workers > 0 and not asks_for_ours),
     )
-    defers = defer and not is_switched_off()
+    if isinstance(found, Introspection) and not may.sees:
+        found = Unseen("faithful=True")
+    defers = may.defers and not is_switched_off()
     if isinstance(found, Introspection) and found.in_workers is not None and defers and not found.recipe.saves_decoding:
         found = Unseen(found.in_workers)  # to decode whole images, and no more, costs more than Pillow
     if isinstance(found, Introspection) and found.in_workers is None:
-        as_theirs = functools.partial(as_default_collate, memory_format=memory_format)
+        images = _images_of(taken.dataset, found, data)
+        as_theirs = functools.partial(as_default_collate, memory_format=images.settings.memory_format)
         ours = DataLoader(
-            Dataset(
-                found.index if data is None else converted_index(taken.dataset, data),
-                original=None if isinstance(taken.dataset, IterableDataset) else Original.of(taken.dataset),
-            ),
+            images,
             transform=found.recipe,
             batch_transform=None if has_collate_fn(taken) else as_theirs,
             device=device,
             backend=backend,
             on_error=on_error,
-            memory_format=memory_format,
-            cache=cache,
-            cache_nbytes=cache_nbytes,
             **found.arguments,
         )
         notes = ["worker_init_fn is not called"] if taken.worker_init_fn and taken.num_workers else []
@@ -145,9 +182,9 @@ def from_torch(
         carry_attributes(loader, ours)
         return ours
     why = found.in_workers if isinstance(found, Introspection) else found.reason
-    _refuse(why, data=(data, None), cache=(cache, None))
+    _refuse(why, data=(data, None))
     if on_error != "raise":
-        _check_policy(taken, found, on_error, why, reseeds=reseed)
+        _check_policy(taken, found, on_error, why, reseeds=may.reseeds)
     place, is_seen = resolve_device(device)(), isinstance(found, Introspection)
     rows = None if is_seen or has_collate_fn(taken) or taken.batch_sampler is None else rows_of(taken.dataset)
     decoding = None if is_seen or rows is not None or not defers or _is_stream(taken) else choose_decoder(taken, backend, place)
@@ -156,7 +193,7 @@ def from_torch(
     if isinstance(found, Unseen) and _is_stream(taken):
         return _unchanged(loader, taken, found.reason, place, shares=share_among_ranks)
     result: Any = _kept(
-        taken, found, source, rows, shares=share_among_ranks, decoding=decoding, reseeds=reseed, on_error=on_error
+        taken, found, source, rows, shares=share_among_ranks, decoding=decoding, reseeds=may.reseeds, on_error=on_error
     )
     if decoding is not None and decoding.dali is not None:
         opened = DecodingByDali(decoding.dali, place)
@@ -165,6 +202,21 @@ def from_torch(
         result = prefetch(result, place)
     carry_attributes(loader, result)
     return result  # type: ignore[no-any-return]
+
+
+def _images_of(dataset: Any, found: Introspection, data: Any) -> Images:
+    """Return the samples of a dataset that was seen, read from `data` if that is given."""
+    settings = None
+    if isinstance(data, _Settings):
+        data, settings = data
+    if data is not None and not isinstance(data, Images):
+        data = Images(data)
+    settings = settings or (ImageSettings() if data is None else data.settings)
+    is_same = data is None or data.index.fingerprint == found.index.fingerprint
+    index = found.index if is_same else converted_index(dataset, data.index)
+    if found.fields is not None:
+        settings = dataclasses.replace(settings, fields=found.fields)
+    return of_torch_dataset(dataset, index, settings)
 
 
 # -- torch's workers --------------------------------------------------------------------------------
@@ -216,7 +268,7 @@ def _kept(
         warnings.warn(
             f"{type(loader.dataset).__qualname__} has a state_dict of its own, which the loader's state does not include; save "
             "and load it in addition",
-            stacklevel=3,
+            stacklevel=4,
         )
     defers, encodes = decoding is not None, decoding is not None and decoding.dali is not None
     own = defers or reseeds or on_error != "raise"
@@ -267,7 +319,7 @@ def _check_policy(
             "leave it out, and catch the exception in the Dataset"
         )
     if on_error == "replace" and not reseeds:
-        raise OptionError("on_error='replace' takes another sample by the seed of the bad one; leave reseed=False out")
+        raise OptionError("on_error='replace' takes another sample by the seed of the bad one; leave faithful=True out")
 
 
 def _name_of(dataset: Any) -> str:

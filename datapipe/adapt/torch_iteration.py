@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from datapipe.adapt.deferral import lending
 from datapipe.adapt.deferral.reports import Delivered, Tally
 from datapipe.adapt.keys import KeyPass
-from datapipe.core.errors import LifecycleError
+from datapipe.errors import LifecycleError
 from datapipe.kernel.guarding import OneThread
 from datapipe.kernel.state import Epochs
 

@@ -23,8 +23,8 @@ from datapipe.adapt.keys import KeyPass, KeySource, SampleDataset
 from datapipe.adapt.loaders import TorchDataLoader, length_of, rebuilt_loader, sampler_of
 from datapipe.adapt.number_rows import WHOLE_BATCHES, NumberRows
 from datapipe.adapt.torch_iteration import TorchIterator
-from datapipe.core.errors import OptionError
 from datapipe.core.printable import counted
+from datapipe.errors import OptionError
 from datapipe.kernel.bad_samples import BadSample
 from datapipe.kernel.options import FIXED, SETTABLE
 from datapipe.kernel.samplers import SamplerChecksum
@@ -195,7 +195,7 @@ class TorchLoader:
             warnings.warn(
                 f"the place in the epoch is resumed, the random state is not: what {type(self._inner.dataset).__qualname__} "
                 "draws for the rest of the epoch, such as crops, differs from an uninterrupted run; leave "
-                "reseed=False out",
+                "faithful=True out",
                 stacklevel=2,
             )
 

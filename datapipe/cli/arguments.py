@@ -43,7 +43,7 @@ example:
                           ["I*", [{"operation": "FillMissing", "value": "median"}, {"operation": "Normalize"}]],
                           ["C*", [{"operation": "Categorify", "min_count": 10}]]]}
   and after: the same, with means, medians and vocabularies; in a script:
-                       dp.TableLoader("train/*.parquet", 65536, transform=dp.Columns.load("recipe.json"))
+                       dp.Table("train/*.parquet", transform=dp.Columns.load("recipe.json"))
 
 Operations: FillMissing, Normalize, Log1p, Clip, Bucketize, HashBucket, Categorify, Cast (docs/tables.md). Ids of Categorify:
 0 padding, 1 null, 2 unseen, then by count. One pass over the table; the same bytes for any number of workers.

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from datapipe.cli.arguments import Commands
-from datapipe.core.errors import OptionError
+from datapipe.errors import OptionError
 
 EPILOG = """\
 example:

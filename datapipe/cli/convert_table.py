@@ -16,8 +16,8 @@ from converters.tables.conversion import TablePreview, TableReport
 from converters.tables.options import GROUP_ROWS, TableConversion
 from converters.tables.sources import is_table
 from converters.tables.types import read_schema
-from datapipe.core.errors import OptionError
 from datapipe.core.printable import counted, say
+from datapipe.errors import OptionError
 from datapipe.stores.location import is_url, redacted
 
 FORM = "table"

@@ -27,13 +27,13 @@ from datapipe.cli.progress import Progress
 from datapipe.containers import open_index
 from datapipe.core.atomic import atomic_writer, write_json
 from datapipe.core.checks import whole_number
-from datapipe.core.errors import DatapipeError, IntegrityError, OptionError
 from datapipe.core.printable import say_text
 from datapipe.core.waiting import reported_wait
 from datapipe.diagnostics.command import diagnose_command, write_reports
 from datapipe.diagnostics.document import Document
 from datapipe.diagnostics.report.compare import compare
 from datapipe.diagnostics.report.screen import screen
+from datapipe.errors import DatapipeError, IntegrityError, OptionError
 from datapipe.kernel.calibration import in_turns, rate_of
 from datapipe.kernel.options import default_num_workers
 from datapipe.kinds.images.bench import torch_loader

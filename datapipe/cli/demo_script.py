@@ -61,8 +61,9 @@ def network(num_classes: int) -> torch.nn.Module:
 def loader_of_shards(path: str, workers: int) -> Any:
     """Return datapipe's loader of the shards, for the same batches."""
     import datapipe as dp
+    from datapipe import transforms as T
 
-    transform = [dp.RandomResizedCrop(SIZE), dp.ToDtype(torch.float32, scale=True), dp.Normalize(MEAN, STD)]
+    transform = [T.RandomResizedCrop(SIZE), T.ToDtype(torch.float32, scale=True), T.Normalize(MEAN, STD)]
     return dp.DataLoader(path, batch_size=BATCH_SIZE, shuffle=True, drop_last=True, num_workers=workers, transform=transform)
 
 

@@ -154,7 +154,7 @@ def _advise_about_imports(facts: dict[str, Any]) -> list[str]:
 
 
 def _advise_about_dali(num_gpus: int) -> list[str]:
-    from datapipe.core.errors import DependencyError
+    from datapipe.errors import DependencyError
     from datapipe.kinds.images.dali.installation import installation, mismatch
     from datapipe.kinds.images.dali.region_trial import region_problem
 

@@ -17,8 +17,8 @@ from typing import Any, NoReturn
 
 from datapipe import __version__
 from datapipe.cli import arguments, convert_arguments, training_arguments
-from datapipe.core.errors import DatapipeError, OptionError
 from datapipe.core.printable import printable, say
+from datapipe.errors import DatapipeError, OptionError
 
 COMMANDS = {
     "convert": convert_arguments.add_convert,

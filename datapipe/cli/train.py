@@ -13,8 +13,8 @@ from datapipe.core.checks import whole_number
 from datapipe.core.printable import counted, say, say_text
 from datapipe.kernel.accelerators import accelerator
 from datapipe.kernel.ranks import resolve_device, resolve_rank
-from datapipe.kinds.images.dataset import Dataset
-from datapipe.kinds.images.loader import DataLoader
+from datapipe.kinds.images.data import Images
+from datapipe.kinds.loader import DataLoader
 from datapipe.training.data import check_same_classes, count_classes, open_labelled, training_recipe, validation_recipe
 from datapipe.training.models import make_model
 from datapipe.training.options import TrainOptions
@@ -66,16 +66,15 @@ def train(args: argparse.Namespace, options: TrainOptions, device: torch.device,
 
 
 def _loader(
-    args: argparse.Namespace, dataset: Dataset, device: torch.device, *, transform: object, seed: int, training: bool
+    args: argparse.Namespace, dataset: Images, device: torch.device, *, transform: object, seed: int, training: bool
 ) -> DataLoader:
-    full = args.batch_size * resolve_rank(None, None).world_size
+    full = args.batch_size * resolve_rank().world_size
     return DataLoader(
-        dataset,
+        Images(dataset, fields=("image", "label")),
         batch_size=args.batch_size,
         shuffle=training,
         # Validation counts each sample once; training also accepts a set smaller than a batch.
         tail=("drop" if len(dataset) >= full else "pad") if training else "mask",
-        fields=("image", "label"),
         num_workers=args.num_workers,
         transform=transform,
         device=device,

@@ -22,7 +22,7 @@ from PIL import Image
 
 from datapipe.codecs.masks import PILLOW_ERRORS
 from datapipe.codecs.probe import ImageHeader, npy_pixels_offset
-from datapipe.core.errors import DecodeError, DependencyError, OptionError
+from datapipe.errors import DecodeError, DependencyError, OptionError
 
 Region = Sequence[int]  # top, left, height, width of a box of an image, in pixels
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from datapipe.codecs.masks import mask_labels
 from datapipe.codecs.npy import read_npy_array
-from datapipe.core.errors import DecodeError
+from datapipe.errors import DecodeError
 
 
 class FieldKind(enum.Enum):

@@ -22,7 +22,7 @@ from PIL import Image, UnidentifiedImageError
 
 from datapipe.codecs.npy import NPY_MAGIC, read_npy_array
 from datapipe.codecs.probe import probe
-from datapipe.core.errors import DecodeError
+from datapipe.errors import DecodeError
 
 PILLOW_ERRORS = (
     UnidentifiedImageError, OSError, SyntaxError, ValueError, KeyError, TypeError, IndexError, EOFError, OverflowError,

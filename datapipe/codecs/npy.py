@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from datapipe.core.errors import DecodeError
+from datapipe.errors import DecodeError
 
 NPY_MAGIC = b"\x93NUMPY"
 _READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}

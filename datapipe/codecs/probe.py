@@ -12,7 +12,7 @@ import re
 import struct
 from typing import NamedTuple
 
-from datapipe.core.errors import DecodeError
+from datapipe.errors import DecodeError
 
 MAX_SAMPLE_NBYTES = 1 << 30  # a sample is held in memory; a larger one is bad and not read
 MAX_PIXELS = 178_956_970  # PIL's bomb limit: a larger image is refused before it is decoded

@@ -17,7 +17,7 @@ from datapipe.columns import operations as ops
 from datapipe.columns.hashing import IdTable, keys_of_numbers, keys_of_texts
 from datapipe.columns.operations import FIRST, NULL, UNSEEN, Operation
 from datapipe.columns.values import ColumnValues, padded, values_of
-from datapipe.core.errors import OptionError
+from datapipe.errors import OptionError
 from datapipe.index.tables import ColumnKind, TableColumn
 
 Block = Callable[[int, int], NDArray[Any]]  # rows from start to stop -> their values

@@ -18,7 +18,7 @@ from datapipe.columns.chains import Chain, Fitted, Vocabulary
 from datapipe.columns.operations import Categorify, FillMissing, Normalize, Operation, needs_fitting
 from datapipe.columns.values import ColumnValues, values_of
 from datapipe.containers.tables.rows import GroupReader
-from datapipe.core.errors import OptionError
+from datapipe.errors import OptionError
 from datapipe.index.tables import ColumnKind, TableColumn, TableIndex
 
 _BIN_BITS = 20  # of a float32's 32 bits: sign, exponent and 11 bits of mantissa

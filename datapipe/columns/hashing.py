@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from datapipe.core.errors import FormatError
+from datapipe.errors import FormatError
 from datapipe.order.draws import mix64
 
 Words = NDArray[np.uint64]

@@ -10,7 +10,7 @@ import numpy as np
 
 from datapipe.columns.chains import Chain
 from datapipe.columns.operations import DTYPES
-from datapipe.core.errors import OptionError
+from datapipe.errors import OptionError
 from datapipe.index.tables import ColumnKind, TableColumn, TableIndex
 
 LABEL = "label"

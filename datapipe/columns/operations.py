@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from datapipe.core.errors import OptionError
+from datapipe.errors import OptionError
 
 PADDING, NULL, UNSEEN, FIRST = 0, 1, 2, 3  # ids of a vocabulary: its most frequent value is FIRST
 DTYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")

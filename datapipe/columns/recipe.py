@@ -21,8 +21,8 @@ from datapipe.containers.tables.files import open_table
 from datapipe.core import arrow_maps, regular_files
 from datapipe.core.atomic import atomic_writer, write_json
 from datapipe.core.environment import num_usable_cores
-from datapipe.core.errors import FormatError, IntegrityError, MissingDataError, OptionError
 from datapipe.core.printable import listed
+from datapipe.errors import FormatError, IntegrityError, MissingDataError, OptionError
 from datapipe.index.tables import TableColumn, TableIndex
 
 _VERSION = 1

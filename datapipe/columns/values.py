@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from datapipe.core.errors import DecodeError, OptionError
 from datapipe.core.printable import counted
+from datapipe.errors import DecodeError, OptionError
 from datapipe.index.tables import ColumnKind, TableColumn, TableGroup
 
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}

@@ -11,7 +11,7 @@ from datapipe.containers.foreign import ForeignSet, open_foreign
 from datapipe.containers.formats import TEXT_SUFFIXES, container_of, only_format, refuse_several_sets
 from datapipe.containers.remote_shards import named_shards, open_remote_shards, shards_under
 from datapipe.core.checks import path_name
-from datapipe.core.errors import FormatError, MissingDataError, OptionError
+from datapipe.errors import FormatError, MissingDataError, OptionError
 from datapipe.index.manifest import MANIFEST_NAME, read_manifest, refuse_unfinished
 from datapipe.index.remote_set import open_set, read_manifest_text
 from datapipe.index.sample_index import SampleIndex
@@ -48,7 +48,7 @@ def open_index(path: str | os.PathLike[str]) -> SampleIndex:
         return SampleIndex(manifest, data_directory=here, sidecar_directory=here)
     refuse_unfinished(here)
     if (here / TABLE_NAME).is_file():
-        raise FormatError(f"{text}: a converted table, which holds no samples; read it with datapipe.TableLoader")
+        raise FormatError(f"{text}: a converted table, which holds no samples; read it with datapipe.Table")
     shards = sorted(path for path in here.iterdir() if container_of(path.name) and not path.is_dir())
     if shards:
         refuse_several_sets([path.name for path in shards], text)

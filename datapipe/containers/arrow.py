@@ -32,7 +32,7 @@ from datapipe.containers.field_names import (
 )
 from datapipe.containers.mapped import mapped
 from datapipe.core import arrow_maps
-from datapipe.core.errors import FormatError
+from datapipe.errors import FormatError
 from datapipe.index.sidecar import FieldColumn, SidecarRows
 
 Ints = NDArray[np.int64]
@@ -135,7 +135,7 @@ def _image_column(features: Features, schema: Any, places: dict[str, tuple[Field
     )
     raise FormatError(
         f"{where}: {what} (has: {listed}); name one of binary values, or structs with 'bytes', 'image', or "
-        "read a table of numbers with datapipe.TableLoader"
+        "read a table of numbers with datapipe.Table"
     )
 
 

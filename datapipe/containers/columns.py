@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.containers.field_names import IMAGE, LABEL, field_name
-from datapipe.core.errors import FormatError
 from datapipe.core.printable import get_logger, listed
+from datapipe.errors import FormatError
 from datapipe.index.sidecar import FieldColumn, SidecarRows
 
 _ENCODINGS = {

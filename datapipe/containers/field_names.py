@@ -11,8 +11,8 @@ from typing import Any
 from datapipe.codecs.field_values import FieldKind
 from datapipe.codecs.npy import read_npy_header
 from datapipe.codecs.probe import encoding_of
-from datapipe.core.errors import DecodeError
 from datapipe.core.printable import get_logger
+from datapipe.errors import DecodeError
 
 IMAGE = "image"
 LABEL = "label"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.containers.listing import ListedFile, ScanNotes, held_apart, list_classes, scan_class
-from datapipe.core.errors import FormatError, MissingDataError, StorageError
+from datapipe.errors import FormatError, MissingDataError, StorageError
 from datapipe.index.sidecar import FieldExtent, SidecarRows
 
 ROWS_PER_SIDECAR = 1 << 16

@@ -24,11 +24,11 @@ from datapipe.containers.columns import CommonFields
 from datapipe.containers.formats import scanner_of
 from datapipe.containers.listing import ScanNotes, told_of_loops
 from datapipe.core import atomic, regular_files
-from datapipe.core.errors import FormatError, MissingDataError, StorageError
 from datapipe.core.printable import get_logger, printable
 from datapipe.core.regular_files import leads_out
 from datapipe.core.user_cache import INDEXES, one_at_a_time, private_directory, user_cache
 from datapipe.core.waiting import reported_wait
+from datapipe.errors import FormatError, MissingDataError, StorageError
 from datapipe.index.manifest import Manifest, ShardInfo, read_manifest, write_manifest
 from datapipe.index.sample_index import SampleIndex
 from datapipe.index.sidecar import SIDECAR_SUFFIX, SidecarRows, write_sidecar

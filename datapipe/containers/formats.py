@@ -9,7 +9,7 @@ from typing import Any
 
 from datapipe.codecs.field_values import FieldSpec
 from datapipe.containers.listing import held_apart_names
-from datapipe.core.errors import FormatError, IntegrityError, MissingDataError, StorageError
+from datapipe.errors import FormatError, IntegrityError, MissingDataError, StorageError
 from datapipe.index.entries import RowGroup, Rows
 from datapipe.index.sidecar import SidecarRows
 

@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from datapipe.core.errors import MissingDataError, StorageError
 from datapipe.core.printable import counted
 from datapipe.core.regular_files import file_type, is_within
+from datapipe.errors import MissingDataError, StorageError
 
 IMAGE_SUFFIXES = (b".jpg", b".jpeg", b".png", b".ppm", b".bmp", b".pgm", b".tif", b".tiff", b".webp", b".gif")
 _JUNK = frozenset((b"thumbs.db", b"desktop.ini", b"__macosx"))

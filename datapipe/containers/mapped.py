@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO, Protocol, cast, overload
 
 from datapipe.core import regular_files
-from datapipe.core.errors import FormatError, MissingDataError, StorageError
+from datapipe.errors import FormatError, MissingDataError, StorageError
 from datapipe.stores.location import is_url
 from datapipe.stores.random_access import RemoteBytes, RemoteFile
 

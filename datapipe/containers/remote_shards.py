@@ -18,10 +18,10 @@ from typing import Any
 
 from datapipe.containers.foreign import ScannedShard, index_stamp, write_index, write_stamp
 from datapipe.containers.formats import container_of, only_format, refuse_several_sets, scanner_of
-from datapipe.core.errors import FormatError, MissingDataError, StorageError, UnfinishedError
 from datapipe.core.printable import counted
 from datapipe.core.user_cache import INDEXES, index_directory, one_at_a_time
 from datapipe.core.waiting import reported_wait
+from datapipe.errors import FormatError, MissingDataError, StorageError, UnfinishedError
 from datapipe.index.manifest import BUILDING_NAME, read_manifest
 from datapipe.index.remote_set import RemoteSet, nothing_there
 from datapipe.index.sample_index import SampleIndex

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from datapipe.core.errors import StorageError
+from datapipe.errors import StorageError
 
 TEMPORARY_SUFFIX = ".part"
 _NAME_LENGTH = 50  # characters of the name that its temporary keeps, within the file system's limit

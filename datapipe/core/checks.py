@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from datapipe.core.errors import OptionError
+from datapipe.errors import OptionError
 
 
 def whole_number(value: Any, name: str, *, least: int | None = None) -> int:

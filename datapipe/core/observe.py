@@ -10,7 +10,7 @@ import enum
 from dataclasses import dataclass
 from typing import Protocol
 
-from datapipe.core.errors import OptionError
+from datapipe.errors import OptionError
 
 
 class Stage(enum.Enum):

@@ -13,7 +13,7 @@ import stat
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from datapipe.core.errors import FormatError
+from datapipe.errors import FormatError
 
 AnyPath = str | bytes | os.PathLike[str]
 

@@ -22,10 +22,10 @@ import filelock
 import platformdirs
 
 from datapipe.core import atomic
-from datapipe.core.errors import StorageError
 from datapipe.core.printable import get_logger
 from datapipe.core.regular_files import read_bytes
 from datapipe.core.waiting import reported_wait
+from datapipe.errors import StorageError
 
 T = TypeVar("T")
 

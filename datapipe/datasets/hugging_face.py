@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from datapipe.containers.foreign import ForeignSet, open_foreign
-from datapipe.core.errors import FormatError, OptionError
+from datapipe.errors import FormatError, OptionError
 from datapipe.index.concat import AnyIndex, select
 from datapipe.index.file_list import FileListIndex
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from datapipe.core.errors import OptionError
+from datapipe.errors import OptionError
 from datapipe.index.file_list import FileListIndex
 
 _MODULE = "torchvision.datasets.folder"

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 from torch.utils.data import ConcatDataset, Subset
 
-from datapipe.containers import open_index
-from datapipe.core.errors import LifecycleError, OptionError
 from datapipe.datasets.hugging_face import hugging_face_index
 from datapipe.datasets.image_folders import folder_index
+from datapipe.errors import LifecycleError, OptionError
 from datapipe.index.concat import AnyIndex, concatenated, select
 from datapipe.transforms import Recipe
 
@@ -83,22 +82,22 @@ def _concatenated(dataset: Any) -> Seen | Unseen:
         return Unseen(str(exc))
 
 
-def converted_index(dataset: Any, path: str | os.PathLike[str]) -> AnyIndex:
-    """Return the index of a converted folder: the samples of a torch dataset of that folder's files, in its order.
+def converted_index(dataset: Any, found: AnyIndex) -> AnyIndex:
+    """Return the samples of a torch dataset of a folder's files, in its order, from what that folder was converted to.
 
     `dataset`: torchvision's folder, or a `Subset` of one. A sampler's positions then mean the same samples. Raises OptionError
-    if they would not, and what `open_index` raises.
+    if they would not.
     """
     if isinstance(dataset, Subset):
-        whole = converted_index(dataset.dataset, path)
+        whole = converted_index(dataset.dataset, found)
         return select(whole, np.fromiter(dataset.indices, np.int64))
-    name, seen, root = f"data={os.fspath(path)!r}", see_through(dataset), getattr(dataset, "root", None)
+    name, seen, root = f"data={found.where!r}", see_through(dataset), getattr(dataset, "root", None)
     if root is None or isinstance(seen, Unseen):
         raise OptionError(
             f"{name}: converted data can replace one folder that torchvision reads, or a Subset of it, and this is a "
-            f"{type(dataset).__qualname__}; read it in the script itself: datapipe.DataLoader({os.fspath(path)!r}, ...)"
+            f"{type(dataset).__qualname__}; read it in the script itself: datapipe.DataLoader({found.where!r}, ...)"
         )
-    found, index = open_index(path), seen.index
+    index = seen.index
     remedy = f"convert the folder again: datapipe convert {os.fspath(root)} DST --to webdataset"
     if len(found) != len(index):
         raise OptionError(f"{name}: has {len(found)} samples, the dataset {len(index)}; {remedy}")
@@ -107,9 +106,10 @@ def converted_index(dataset: Any, path: str | os.PathLike[str]) -> AnyIndex:
         raise OptionError(f"{name}: sample {differ[0]} has another label than in the dataset; {remedy}")
     places = np.unique(np.linspace(0, max(0, len(index) - 1), min(_LOOKED_AT, len(index))).round().astype(np.int64))
     for ours, theirs in zip(found.ids(places).tolist(), index.ids(places).tolist(), strict=True):
-        source, file = found.describe(ours).source, index.describe(theirs).path
+        ours_of, file = found.describe(ours), index.describe(theirs).path
+        source = ours_of.source or os.path.relpath(ours_of.path, root)
         if source != os.path.relpath(file, root):
-            raise OptionError(f"{name}: sample {ours} was made of {source or 'no file'}, but the dataset has {file}; {remedy}")
+            raise OptionError(f"{name}: sample {ours} was made of {source}, but the dataset has {file}; {remedy}")
     return found
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from datapipe.containers.foreign import ForeignSet, open_foreign
 from datapipe.containers.remote_shards import open_remote_shards, shards_at
-from datapipe.core.errors import DatapipeError
 from datapipe.datasets.image_folders import leaves_as_it_is
+from datapipe.errors import DatapipeError
 from datapipe.index.sample_index import SampleIndex
 from datapipe.stores.location import Location, is_url, parse_location
 

@@ -22,7 +22,6 @@ from typing import Any
 import msgspec
 
 from datapipe.core.atomic import atomic_writer, refuse_to_replace, write_json
-from datapipe.core.errors import FormatError, MissingDataError, OptionError, StorageError
 from datapipe.core.printable import say
 from datapipe.core.regular_files import read_bytes
 from datapipe.diagnostics.attach.launching import CommandResult, Settings, run_command, run_script
@@ -38,6 +37,7 @@ from datapipe.diagnostics.report.screen import screen, takes_colours
 from datapipe.diagnostics.report.trace import trace as trace_of
 from datapipe.diagnostics.torch_stages.ranges import open_recorder
 from datapipe.diagnostics.trials.trying import Trying
+from datapipe.errors import FormatError, MissingDataError, OptionError, StorageError
 
 _DIAGNOSIS, _PAGE, _TRACE = "diagnosis.json", "diagnosis.html", "trace.json"
 _DATASET_S = 4.0  # at most, of the time for trials, for each trial of the script's own code

@@ -11,7 +11,6 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from datapipe.core.errors import FormatError
 from datapipe.diagnostics.judge.bootstrap import Interval, Known, Number
 from datapipe.diagnostics.judge.fault import Fault
 from datapipe.diagnostics.judge.steady import Regime
@@ -20,6 +19,7 @@ from datapipe.diagnostics.measure.timeline import Syncs
 from datapipe.diagnostics.predict.needs import Need
 from datapipe.diagnostics.predict.remedies import Instruction, Snippet
 from datapipe.diagnostics.predict.workload import Contention
+from datapipe.errors import FormatError
 
 VERSION = 1
 MAX_STEPS, MAX_SPANS = 2_000, 5_000

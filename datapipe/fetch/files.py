@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from datapipe.core.errors import DecodeError, IntegrityError
+from datapipe.errors import DecodeError, IntegrityError
 from datapipe.fetch.local import LocalFiles
 from datapipe.fetch.remote import RemoteFiles
 from datapipe.fetch.row_groups import RowGroups

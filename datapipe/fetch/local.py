@@ -14,7 +14,8 @@ from pathlib import Path
 import crc32c
 
 from datapipe.codecs.probe import MAX_SAMPLE_NBYTES
-from datapipe.core.errors import (
+from datapipe.core.regular_files import open_descriptor
+from datapipe.errors import (
     DatapipeError,
     DecodeError,
     FormatError,
@@ -23,7 +24,6 @@ from datapipe.core.errors import (
     MissingSampleError,
     StorageError,
 )
-from datapipe.core.regular_files import open_descriptor
 from datapipe.fetch.row_groups import RowGroups
 from datapipe.index.entries import WHOLE_FILE, Extents
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import crc32c
 
 from datapipe.codecs.probe import MAX_SAMPLE_NBYTES
-from datapipe.core.errors import DecodeError, IntegrityError
+from datapipe.errors import DecodeError, IntegrityError
 from datapipe.fetch.local import LocalFiles
 from datapipe.fetch.shard_cache.cache import ShardCache
 from datapipe.fetch.shard_cache.filling import Filling

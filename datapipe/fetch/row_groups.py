@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from datapipe.containers.formats import read_rows
-from datapipe.core.errors import IntegrityError, MissingDataError, StorageError, copied
+from datapipe.errors import IntegrityError, MissingDataError, StorageError, copied
 from datapipe.index.entries import RowGroup, Rows
 from datapipe.stores.location import is_url
 

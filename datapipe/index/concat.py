@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from datapipe.codecs.field_values import FieldSpec
-from datapipe.core.errors import OptionError
+from datapipe.errors import OptionError
 from datapipe.index.entries import WHOLE_FILE, Description, Entries, Extents, RowGrouping, check_positions
 from datapipe.index.file_list import FileListIndex
 from datapipe.index.manifest import Manifest

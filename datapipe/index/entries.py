@@ -12,8 +12,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from datapipe.core.errors import OptionError
 from datapipe.core.printable import printable
+from datapipe.errors import OptionError
 
 CONTAINERS = ("parquet", "hdf5")  # formats whose fields may be addressed by rows
 

@@ -20,7 +20,7 @@ import msgspec
 
 from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.core import atomic, regular_files
-from datapipe.core.errors import FormatError, MissingDataError, StorageError, UnfinishedError
+from datapipe.errors import FormatError, MissingDataError, StorageError, UnfinishedError
 
 MANIFEST_NAME = "dataset.json"
 BUILDING_NAME = ".building"  # the directory in which shards are built; readers refuse a dataset that has one

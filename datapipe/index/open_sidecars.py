@@ -16,8 +16,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from datapipe.core import arrow_maps
-from datapipe.core.errors import FormatError, MissingDataError, StorageError
 from datapipe.core.regular_files import path_inside
+from datapipe.errors import FormatError, MissingDataError, StorageError
 from datapipe.index.manifest import MANIFEST_NAME, Manifest, ShardInfo
 from datapipe.index.remote_set import RemoteSet
 from datapipe.index.sidecar import PREFIX_KEY, ROW_GROUPS_KEY, ROW_NBYTES, ROWS_KEY, SIDECAR_SUFFIX

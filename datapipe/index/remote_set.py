@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from datapipe.core import atomic
-from datapipe.core.errors import FormatError, MissingDataError, StorageError
 from datapipe.core.user_cache import REMOTE_INDEXES, index_directory
+from datapipe.errors import FormatError, MissingDataError, StorageError
 from datapipe.index.manifest import MANIFEST_NAME, Manifest, ShardInfo, parse_document
 from datapipe.index.sidecar import SIDECAR_SUFFIX
 from datapipe.stores.location import Location

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from datapipe.core.errors import FormatError
 from datapipe.core.regular_files import path_inside
+from datapipe.errors import FormatError
 from datapipe.index.entries import CONTAINERS, Description, Entries, Extents, RowGroup, RowGrouping, check_positions
 from datapipe.index.manifest import Manifest
 from datapipe.index.open_sidecars import OpenSidecars, Sidecar

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from datapipe.core.errors import FormatError, OptionError
 from datapipe.core.printable import listed
+from datapipe.errors import FormatError, OptionError
 
 Ints = NDArray[np.int64]
 

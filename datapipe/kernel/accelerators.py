@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from datapipe.core.errors import OptionError
+from datapipe.errors import OptionError
 from datapipe.kernel.cuda_runtime import cuda_runtime
 from datapipe.kernel.device_runtime import AcceleratorRuntime, DeviceRuntime
 from datapipe.kernel.options import LoaderOptions

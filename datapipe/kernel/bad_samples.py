@@ -6,8 +6,8 @@ import threading
 from collections import deque
 from dataclasses import dataclass
 
-from datapipe.core.errors import DecodeError, IntegrityError
 from datapipe.core.printable import get_logger, printable
+from datapipe.errors import DecodeError, IntegrityError
 from datapipe.index.entries import Description
 from datapipe.order.draws import key64
 

@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 import torch
 
 from datapipe.core.environment import driver_version, version_of
-from datapipe.core.errors import BackendError
 from datapipe.core.printable import get_logger
 from datapipe.core.user_cache import RATES, remembered
 from datapipe.core.waiting import reported_wait
+from datapipe.errors import BackendError
 from datapipe.kernel.accelerators import device_name, synchronize
 from datapipe.kernel.pytree import tensors_of
 

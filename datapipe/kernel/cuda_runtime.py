@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
-from datapipe.core.errors import BackendError
+from datapipe.errors import BackendError
 from datapipe.kernel.device_runtime import AcceleratorRuntime, DeviceRuntime, Event, Stream
 
 _CAPTURE_THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL of cuda.h

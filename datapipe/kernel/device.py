@@ -24,8 +24,8 @@ import torch
 from numpy.typing import NDArray
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from datapipe.core.errors import LifecycleError, OptionError
 from datapipe.core.observe import Observer, Stage, StageEvent, null_observer
+from datapipe.errors import LifecycleError, OptionError
 from datapipe.kernel.device_runtime import DeviceRuntime, Event, Stream
 from datapipe.kernel.pools import SlabPool
 from datapipe.kernel.pytree import map_nest, tensors_of

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from datapipe.core.errors import OptionError
 from datapipe.core.printable import counted, printable
+from datapipe.errors import OptionError
 from datapipe.kernel.accelerators import torch_build
 from datapipe.kernel.loader import Loader
 from datapipe.kernel.options import LoaderOptions

@@ -10,7 +10,7 @@ import atexit
 import threading
 import time
 
-from datapipe.core.errors import LifecycleError
+from datapipe.errors import LifecycleError
 
 _LIMIT_S = 2.0  # for a thread that is busy elsewhere: with a batch, or waiting for a queue
 

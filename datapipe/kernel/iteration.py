@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
-from datapipe.core.errors import LifecycleError
 from datapipe.core.observe import Stage, StageEvent
+from datapipe.errors import LifecycleError
 from datapipe.kernel.device import DeviceTransfer
 from datapipe.kernel.guarding import OneThread, ending
 from datapipe.kernel.kind import Step

@@ -1,28 +1,31 @@
 """The contract of a kind of data: what a folder of `datapipe/kinds` implements, and all that the kernel knows of it.
 
-A `Kind` is the data behind one loader. For each pass it opens a `BatchMaker`, whose methods make a batch in this order: `begin`
+`Data` is what users pass to a loader, and a `Kind` what one loader makes of it. For each pass that opens a `BatchMaker`, whose
+methods make a batch in this order: `begin`
 looks it up, `fill` writes the rows of each of its `pieces`, a lane decodes it as a whole if there are lanes, `finish` hands it
 over. Threads, order, prefetch, states, ranks and the treatment of bad samples are the kernel's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from datapipe.core.errors import DecodeError, IntegrityError
 from datapipe.core.observe import Observer
+from datapipe.errors import DecodeError, IntegrityError, OptionError
 from datapipe.index.entries import Description
 from datapipe.kernel.bad_samples import BadSampleLog
 from datapipe.kernel.device_runtime import DeviceRuntime
-from datapipe.kernel.options import LoaderOptions, Shuffle
+from datapipe.kernel.options import MAX_BLOCK, LoaderOptions, Shuffle
 from datapipe.kernel.pools import ObjectPool
 from datapipe.kernel.samplers import SampledSource
 from datapipe.order.plan import BatchSpan, Cursor, Picks, Plan
 from datapipe.order.sample_order import Order
 
 if TYPE_CHECKING:
+    import torch
+
     from datapipe.kernel.passes import Passes
 
 Source = Plan | SampledSource  # what says which samples make up which batch
@@ -152,7 +155,7 @@ class Identity(NamedTuple):
 
 
 class Kind(Protocol):
-    """The data of one loader: what a sample is, in which order samples come, and who makes batches of them.
+    """The data behind one loader: in which order samples come, and who makes batches of them.
 
     All calls come from the consumer's thread. What has a body here is optional.
     """
@@ -160,8 +163,18 @@ class Kind(Protocol):
     fingerprint: str  # of the data: a state resumes on the same data only
     num_samples: int
     num_in_epoch: int  # samples; not `num_samples` where some come again, or are left out
-    shown: str  # the data and where it lies, in words
     identity: Identity | None = None
+    block_sizes: tuple[int, int] = (1, MAX_BLOCK)  # the fewest and the most samples that are best filled at once
+
+    @property
+    def choice(self) -> Any:
+        """The backend that makes batches, and why. None: there is one alone."""
+        return None
+
+    @property
+    def cache_stats(self) -> Any:
+        """The hits of the cache of decoded data in this process, and what it holds. None: there is none."""
+        return None
 
     def configure(self, arguments: Mapping[str, Any], options: LoaderOptions, /) -> None:
         """Use these arguments of the loader from the next pass on. Raises OptionError and changes nothing if they do not fit."""
@@ -179,3 +192,26 @@ class Kind(Protocol):
 
     def explain(self, passes: Passes, /) -> list[str]:
         """Return the lines that `explain` prints about a loader of this data: a name of up to 9 letters, then text."""
+
+
+class Data(Protocol):
+    """A loader's `dataset`: what a sample is, and where samples lie. Immutable; several loaders may share one."""
+
+    @property
+    def shown(self) -> str:
+        """The samples and where they lie, in words."""
+
+    def __len__(self) -> int: ...
+
+    def open_kind(
+        self, arguments: Mapping[str, Any], /, *, device: Callable[[], torch.device], open_loader: Callable[..., Iterable[Any]]
+    ) -> Kind:
+        """Return the kind behind a loader with these arguments. Raises OptionError for those that do not fit the data.
+
+        `device`: says, in the consumer's thread, where batches are delivered. `open_loader`: opens another loader, for measuring.
+        """
+
+    def mixed(self, others: Sequence[Any], /, *, weights: Sequence[float] | None, num_samples: int | None) -> Data:
+        """Return this data and others of its type, of each of which an epoch has a fixed share. See `mix`."""
+        name = type(self).__qualname__
+        raise OptionError(f"mix() of {name}: data of this kind is not mixed; pass one {name} that holds all of it")

@@ -11,9 +11,10 @@ from datapipe.core.observe import Observer, check_observer
 from datapipe.kernel.bad_samples import BadSample
 from datapipe.kernel.iteration import BatchIterator
 from datapipe.kernel.kind import Kind
-from datapipe.kernel.options import SETTABLE, LoaderOptions, check_settable
+from datapipe.kernel.options import SETTABLE, LoaderOptions, check_settable, parse_options
 from datapipe.kernel.passes import Passes
-from datapipe.kernel.seeding import Seed
+from datapipe.kernel.ranks import resolve_device
+from datapipe.kernel.seeding import Seed, seed_source
 from datapipe.kernel.shown import refuse_position, shown_loader
 from datapipe.kernel.state import LoaderProgress
 from datapipe.kernel.torch_compat import (
@@ -30,35 +31,26 @@ from datapipe.order.plan import Tail
 class Loader:
     """A loader of batches of one kind of data: what frameworks and scripts expect of torch's DataLoader, and saved states.
 
-    `arguments`: those that a loader was made with; `remake(**arguments)` makes another. `options`: what `parse(arguments)`
-    returns; it is called again for arguments that are assigned later. `device`: says, in the consumer's thread, where batches
-    are delivered.
+    `arguments`: those that the loader was made with, `dataset` being the data. `open_loader(**arguments)`: opens others.
     """
 
-    def __init__(
-        self,
-        kind: Kind,
-        arguments: dict[str, Any],
-        options: LoaderOptions,
-        *,
-        remake: Callable[..., Loader],
-        parse: Callable[[Mapping[str, Any]], LoaderOptions],
-        seed: Seed,
-        device: Callable[[], torch.device],
-    ) -> None:
-        ranks = arguments["rank"], arguments["world_size"]
-        self._passes = Passes(kind, LoaderProgress(seed, kind.fingerprint, ranks))
-        self._remake, self._parse = remake, parse
-        self._resolve_device = device
+    def __init__(self, arguments: dict[str, Any], open_loader: Callable[..., Loader]) -> None:
+        seed = Seed(seed_source(arguments["seed"], arguments["generator"]))
+        self._resolve_device = resolve_device(arguments["device"])
+        self.dataset: Any = arguments["dataset"]
+        kind: Kind = self.dataset.open_kind(arguments, device=self._resolve_device, open_loader=open_loader)
+        options = parse_options(arguments, kind.block_sizes)
+        self._passes = Passes(kind, LoaderProgress(seed, kind.fingerprint, arguments["ranks"]))
+        self._open_loader = open_loader
         self.origin = ""  # what `from_torch` took over, and how
         # Attributes that frameworks and scripts read from a torch DataLoader.
         setter = EpochSetter if options.shuffle else SequentialEpochSetter
-        sampler = arguments.get("sampler")
+        sampler = arguments["sampler"]
         self.sampler = setter(self._progress.epochs, kind.num_in_epoch) if sampler is None else sampler
         self.batch_size = arguments["batch_size"]
         self.drop_last = options.tail is Tail.DROP
         self.generator = arguments["generator"]
-        self.persistent_workers = arguments.get("persistent_workers", False)
+        self.persistent_workers = arguments["persistent_workers"]
         self._apply(arguments, options)
         self._names = names_of(self)
 
@@ -81,7 +73,7 @@ class Loader:
             return
         check_settable(name)
         changed = {**arguments, name: value}
-        self._apply(changed, self._parse(changed))
+        self._apply(changed, parse_options(changed, self._passes.kind.block_sizes))
 
     @property
     def _progress(self) -> LoaderProgress:
@@ -96,8 +88,8 @@ class Loader:
     worker_init_fn: Callable[[int], None]
 
     def __repr__(self) -> str:
-        size = self.batch_size if self._arguments.get("batch_sampler") is None else None
-        return shown_loader(type(self).__name__, self._passes.kind.shown, batch_size=size, device=self._arguments["device"])
+        size = self.batch_size if self._arguments["batch_sampler"] is None else None
+        return shown_loader(type(self).__name__, self.dataset.shown, batch_size=size, device=self._arguments["device"])
 
     # -- torch's contract -----------------------------------------------------------------------
 
@@ -114,7 +106,7 @@ class Loader:
         return self._passes.num_steps()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _from_arguments, (self._remake, self._arguments), added_attributes(self)
+        return _from_arguments, (type(self), self._arguments, self._open_loader), added_attributes(self)
 
     # -- epochs, state, observation ---------------------------------------------------------------
 
@@ -125,8 +117,8 @@ class Loader:
         to you, as with torch.
         """
         self._progress.epochs.set_epoch(epoch)
-        own = self._arguments.get("batch_sampler")
-        own = self._arguments.get("sampler") if own is None else own
+        own = self._arguments["batch_sampler"]
+        own = self._arguments["sampler"] if own is None else own
         tell = getattr(own, "set_epoch", None)
         if callable(tell):
             tell(epoch)
@@ -162,7 +154,7 @@ class Loader:
     @property
     def batch_sampler(self) -> Iterable[list[int]]:
         """The batch sampler passed, or a stand-in as long as the loader, without positions."""
-        own: Iterable[list[int]] | None = self._arguments.get("batch_sampler")
+        own: Iterable[list[int]] | None = self._arguments["batch_sampler"]
         return OwnBatches(self) if own is None else own
 
     @property
@@ -171,10 +163,22 @@ class Loader:
         return self._resolve_device()
 
     @property
+    def choice(self) -> Any:
+        """The backend and the reason for it; chosen at the first access, on a GPU perhaps by measuring. None if there is one."""
+        return self._passes.kind.choice
+
+    @property
+    def cache_stats(self) -> Any:
+        """The cache's hits in this process, and what it holds; None without a cache."""
+        return self._passes.kind.cache_stats
+
+    @property
     def bad_samples(self) -> list[BadSample]:
         """The bad samples skipped or replaced, the latest 1,000."""
         return list(self._passes.bad_samples.latest)
 
 
-def _from_arguments(remake: Callable[..., Loader], arguments: dict[str, Any]) -> Loader:
-    return remake(**arguments)
+def _from_arguments(cls: type[Loader], arguments: dict[str, Any], open_loader: Callable[..., Loader]) -> Loader:
+    loader = cls.__new__(cls)
+    Loader.__init__(loader, arguments, open_loader)
+    return loader

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 from datapipe.core.checks import callable_or_none, iterable_or_none, real_number, whole_number
 from datapipe.core.environment import num_usable_cores, positive_environment
-from datapipe.core.errors import OptionError
+from datapipe.errors import OptionError
 from datapipe.kernel.drawing import may_draw
 from datapipe.kernel.samplers import WeightedSampler
 from datapipe.order.plan import Tail
@@ -16,7 +16,7 @@ from datapipe.order.plan import Tail
 MAX_BLOCK = 64  # samples that are read, and whose geometry is drawn, at once: they share the overhead
 
 OnError = Literal["raise", "skip", "replace"]
-Output = Literal["tuple", "dict"]
+Output = Literal["tuple", "dict"] | Mapping[str, str]
 Shuffle = Literal[False, True, "windows"]
 # torch raises ValueError when these are assigned.
 FIXED = frozenset(("batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers"))
@@ -42,8 +42,8 @@ class LoaderOptions:
     batch_transform: Callable[..., Any] | None
     min_block: int = 1  # samples per unit of work, if a batch has so many
     max_block: int = MAX_BLOCK
-    output: Output = "tuple"
-    rename: Mapping[str, str] = field(default_factory=dict)
+    output: Literal["tuple", "dict"] = "tuple"
+    rename: Mapping[str, str] = field(default_factory=dict)  # of the keys of a dict
     collate_fn: Callable[[list[Any]], Any] | None = None
     may_draw: str | None = None  # what in collate_fn may draw random numbers; None: nothing
 
@@ -78,18 +78,14 @@ class LoaderOptions:
         return max(self.prefetch_factor, -(-2 * self.num_workers // blocks_per_batch))
 
 
-def parse_options(arguments: Mapping[str, Any], *, min_block: int = 1, max_block: int = MAX_BLOCK) -> LoaderOptions:
-    """Return the options of a loader's arguments; those about samplers, output and collation may be missing.
+def parse_options(arguments: Mapping[str, Any], block_sizes: tuple[int, int] = (1, MAX_BLOCK)) -> LoaderOptions:
+    """Return the options of a loader's arguments. Raises OptionError for arguments that make no sense, alone or together.
 
-    Raises OptionError for arguments that make no sense, alone or together.
+    `block_sizes`: the fewest and the most samples per unit of work.
     """
     _check_sampling(arguments)
-    output, rename = one_of(Output, arguments.get("output", "tuple"), "output"), arguments.get("rename")
-    if rename is not None and not isinstance(rename, Mapping):
-        raise OptionError(f"rename is {rename!r:.60}; pass a dict such as {{'image': 'pixel_values'}}")
-    if rename and output != "dict":
-        raise OptionError("rename needs output='dict'")
-    collate_fn = callable_or_none(arguments.get("collate_fn"), "collate_fn")
+    output, rename = _parse_output(arguments["output"])
+    collate_fn = callable_or_none(arguments["collate_fn"], "collate_fn")
     num_workers, prefetch_factor, timeout = (arguments[name] for name in ("num_workers", "prefetch_factor", "timeout"))
     timeout_s = real_number(timeout, "timeout")
     if timeout_s < 0:
@@ -105,10 +101,10 @@ def parse_options(arguments: Mapping[str, Any], *, min_block: int = 1, max_block
         pin_memory=arguments["pin_memory"],
         timeout_s=timeout_s,
         batch_transform=callable_or_none(arguments["batch_transform"], "batch_transform"),
-        min_block=min_block,
-        max_block=max_block,
+        min_block=block_sizes[0],
+        max_block=block_sizes[1],
         output=output,
-        rename=dict(rename or {}),
+        rename=rename,
         collate_fn=collate_fn,
         may_draw=None if collate_fn is None else may_draw(collate_fn),
     )
@@ -130,7 +126,7 @@ def default_num_workers() -> int:
 def _check_sampling(arguments: Mapping[str, Any]) -> None:
     """Refuse the combinations that torch refuses, and those that would fill up or drop a sampler's own batches."""
     batch_size, shuffle, drop_last, tail = (arguments[name] for name in ("batch_size", "shuffle", "drop_last", "tail"))
-    sampler, batch_sampler = arguments.get("sampler"), arguments.get("batch_sampler")
+    sampler, batch_sampler = arguments["sampler"], arguments["batch_sampler"]
     if batch_size is None:
         raise OptionError("batch_size=None (no batching) is not available; pass a number of samples, such as 1")
     if sampler is not None and shuffle:
@@ -153,6 +149,15 @@ def _parse_shuffle(shuffle: object) -> Shuffle:
             raise OptionError(f"shuffle is {shuffle!r}; pass True, False or 'windows'")
         return "windows"
     return bool(shuffle)
+
+
+def _parse_output(output: object) -> tuple[Literal["tuple", "dict"], Mapping[str, str]]:
+    """Return the form of a batch, and the new names of a dict's keys."""
+    if isinstance(output, Mapping):
+        return "dict", dict(output)
+    if output == "tuple" or output == "dict":
+        return output, {}
+    raise OptionError(f"output is {output!r:.60}; choose 'tuple', 'dict', or new names for a dict: {{'image': 'pixel_values'}}")
 
 
 def _parse_tail(tail: str | None, *, drop_last: bool) -> Tail:

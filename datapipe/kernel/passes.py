@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from datapipe.core.errors import StateError
 from datapipe.core.observe import Observer, null_observer
+from datapipe.errors import StateError
 from datapipe.kernel.bad_samples import BadSampleLog
 from datapipe.kernel.kind import Kind, Pass, Source
 from datapipe.kernel.options import LoaderOptions
@@ -52,7 +52,7 @@ class Passes:
 
     def source(self, seed: int = 0) -> Source:
         """Return what says which samples make up the batches of a pass with that seed; their number depends on no seed."""
-        sampler, batch_sampler = self._arguments.get("sampler"), self._arguments.get("batch_sampler")
+        sampler, batch_sampler = self._arguments["sampler"], self._arguments["batch_sampler"]
         options, rank, num, checksum = self.options, self.progress.rank, self.kind.num_samples, self._checksum
         if batch_sampler is not None:
             return SampledSource(batch_sampler, None, rank, drop_last=False, num_samples=num, checksum=checksum)

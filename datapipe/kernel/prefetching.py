@@ -11,8 +11,8 @@ from typing import Any, NoReturn, Protocol
 import torch
 
 from datapipe.core.checks import whole_number
-from datapipe.core.errors import LifecycleError, OptionError
 from datapipe.core.observe import Observer, null_observer
+from datapipe.errors import LifecycleError, OptionError
 from datapipe.kernel.accelerators import checked_device, runtime_of
 from datapipe.kernel.device import Uploader
 from datapipe.kernel.device_runtime import DeviceRuntime

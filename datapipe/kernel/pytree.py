@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from datapipe.core.errors import OptionError
+from datapipe.errors import OptionError
 
 
 def map_nest(nest: Any, of_tensor: Callable[[torch.Tensor], Any], of_mover: Callable[[Any], Any]) -> Any:

@@ -12,20 +12,20 @@ import torch.distributed
 
 from datapipe.core.checks import whole_number
 from datapipe.core.environment import positive_environment
-from datapipe.core.errors import LifecycleError, OptionError
 from datapipe.core.waiting import Wait
+from datapipe.errors import LifecycleError, OptionError
 from datapipe.kernel.accelerators import accelerator, checked_device, current_device, devices
 from datapipe.order.plan import Rank
 
 _LONGEST_PAUSE_S = 0.25  # between queries for rank 0's value: a thousand ranks query its store at once
 
 
-def resolve_rank(rank: int | None, world_size: int | None) -> Rank:
-    """Return the rank in force now. Raises OptionError for half a pair or one that does not parse."""
-    if (rank is None) != (world_size is None):
-        raise OptionError(f"rank={rank}, world_size={world_size}: pass both or neither")
-    if rank is not None and world_size is not None:
-        return Rank(whole_number(rank, "rank"), whole_number(world_size, "world_size"))
+def resolve_rank(ranks: tuple[int, int] | None = None) -> Rank:
+    """Return the rank in force now. `ranks`: the rank and the number of ranks, if given. Raises OptionError for no such pair."""
+    if ranks is not None:
+        if not isinstance(ranks, (tuple, list)) or len(ranks) != 2:
+            raise OptionError(f"ranks is {ranks!r:.60}; pass (rank, world_size), such as (0, 8)")
+        return Rank(whole_number(ranks[0], "ranks[0]"), whole_number(ranks[1], "ranks[1]"))
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return Rank(torch.distributed.get_rank(), torch.distributed.get_world_size())
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:

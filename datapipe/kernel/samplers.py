@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from datapipe.core.checks import positions_of, whole_number
-from datapipe.core.errors import OptionError, StateError
+from datapipe.errors import OptionError, StateError
 from datapipe.order.plan import Cursor, Picks, Rank
 from datapipe.order.sampling import WeightedOrder, checked_weights
 

@@ -7,7 +7,7 @@ import warnings
 import torch
 
 from datapipe.core.checks import whole_number
-from datapipe.core.errors import OptionError, StateError
+from datapipe.errors import OptionError, StateError
 from datapipe.kernel.ranks import agree_over_group, is_of_group
 from datapipe.order.plan import Rank
 

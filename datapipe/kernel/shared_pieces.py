@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from datapipe.core.errors import DecodeError, IntegrityError, copied
+from datapipe.errors import DecodeError, IntegrityError, copied
 from datapipe.kernel.kind import SharedPieces
 from datapipe.kernel.options import OnError
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from datapipe.core.checks import whole_number
-from datapipe.core.errors import LifecycleError, StateError
+from datapipe.errors import LifecycleError, StateError
 from datapipe.kernel.ranks import resolve_rank
 from datapipe.kernel.seeding import Seed
 from datapipe.order.plan import Cursor, Rank, Tail
@@ -113,30 +113,30 @@ class LoaderState:
 class LoaderProgress:
     """How far a loader has come: its rank, its seed, its epochs. All of its passes share them."""
 
-    def __init__(self, seed: Seed, fingerprint: str, ranks: tuple[int | None, int | None]) -> None:
-        """`fingerprint`: that of the dataset. `ranks`: the rank and the world size that were given, or None."""
+    def __init__(self, seed: Seed, fingerprint: str, ranks: tuple[int, int] | None) -> None:
+        """`fingerprint`: that of the dataset. `ranks`: the rank and the number of ranks, if given."""
         self.seed = seed
         self.epochs = Epochs()
         self._fingerprint = fingerprint
         self._ranks = ranks
         self._rank: Rank | None = None
-        resolve_rank(*ranks)  # refuse half a pair here, not at the first batch
+        resolve_rank(ranks)  # refuse what is no pair here, not at the first batch
 
     @property
     def rank(self) -> Rank:
         """This process's part of an epoch, as it was when first asked for."""
         if self._rank is None:
-            self._rank = resolve_rank(*self._ranks)
+            self._rank = resolve_rank(self._ranks)
         return self._rank
 
     def check_still_alone(self, num_steps: Callable[[], int]) -> None:
         """Raise LifecycleError if the rank was resolved before there were several: every rank would take all samples."""
-        now = resolve_rank(*self._ranks)
+        now = resolve_rank(self._ranks)
         if self.rank.world_size == 1 and now.world_size > 1:
             raise LifecycleError(
                 f"this loader's length was requested when its process was alone: {num_steps()} steps of all samples; now it "
                 f"is rank {now.rank} of {now.world_size}. Make the loader, or ask for its length, once torch.distributed is "
-                "initialized, or pass rank and world_size"
+                "initialized, or pass ranks=(rank, world_size)"
             )
 
     def state(self, *, global_batch: int, order: str, num_samples: int, tail: Tail, trail: str = "") -> LoaderState:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from datapipe.core.errors import OptionError
+from datapipe.errors import OptionError
 from datapipe.kernel.device_runtime import DeviceRuntime, Stream
 from datapipe.kernel.pytree import map_nest, tensors_of
 

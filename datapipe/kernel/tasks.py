@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from datapipe.core.errors import DecodeError
+from datapipe.errors import DecodeError
 from datapipe.kernel.bad_samples import MAX_ATTEMPTS, BadSample, located
 from datapipe.kernel.kind import BadRow, BatchMaker, LeftToConsumer, Pass, Piece, Step
 from datapipe.kernel.shared_pieces import LoadedPiece, PieceStore

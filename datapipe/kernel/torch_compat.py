@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from torch.utils.data import SequentialSampler
 
-from datapipe.core.errors import OptionError
+from datapipe.errors import OptionError
 from datapipe.kernel.state import Epochs
 
 

@@ -1,21 +1,26 @@
-"""The kinds of data: `inspect` and `bench` tell by this which kind a path is of, and find the modules that each kind has.
+"""The kinds of data: loaders and commands tell by this which kind something is, and find the modules that each kind has.
 
-A kind is a folder beside this module. For the commands it has `inspection` (`claim(path)`: the index of the data there, None if
-that is not of this kind; `describe(index, args)`: facts, JSON-safe; `as_text(path, facts)`) and `bench` (`measure(index, args)`:
-rates, JSON-safe; `as_text(result)`).
+A kind is a folder beside this module. It has `inspection` (`claim(path)`: the index of what lies at a path or URL, None if it is
+not of this kind; `describe(index, args)`: facts, JSON-safe; `as_text(path, facts)`), `data` (`of(source, index)`: the data object
+of what was claimed, or of an object that is no path, with None for the index; None if that is not of this kind) and `bench`
+(`measure(index, args)`: rates, JSON-safe; `as_text(result)`). Inspections work without torch.
 """
 
 from __future__ import annotations
 
 import importlib
-from typing import Any
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-from datapipe.core.errors import FormatError
-from datapipe.stores.location import is_url
+from datapipe.core.checks import path_name
+from datapipe.errors import DatapipeError, FormatError, OptionError, UnfinishedError
 
-# Where each kind is. Asked in this order whether a local path is theirs: images last, as they keep an index next to shards that
-# others wrote. What lies in a store is asked for in reverse, since no index is kept there.
-KINDS = {"tables": "datapipe.kinds.tables", "images": "datapipe.kinds.images"}
+if TYPE_CHECKING:
+    from datapipe.kernel.kind import Data
+
+# Where each kind is. Asked in this order whether something is theirs.
+KINDS = {"images": "datapipe.kinds.images", "tables": "datapipe.kinds.tables"}
 
 
 def part(kind: str, name: str) -> Any:
@@ -23,17 +28,56 @@ def part(kind: str, name: str) -> Any:
     return importlib.import_module(f"{KINDS[kind]}.{name}")
 
 
-def recognise(path: str) -> tuple[str, Any]:
-    """Return the kind of the data at a path or URL, and its index. Raises what the kinds' `claim` raise if it is of none."""
-    problem: FormatError | None = None
-    for kind in reversed(KINDS) if is_url(path) else KINDS:
+def recognise(path: str | os.PathLike[str]) -> tuple[str, Any]:
+    """Return the kind of what lies at a path or URL, and its index. Raises what the kinds' `claim` raise if it is of none."""
+    text, problem = path_name(path, "the path to the dataset"), None
+    for kind in KINDS:
         try:
-            index = part(kind, "inspection").claim(path)
-        except FormatError as exc:
-            if not is_url(path):
-                raise
-            problem = problem or exc
+            index = part(kind, "inspection").claim(text)
+        except UnfinishedError:
+            raise
+        except DatapipeError as exc:
+            problem = exc  # a later kind raises only for what can be of no other
             continue
         if index is not None:
             return kind, index
-    raise problem or FormatError(f"{path}: no data of the kinds that datapipe knows: {', '.join(KINDS)}")
+    raise problem or FormatError(f"{text}: no data of the kinds that datapipe knows: {', '.join(KINDS)}")
+
+
+def open_data(source: Any) -> Data:
+    """Return what a user passed as `dataset`: data, or that of a path or another object. Raises OptionError for what is none."""
+    if hasattr(source, "open_kind"):
+        data: Data = source
+        return data
+    if isinstance(source, (str, os.PathLike)):
+        kind, index = recognise(source)
+        return part(kind, "data").of(source, index)  # type: ignore[no-any-return]
+    for kind in KINDS:
+        found: Data | None = part(kind, "data").of(source, None)
+        if found is not None:
+            return found
+    raise OptionError(
+        f"dataset is {source!r:.80}; pass the path of a converted dataset, of shards, of an image folder or of a table; or "
+        "datapipe.Images(...), datapipe.Table(...), or a torch Dataset"
+    )
+
+
+def mix(datasets: Sequence[Any], weights: Sequence[float] | None = None, *, num_samples: int | None = None) -> Any:
+    """Return one dataset of several, each of which makes up a fixed share of every epoch.
+
+    `datasets`: data objects of one kind, such as `Images`, or paths. `weights`: one for each, to any scale; None: each by its
+    size. `num_samples`: length of an epoch; None: the sum of their sizes. Shares hold in every batch, to within a sample or two.
+    All samples of a dataset come before any of them comes again, also across epochs; one that comes again is augmented again.
+    Batches have the fields that all datasets have; labels are those of the datasets, which are not renumbered.
+
+    Raises OptionError for invalid weights, an epoch of no samples, datasets of several kinds, and those without samples or a
+    common field.
+    """
+    if not isinstance(datasets, Sequence) or isinstance(datasets, (str, bytes)) or not len(datasets):
+        raise OptionError(f"mix({datasets!r:.60}): pass a list of at least one dataset")
+    first, *others = [open_data(dataset) for dataset in datasets]
+    for other in others:
+        if type(other) is not type(first):
+            kinds = f"{type(first).__qualname__} and {type(other).__qualname__}"
+            raise OptionError(f"mix() of {kinds}: a batch has samples of one kind; make a loader for each")
+    return first.mixed(others, weights=weights, num_samples=num_samples)

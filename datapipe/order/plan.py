@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from datapipe.core.errors import OptionError, StateError
+from datapipe.errors import OptionError, StateError
 from datapipe.order.sample_order import Order
 
 

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from datapipe.core.errors import DatapipeError
 from datapipe.core.waiting import Wait, reported_wait
+from datapipe.errors import DatapipeError
 from datapipe.stores.failures import NO_ANSWER, TIMEOUT_S, Failure, examine, given_up, pause_s, retry_s, told
 from datapipe.stores.location import WEB_SCHEMES, Location
 from datapipe.stores.reachability import note_reached

@@ -14,8 +14,8 @@ import re
 import time
 from dataclasses import dataclass
 
-from datapipe.core.errors import DatapipeError, MissingDataError, StorageError
 from datapipe.core.printable import counted
+from datapipe.errors import DatapipeError, MissingDataError, StorageError
 from datapipe.stores.location import WEB_SCHEMES, Location, redacted
 from datapipe.stores.reachability import note_reached, patience_s
 

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from urllib.parse import quote, unquote, urlsplit
 
-from datapipe.core.errors import OptionError
+from datapipe.errors import OptionError
 
 WEB_SCHEMES = ("http", "https", "hf")  # of web servers, which list nothing, and may redirect
 SCHEMES = ("s3", "gs", "az", *WEB_SCHEMES)

@@ -9,9 +9,9 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from datapipe.core.errors import DatapipeError, OptionError
 from datapipe.core.printable import listed
 from datapipe.core.waiting import reported_wait
+from datapipe.errors import DatapipeError, OptionError
 from datapipe.stores.attempts import Attempts, retried
 from datapipe.stores.failures import NO_ANSWER, examine
 from datapipe.stores.location import WEB_SCHEMES, Location

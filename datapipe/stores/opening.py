@@ -9,7 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from datapipe.core.errors import DatapipeError, DependencyError, OptionError
+from datapipe.errors import DatapipeError, DependencyError, OptionError
 from datapipe.stores.failures import TIMEOUT_S
 from datapipe.stores.location import Location, http_url
 from datapipe.stores.reachability import forget_reached

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from datapipe.core.errors import copied
+from datapipe.errors import copied
 from datapipe.stores.location import Location
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, TypeVar
 
-from datapipe.core.errors import DatapipeError, LifecycleError, StorageError
+from datapipe.errors import DatapipeError, LifecycleError, StorageError
 from datapipe.stores.failures import (
     TIMEOUT_S,
     Cause,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from datapipe.core.checks import real_number, whole_number
-from datapipe.core.errors import OptionError
+from datapipe.errors import OptionError
 from datapipe.stores.failures import TIMEOUT_S
 from datapipe.stores.window import MAX_REQUESTS
 

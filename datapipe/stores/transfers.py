@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from datapipe.core.atomic import write_at
-from datapipe.core.errors import DatapipeError, MissingDataError, OptionError, StorageError
 from datapipe.core.regular_files import open_file
+from datapipe.errors import DatapipeError, MissingDataError, OptionError, StorageError
 from datapipe.stores.attempts import Attempts, retried
 from datapipe.stores.failures import TIMEOUT_S, Cause, ChangedError, ShortBodyError, WholeObjectError, examine
 from datapipe.stores.location import Location

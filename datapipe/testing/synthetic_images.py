@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from datapipe.core.errors import OptionError
+from datapipe.errors import OptionError
 
 # (width, height) in pixels and frequency: the sizes that make up most of ImageNet.
 SCALES: dict[str, tuple[tuple[tuple[int, int], float], ...]] = {

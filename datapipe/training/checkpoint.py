@@ -14,9 +14,9 @@ import numpy as np
 import torch
 
 from datapipe.core.atomic import atomic_writer
-from datapipe.core.errors import FormatError, MissingDataError, StateError, StorageError
 from datapipe.core.printable import counted
 from datapipe.core.regular_files import open_file
+from datapipe.errors import FormatError, MissingDataError, StateError, StorageError
 from datapipe.training.evaluation import Best, Sums, checked, means_of
 from datapipe.training.learner import Learner
 from datapipe.training.options import TrainOptions

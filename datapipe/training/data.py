@@ -6,9 +6,8 @@ import os
 
 import torch
 
-from datapipe.containers import open_index
-from datapipe.core.errors import OptionError
-from datapipe.kinds.images.dataset import Dataset
+from datapipe.errors import OptionError
+from datapipe.kinds.images.data import Images
 from datapipe.transforms import (
     IMAGENET_MEAN,
     IMAGENET_STD,
@@ -35,9 +34,9 @@ def _normalised() -> list[object]:
     return [ToDtype(torch.float32, scale=True), Normalize(IMAGENET_MEAN, IMAGENET_STD)]
 
 
-def open_labelled(path: str | os.PathLike[str]) -> Dataset:
+def open_labelled(path: str | os.PathLike[str]) -> Images:
     """Open the dataset at `path`. Raises OptionError if it has no images or labels, and what `open_index` raises."""
-    dataset = Dataset(open_index(path))
+    dataset = Images(path)
     held = ", ".join(field.name for field in dataset.index.manifest.fields)
     if not dataset.fields.has_image:
         raise OptionError(f"{path}: holds no images (has: {held}); this command trains image classifiers")
@@ -51,7 +50,7 @@ def open_labelled(path: str | os.PathLike[str]) -> Dataset:
     return dataset
 
 
-def count_classes(dataset: Dataset, wanted: int | None = None, *, where: str) -> int:
+def count_classes(dataset: Images, wanted: int | None = None, *, where: str) -> int:
     """Return the number of classes for the model's head: `wanted`, else those that the dataset names, else the highest label + 1.
 
     `where` names the dataset in errors. Raises OptionError for labels that are negative or not below that number. Reads every
@@ -71,7 +70,7 @@ def count_classes(dataset: Dataset, wanted: int | None = None, *, where: str) ->
     return num_classes
 
 
-def check_same_classes(train: Dataset, val: Dataset) -> None:
+def check_same_classes(train: Images, val: Images) -> None:
     """Raise OptionError if a label means different classes in the two datasets."""
     ours, theirs = train.index.manifest.classes, val.index.manifest.classes
     if ours is not None and theirs is not None and ours != theirs:

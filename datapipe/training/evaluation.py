@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from datapipe.core.errors import DatapipeError, OptionError
+from datapipe.errors import DatapipeError, OptionError
 from datapipe.order.plan import Tail
 from datapipe.training.learner import Criterion, autocast, cross_entropy, labelled_batch
 from datapipe.training.options import Precision

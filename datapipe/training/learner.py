@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from datapipe.core.errors import OptionError
+from datapipe.errors import OptionError
 from datapipe.kernel.accelerators import device_name
 from datapipe.training.options import Precision
 from datapipe.training.process_group import ProcessGroup

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from datapipe.core.errors import DependencyError, OptionError
+from datapipe.errors import DependencyError, OptionError
 
 _GROUP = 8  # channels per group of GroupNorm
 _PLACES = {"torchvision": ("torchvision.models", "get_model"), "timm": ("timm", "create_model")}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from datapipe.core.errors import OptionError
+from datapipe.errors import OptionError
 
 Precision = Literal["fp32", "bf16", "fp16"]
 Watched = Literal["accuracy", "loss"]

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from datapipe.core.atomic import refuse_to_replace
-from datapipe.core.errors import OptionError
+from datapipe.errors import OptionError
 from datapipe.kernel.ranks import resolve_device
 from datapipe.training.checkpoint import BEST, LAST
 from datapipe.training.options import TrainOptions

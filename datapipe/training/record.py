@@ -17,9 +17,9 @@ import torch
 
 from datapipe.core.atomic import atomic_writer, write_json
 from datapipe.core.environment import version_of
-from datapipe.core.errors import StorageError
 from datapipe.core.printable import say
 from datapipe.core.regular_files import read_bytes
+from datapipe.errors import StorageError
 from datapipe.kernel.accelerators import device_name
 from datapipe.training.checkpoint import Place
 from datapipe.training.evaluation import Best

@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from datapipe.adapt.loaders import length_of
-from datapipe.core.errors import OptionError
+from datapipe.errors import OptionError
 from datapipe.training.checkpoint import Place, TrainingState, seed_generators
 from datapipe.training.epoch import Bracket, ClockBracket, train_epoch
 from datapipe.training.evaluation import Best, DivergenceError, Means, check_counts_once, evaluate, means_of

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from datapipe.codecs.masks import nearest_sources
 from datapipe.codecs.probe import MAX_PIXELS
-from datapipe.core.errors import DecodeError
+from datapipe.errors import DecodeError
 from datapipe.transforms.protocols import Cuts, Interpolation
 
 Mask = NDArray[np.generic]  # (h, w) or (h, w, c): labels

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
-from datapipe.core.errors import OptionError
+from datapipe.errors import OptionError
 from datapipe.transforms.protocols import Interpolation
 
 Range = tuple[float, float]

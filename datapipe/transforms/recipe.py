@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from datapipe.core.errors import OptionError
+from datapipe.errors import OptionError
 from datapipe.order.draws import Draws
 from datapipe.transforms.cuts import whole
 from datapipe.transforms.geometry import DRAWS_NOTHING, Pad, RandomHorizontalFlip, RandomVerticalFlip

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from datapipe.core.errors import OptionError
+from datapipe.errors import OptionError
 from datapipe.transforms.geometry import CenterCrop, RandomCrop, RandomHorizontalFlip, RandomVerticalFlip
 from datapipe.transforms.lowering import Kind, described, lower, mixes_batches
 from datapipe.transforms.pixels.dtype import Normalize, ScaleAndShift, ToDtype, scale_and_shift

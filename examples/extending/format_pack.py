@@ -14,7 +14,7 @@ from pathlib import Path
 from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.codecs.probe import encoding_of
 from datapipe.containers.mapped import mapped
-from datapipe.core.errors import FormatError
+from datapipe.errors import FormatError
 from datapipe.index.sidecar import FieldExtent, SidecarRows
 
 MAGIC = b"PACK"

@@ -14,8 +14,8 @@ from converters.options import ConvertOptions
 from converters.sources import ListedSample, Origin, SourceFacts, Workspace, divide
 from converters.writers import IMAGE_FIELD, LABEL_FIELD
 from datapipe.containers.listing import ScanNotes
-from datapipe.core.errors import FormatError, MissingDataError
 from datapipe.core.regular_files import open_file, path_inside
+from datapipe.errors import FormatError, MissingDataError
 
 
 class ListSource:

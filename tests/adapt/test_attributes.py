@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from torchvision_reference import torchvision_v2
 
 import datapipe as dp
+from datapipe import transforms as T
 
 torchvision_v2()
 folders: Any = importlib.import_module("torchvision.datasets")
@@ -58,7 +59,7 @@ def loaders(root: Path) -> dict[str, Any]:
         "torch": DataLoader(Numbers(), 4),
         "left to torch": dp.from_torch(DataLoader(Numbers(), 4)),
         "seen through": dp.from_torch(DataLoader(folder(root), 4)),
-        "ours": dp.DataLoader(root, 4, transform=[dp.CenterCrop(24)]),
+        "ours": dp.DataLoader(root, 4, transform=[T.CenterCrop(24)]),
         "prefetched": dp.prefetch(dp.from_torch(DataLoader(Numbers(), 4)), "cpu"),
     }
 
@@ -92,7 +93,7 @@ def test_what_torch_takes_takes_effect_with_the_next_pass(root: Path, kind: str)
 
 
 def test_ours_takes_them_too(root: Path) -> None:
-    loader = dp.DataLoader(root, 4, transform=[dp.CenterCrop(24)], num_workers=2)
+    loader = dp.DataLoader(root, 4, transform=[T.CenterCrop(24)], num_workers=2)
     iterator = iter(loader)
     next(iterator)
     loader.collate_fn = len
@@ -110,15 +111,15 @@ def test_ours_takes_them_too(root: Path) -> None:
 
 @pytest.mark.parametrize("name", ["generator", "transform", "seed", "shuffle", "on_error", "device", "tail", "output"])
 def test_arguments_that_are_read_once_are_refused(root: Path, name: str) -> None:
-    with pytest.raises(dp.OptionError, match=f"{name} cannot be set on a loader that exists"):
+    with pytest.raises(dp.errors.OptionError, match=f"{name} cannot be set on a loader that exists"):
         setattr(loaders(root)["ours"], name, None)
 
 
 def test_what_does_not_fit_changes_nothing(root: Path) -> None:
-    loader = dp.DataLoader(root, 4, transform=[dp.CenterCrop(24)], num_workers=2)
+    loader = dp.DataLoader(root, 4, transform=[T.CenterCrop(24)], num_workers=2)
     for name, value in (("num_workers", -1), ("timeout", -1), ("collate_fn", 3), ("prefetch_factor", 0)):
         before = getattr(loader, name)
-        with pytest.raises(dp.OptionError, match=name):
+        with pytest.raises(dp.errors.OptionError, match=name):
             setattr(loader, name, value)
         assert getattr(loader, name) == before
     assert len(list(loader)) == 10
@@ -142,9 +143,9 @@ def test_a_dataset_is_read_as_torchvisions(root: Path) -> None:
     for taken in (dp.from_torch(DataLoader(theirs, 4)).dataset, dp.DataLoader(theirs, 4).dataset):
         assert taken.samples == taken.imgs == theirs.samples
         assert (taken.root, taken.transform) == (str(root), theirs.transform)
-        with pytest.raises(dp.OptionError, match="transform is fixed once a loader has it"):
+        with pytest.raises(dp.errors.OptionError, match="transform is fixed once a loader has it"):
             taken.transform = None
-    ours = dp.DataLoader(root, 4, transform=[dp.CenterCrop(24)]).dataset
+    ours = dp.DataLoader(root, 4, transform=[T.CenterCrop(24)]).dataset
     assert [(str(Path(path)), label) for path, label in ours.samples] == theirs.samples
     assert (ours.root, ours.transform) == (str(root), None)
     assert ours.select([3, 1]).samples == [ours.samples[3], ours.samples[1]]
@@ -169,7 +170,9 @@ def test_a_dataset_changed_after_the_takeover_is_not_passed_over(root: Path, fur
         loader = dp.from_torch(DataLoader(Subset(dataset, range(20)) if change is not shorten else dataset, 4))
         assert len(list(loader)) > 2
         change(dataset)
-        with pytest.raises(dp.LifecycleError, match=r"when the loader was made and .* make the loader .* after the change"):
+        with pytest.raises(
+            dp.errors.LifecycleError, match=r"when the loader was made and .* make the loader .* after the change"
+        ):
             next(iter(loader))
 
 
@@ -186,7 +189,7 @@ def test_a_dataset_of_the_users_may_change_its_length() -> None:
 
 def test_what_a_state_does_not_hold_is_said() -> None:
     with pytest.warns(UserWarning, match="Stateful has a state_dict of its own"):
-        loader: Any = dp.from_torch(DataLoader(Stateful(), 4), reseed=False)
+        loader: Any = dp.from_torch(DataLoader(Stateful(), 4), faithful=True)
     next(iter(loader))
     with pytest.warns(UserWarning, match="the random state is not: what Stateful draws"):
         loader.load_state_dict(loader.state_dict())

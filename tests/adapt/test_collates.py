@@ -274,14 +274,15 @@ def test_without_reseeding_draws_are_torchs(root: Path, num_workers: int) -> Non
     dataset = folders.ImageFolder(root, v1.Compose([v1.CenterCrop(16), v1.ToTensor()]))
     for data in (dataset, TensorDataset(torch.zeros(23, 2))):
         theirs = DataLoader(data, 4, collate_fn=Masking(), num_workers=num_workers)
-        ours = dp.from_torch(DataLoader(data, 4, collate_fn=Masking(), num_workers=num_workers), reseed=False, device="cpu")
+        ours = dp.from_torch(DataLoader(data, 4, collate_fn=Masking(), num_workers=num_workers), faithful=True, device="cpu")
         assert batches(ours) == batches(theirs)
 
 
 def test_what_only_a_datapipe_loader_can_do_is_done_where_the_collate_draws(root: Path, tmp_path: Path) -> None:
     """It is called in the thread that iterates then, whatever num_workers is."""
     expected = copies(taken(root, "files seen", Masking(), num_workers=2))
-    for arguments in ({"cache": tmp_path / "cache"}, {"on_error": "skip"}, {"backend": "images_cpu"}):
+    kept = dp.Images(folders.ImageFolder(root, v1.Compose(CROP)), cache=tmp_path / "cache")
+    for arguments in ({"data": kept}, {"on_error": "skip"}, {"backend": "images_cpu"}):
         loader = taken(root, "files seen", Masking(), num_workers=2, **arguments)
         assert isinstance(loader, dp.DataLoader)
         assert same(copies(loader), expected)

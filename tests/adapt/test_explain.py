@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from torchvision_reference import torchvision_v2
 
 import datapipe as dp
+from datapipe import transforms as T
 from datapipe.codecs.decode import default_decoder_name
 
 torchvision_v2()
@@ -118,7 +119,7 @@ def test_a_dataset_that_is_not_seen_through(dataset: Any, asked: dict[str, Any],
 
 def test_the_text_is_shown_once(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for loader in (
-        dp.DataLoader(str(root), batch_size=2, transform=[dp.CenterCrop(24)]),
+        dp.DataLoader(str(root), batch_size=2, transform=[T.CenterCrop(24)]),
         dp.from_torch(DataLoader(Numbers(), 2)),
         dp.prefetch(DataLoader(Numbers(), 2), device="cpu"),
     ):

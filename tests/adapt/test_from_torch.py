@@ -25,12 +25,13 @@ from torch.utils.data import (
 from torchvision_reference import torchvision_v2
 
 import datapipe as dp
+from datapipe import transforms as T
 
 torchvision_v2()
 folders = importlib.import_module("torchvision.datasets")
 v1: Any = importlib.import_module("torchvision.transforms")
-CROP = [dp.RandomResizedCrop(24), dp.RandomHorizontalFlip()]
-CENTRE = [dp.CenterCrop(24)]
+CROP = [T.RandomResizedCrop(24), T.RandomHorizontalFlip()]
+CENTRE = [T.CenterCrop(24)]
 
 
 @pytest.fixture(scope="session")
@@ -88,7 +89,7 @@ def orders(folder: Any) -> dict[str, dict[str, Any]]:
 def test_converted_data_and_a_cache_change_no_sample(case: str, instead: str, root: Path, converted: Path) -> None:
     folder: Any = folders.ImageFolder(root, transform=CENTRE)
     folder = Subset(folder, [*range(20, 3, -3), 36, -1]) if case == "subset" else folder
-    options: dict[str, Any] = {"data": converted} if instead == "data" else {"cache": "ram"}
+    options: dict[str, Any] = {"data": converted if instead == "data" else dp.Images(folder, cache="ram")}
     ours = dp.from_torch(theirs(folder, **orders(folder)[case]), device="cpu", **options)
     plain = dp.from_torch(theirs(folder, **orders(folder)[case]), device="cpu")
     pairs = list(zip(ours, plain, strict=True))
@@ -101,14 +102,16 @@ def test_converted_data_and_a_cache_change_no_sample(case: str, instead: str, ro
 def test_data_that_is_another_is_refused(root: Path, converted: Path, tmp_path: Path) -> None:
     folder = folders.ImageFolder(root, transform=CENTRE)
     other = convert(make_folder(tmp_path / "set", num=12), tmp_path / "other")
-    with pytest.raises(dp.OptionError, match=r"data=.*: has 12 samples, the dataset 37; convert the folder again: "):
+    with pytest.raises(dp.errors.OptionError, match=r"data=.*: has 12 samples, the dataset 37; convert the folder again: "):
         dp.from_torch(theirs(folder), data=other)
     folder.samples[:2] = folder.samples[1::-1]
-    with pytest.raises(dp.OptionError, match=r"sample 0 was made of .*, but the dataset has .*; convert"):
+    with pytest.raises(dp.errors.OptionError, match=r"sample 0 was made of .*, but the dataset has .*; convert"):
         dp.from_torch(theirs(folder), data=converted)
-    with pytest.raises(dp.OptionError, match=r"one folder that torchvision reads.*, and this is a ConcatDataset; read it in"):
+    with pytest.raises(
+        dp.errors.OptionError, match=r"one folder that torchvision reads.*, and this is a ConcatDataset; read it in"
+    ):
         dp.from_torch(theirs(ConcatDataset([folder, folder])), data=converted)
-    with pytest.raises(dp.OptionError, match=r"data=.*: torch's workers make the samples"):
+    with pytest.raises(dp.errors.OptionError, match=r"data=.*: torch's workers make the samples"):
         dp.from_torch(theirs(Numbers()), data=converted)
 
 
@@ -198,9 +201,9 @@ def test_a_dataset_goes_into_our_loader_directly(root: Path) -> None:
     assert images.shape == (7, 3, 24, 24)
     assert labels.tolist() == folder.targets[:7]
     assert next(iter(dp.DataLoader(folders.ImageFolder(root), batch_size=2, transform=CENTRE)))[0].shape == (2, 3, 24, 24)
-    with pytest.raises(dp.OptionError, match=r"dataset has a transform of its own, and transform= is given too"):
+    with pytest.raises(dp.errors.OptionError, match=r"dataset has a transform of its own, and transform= is given too"):
         dp.DataLoader(folder, transform=CROP)
-    with pytest.raises(dp.OptionError, match=r"Numbers is custom Python code.*from_torch\(torch.utils.data.DataLoader"):
+    with pytest.raises(dp.errors.OptionError, match=r"Numbers is custom Python code.*from_torch\(torch.utils.data.DataLoader"):
         dp.DataLoader(Numbers())
 
 
@@ -257,7 +260,7 @@ def test_a_shuffle_is_ours_and_resumes(num_workers: int) -> None:
     assert [numbers.tolist() for _, numbers in third] == epochs[1]
     third.set_epoch(0)
     assert [numbers.tolist() for _, numbers in third] == epochs[0]
-    with pytest.raises(dp.StateError, match="seed=3, this loader has 4"):
+    with pytest.raises(dp.errors.StateError, match="seed=3, this loader has 4"):
         dp.from_torch(theirs(Numbers(), shuffle=True), seed=4).load_state_dict(state)
 
 
@@ -270,7 +273,7 @@ def test_a_sampler_that_does_not_repeat_itself_is_not_resumed(own_batches: bool)
     next(steps), next(steps)
     again = dp.from_torch(torch.utils.data.DataLoader(Numbers(), **arguments))
     again.load_state_dict(ours.state_dict())
-    with pytest.raises(dp.StateError, match="does not give the positions that it gave"):
+    with pytest.raises(dp.errors.StateError, match="does not give the positions that it gave"):
         next(iter(again))
 
 
@@ -298,9 +301,9 @@ def test_ranks_share_the_samples_where_asked(root: Path, seen: bool, shuffle: bo
     assert len(together) == len(targets) + len(targets) % 2
     assert sorted(set(together)) == sorted(set(targets))
     assert [sorted(part) for part in taken[False]] == [sorted(targets)] * 2
-    with pytest.raises(dp.OptionError, match="a list decides the order, for its rank alone"):
+    with pytest.raises(dp.errors.OptionError, match="a list decides the order, for its rank alone"):
         dp.from_torch(theirs(data, sampler=[1, 2]), share_among_ranks=True)
-    with pytest.raises(dp.OptionError, match="something is making a torch DataLoader of it"):
+    with pytest.raises(dp.errors.OptionError, match="something is making a torch DataLoader of it"):
         list(dp.from_torch(theirs(data)).batch_sampler)
 
 
@@ -346,10 +349,10 @@ def test_errors_of_the_dataset_come_through() -> None:
 
 def test_what_is_no_loader_is_refused(root: Path) -> None:
     for wrong in (folders.ImageFolder(root), [1, 2], "path"):
-        with pytest.raises(dp.OptionError, match=r"takes a torch.utils.data.DataLoader, got a .*prefetch"):
+        with pytest.raises(dp.errors.OptionError, match=r"takes a torch.utils.data.DataLoader, got a .*prefetch"):
             dp.from_torch(wrong)  # type: ignore[arg-type]
-    with pytest.raises(dp.OptionError, match=r"cache='ram': torch's workers make the samples"):
-        dp.from_torch(theirs(Numbers()), cache="ram")
+    with pytest.raises(dp.errors.OptionError, match=r"data='x': torch's workers make the samples"):
+        dp.from_torch(theirs(Numbers()), data="x")
     ours = dp.from_torch(theirs(Numbers()))
     assert dp.from_torch(ours) is ours  # type: ignore[arg-type]
 
@@ -360,7 +363,7 @@ def test_bad_samples_are_ours_to_name(tmp_path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"no image" if number == 4 else jpeg(number))
     folder = folders.ImageFolder(tmp_path / "set", transform=CENTRE)
-    with pytest.raises(dp.DecodeError, match=r"4\.jpg: sample 4: not an image"):
+    with pytest.raises(dp.errors.DecodeError, match=r"4\.jpg: sample 4: not an image"):
         list(dp.from_torch(theirs(folder)))
     assert sum(len(images) for images, _ in dp.from_torch(theirs(folder), on_error="skip")) == 5
 
@@ -409,9 +412,9 @@ def test_a_table_of_paths_is_seen_through(root: Path) -> None:
 
 def test_tables_that_make_their_samples_themselves(root: Path) -> None:
     table = hugging_face_dataset(root)
-    with pytest.raises(dp.OptionError, match=r"is in memory; save_to_disk\(\) it"):
+    with pytest.raises(dp.errors.OptionError, match=r"is in memory; save_to_disk\(\) it"):
         dp.DataLoader(table)
-    with pytest.raises(dp.OptionError, match=r"has a transform of its own \(set_transform\)"):
+    with pytest.raises(dp.errors.OptionError, match=r"has a transform of its own \(set_transform\)"):
         dp.DataLoader(table.with_transform(lambda rows: rows))
     ours = dp.from_torch(theirs(table, collate_fn=lambda rows: [row["label"] for row in rows]))
     assert sum(ours, []) == table["label"]  # noqa: RUF017

@@ -182,18 +182,20 @@ def test_pil_images_make_no_batches(root: Path) -> None:
     for transform in (v1.CenterCrop(8), v2.Compose([v2.CenterCrop(8), v2.ToDtype(torch.float32, scale=True)])):
         with pytest.raises(TypeError):
             next(iter(DataLoader(folder(root, transform))))
-        with pytest.raises(dp.OptionError, match=r"leave PIL images, .* end them with ToTensor\(\)"):
+        with pytest.raises(dp.errors.OptionError, match=r"leave PIL images, .* end them with ToTensor\(\)"):
             dp.from_torch(DataLoader(folder(root, transform)))
 
 
 def test_memory_format_is_that_of_each_image_too(root: Path) -> None:
-    arguments: dict[str, Any] = {"memory_format": torch.contiguous_format}
-    views = dp.from_torch(DataLoader(folder(root), 4, collate_fn=lambda samples: [x.view(-1) for x, _ in samples]), **arguments)
+    def contiguous(loader: DataLoader[Any]) -> Any:
+        return dp.from_torch(loader, data=dp.Images(loader.dataset, memory_format=torch.contiguous_format))
+
+    views = contiguous(DataLoader(folder(root), 4, collate_fn=lambda samples: [x.view(-1) for x, _ in samples]))
     assert len(next(iter(views))) == 4
     for transform in (TENSORS, v1.ToTensor()):
         loader = DataLoader(folder(root, transform), 4)
         assert next(iter(dp.from_torch(loader)))[0].is_contiguous(memory_format=torch.channels_last)
-        assert next(iter(dp.from_torch(loader, **arguments)))[0].is_contiguous()
+        assert next(iter(contiguous(loader)))[0].is_contiguous()
 
 
 def test_cut_files_are_images_where_pillow_is_told_so(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,7 +203,7 @@ def test_cut_files_are_images_where_pillow_is_told_so(root: Path, tmp_path: Path
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / "0.png").write_bytes(whole[: len(whole) * 2 // 3])
     loader = DataLoader(folder(tmp_path))
-    with pytest.raises(dp.DecodeError):
+    with pytest.raises(dp.errors.DecodeError):
         next(iter(dp.from_torch(loader)))
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
     assert_same(list(dp.from_torch(loader)), list(loader))
@@ -234,7 +236,9 @@ def test_classes_with_batches_of_their_own_are_refused(root: Path) -> None:
             return 9
 
     for kind in (Twice, Longer):
-        with pytest.raises(dp.OptionError, match=rf"{kind.__name__} has a __\w+__ of its own.*datapipe.prefetch\(loader\)"):
+        with pytest.raises(
+            dp.errors.OptionError, match=rf"{kind.__name__} has a __\w+__ of its own.*datapipe.prefetch\(loader\)"
+        ):
             dp.from_torch(kind(folder(root)))
     images, _ = next(iter(dp.prefetch(Twice(folder(root)), "cpu")))
     assert images.max() > 1
@@ -252,7 +256,7 @@ def test_what_is_given_back_as_it_is(loader: DataLoader[Any], reason: str, capsy
     assert dp.from_torch(loader, device="cpu") is loader
     print(dp.explain(loader))
     assert reason in capsys.readouterr().out
-    with pytest.raises(dp.OptionError, match=rf"share_among_ranks=True: .*{reason}"):
+    with pytest.raises(dp.errors.OptionError, match=rf"share_among_ranks=True: .*{reason}"):
         dp.from_torch(loader, share_among_ranks=True)
 
 
@@ -276,7 +280,7 @@ def test_a_loader_pickles_and_its_place_is_saved_apart() -> None:
     again.load_state_dict(loader.state_dict())
     assert [batch.tolist() for batch in again] == [batch.tolist() for batch in steps]
     assert again.origin == loader.origin
-    with pytest.raises(dp.OptionError, match="Lengthless without a length, so no place in it can be saved"):
+    with pytest.raises(dp.errors.OptionError, match="Lengthless without a length, so no place in it can be saved"):
         dp.from_torch(DataLoader(Lengthless(), sampler=[1])).state_dict()  # type: ignore
 
 

@@ -72,7 +72,7 @@ def test_a_state_brings_its_seed_along(dataset: Any, workers: dict[str, Any]) ->
     resumed.load_state_dict(walking.state_dict())
     assert resumed.seed == 1
     assert same(copies(resumed), expected[1:])
-    with pytest.raises(dp.StateError, match="saved with seed=1, this loader has 2"):
+    with pytest.raises(dp.errors.StateError, match="saved with seed=1, this loader has 2"):
         taken(dataset, seed=2).load_state_dict(walking.state_dict())
 
 

@@ -138,7 +138,7 @@ def test_attributes_and_explanation(capsys: pytest.CaptureFixture[str]) -> None:
     assert ours.num_workers == 2
     ours.num_workers = 4
     assert sum(len(y) for _, y in ours) == NUM
-    with pytest.raises(dp.OptionError, match="collate_fn cannot be set"):
+    with pytest.raises(dp.errors.OptionError, match="collate_fn cannot be set"):
         ours.collate_fn = len
     print(dp.explain(ours))
     out = capsys.readouterr().out

@@ -176,7 +176,7 @@ def test_batches_of_arrays_are_told_apart_whole() -> None:
     for resumed in (same, other):
         resumed.load_state_dict(loader.state_dict())
     assert told(same) == [[0, 1, 2, 3]]
-    with pytest.raises(dp.StateError, match="does not give the positions that it gave"):
+    with pytest.raises(dp.errors.StateError, match="does not give the positions that it gave"):
         next(iter(other))
 
 
@@ -242,7 +242,7 @@ def test_an_iterator_is_not_to_be_shared() -> None:
     assert inside.wait(30)
     (error,) = share(iterator, told_off.set)
     thread.join(30)
-    assert isinstance(error, dp.LifecycleError)
+    assert isinstance(error, dp.errors.LifecycleError)
     assert "do not share an iterator between threads" in str(error)
     assert first == [[0, 1, 2, 3]], "the first thread is not disturbed"
     assert next(iterator).tolist() == [4, 5, 6, 7]

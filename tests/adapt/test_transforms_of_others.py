@@ -15,6 +15,7 @@ from PIL import Image
 from torchvision_reference import torchvision_v2
 
 import datapipe as dp
+from datapipe import transforms as T
 
 v2 = torchvision_v2()
 v1 = importlib.import_module("torchvision.transforms")
@@ -75,7 +76,7 @@ def test_our_loader_runs_them_in_its_threads(root: Path) -> None:
     for (images, labels), (expected, targets) in zip(loader, theirs(root, chain), strict=True):
         assert torch.equal(labels, targets)
         assert float((images - expected).abs().max()) < 2.5 / 255
-    sizes = dp.DataLoader(root, batch_size=4, transform=[dp.CenterCrop(24), lambda image: {"size": image.size, "n": 1}])
+    sizes = dp.DataLoader(root, batch_size=4, transform=[T.CenterCrop(24), lambda image: {"size": image.size, "n": 1}])
     batch, _ = next(iter(sizes))
     assert [part.tolist() for part in batch["size"]] == [[24] * 4, [24] * 4]
     lists = dp.DataLoader(root, batch_size=3, transform=lambda image: image.size, collate_fn=list)
@@ -86,9 +87,7 @@ def test_random_cuts_before_them_are_ours_and_resume(root: Path) -> None:
     """The same crop by seed, epoch and id as without them; the place can be saved."""
     chain = v1.Compose([v1.RandomResizedCrop(24), v1.RandomHorizontalFlip(), inverted, v1.ToTensor()])
     ours = dp.from_torch(theirs(root, chain, shuffle=True), seed=4)
-    plain = dp.DataLoader(
-        root, batch_size=5, shuffle=True, seed=4, transform=[dp.RandomResizedCrop(24), dp.RandomHorizontalFlip()]
-    )
+    plain = dp.DataLoader(root, batch_size=5, shuffle=True, seed=4, transform=[T.RandomResizedCrop(24), T.RandomHorizontalFlip()])
     for _ in range(2):
         for (images, labels), (expected, targets) in zip(ours, plain, strict=True):
             assert torch.equal(labels, targets)
@@ -115,7 +114,7 @@ WITHOUT_CUTS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", WITHOUT_CUTS)
-def test_before_any_that_cuts_the_datasets_code_runs_unchanged(root: Path, name: str) -> None:
+def test_before_any_that_cuts_the_datasets_code_runs_unchanged(root: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only to decode would cost more than Pillow. What is recorded or not, the batches are the same."""
     chain, found = WITHOUT_CUTS[name], []
     for num_workers in (0, 2, 3):
@@ -126,7 +125,8 @@ def test_before_any_that_cuts_the_datasets_code_runs_unchanged(root: Path, name:
         for images, labels in same[1:]:
             assert torch.equal(images, same[0][0])
             assert torch.equal(labels, same[0][1])
-    seen = dp.from_torch(theirs(root, chain), seed=4, defer=False)
+    monkeypatch.setenv("DATAPIPE_DEFER", "0")
+    seen = dp.from_torch(theirs(root, chain), seed=4)
     assert seen.origin.startswith("ImageFolder: datapipe reads its files, in torch's workers, since ")
 
 
@@ -136,7 +136,7 @@ def fails(image: Any) -> Any:
 
 def test_what_they_raise_comes_through(root: Path) -> None:
     with pytest.raises(ArithmeticError, match="by the user"):
-        next(iter(dp.DataLoader(root, batch_size=2, transform=[dp.CenterCrop(8), fails], num_workers=2)))
+        next(iter(dp.DataLoader(root, batch_size=2, transform=[T.CenterCrop(8), fails], num_workers=2)))
     with pytest.raises(ArithmeticError, match="by the user") as caught:
         next(iter(dp.from_torch(theirs(root, v1.Compose([fails]), num_workers=1))))
     traceback.clear_frames(caught.tb)  # torch's workers, found by the garbage collector, would be waited for
@@ -148,7 +148,7 @@ def test_bad_samples_are_named(tmp_path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"" if number == 2 else jpeg(number))
     ours = dp.from_torch(theirs(tmp_path / "set", CHAINS["PIL in the middle"], num_workers=1))
-    with pytest.raises(dp.DecodeError, match=r"2\.jpg: sample 2: not an image: empty file") as caught:
+    with pytest.raises(dp.errors.DecodeError, match=r"2\.jpg: sample 2: not an image: empty file") as caught:
         list(ours)
     traceback.clear_frames(caught.tb)
     skipping = dp.DataLoader(tmp_path / "set", batch_size=4, transform=CHAINS["from the very start"], on_error="skip")
@@ -162,10 +162,10 @@ def test_explain_says_what_was_lowered(root: Path, capsys: pytest.CaptureFixture
     assert "Resize" in told
     print(dp.explain(dp.from_torch(theirs(root, CHAINS["PIL in the middle"]))))
     assert "inverted" in capsys.readouterr().out
-    print(dp.explain(dp.DataLoader(root, transform=[dp.CenterCrop(8), inverted])))
+    print(dp.explain(dp.DataLoader(root, transform=[T.CenterCrop(8), inverted])))
     assert "inverted" in capsys.readouterr().out
 
 
 def test_dali_does_not_run_them(root: Path) -> None:
-    with pytest.raises(dp.OptionError, match=r"inverted.*per sample on the CPU"):
-        dp.DataLoader(root, transform=[dp.CenterCrop(8), inverted], backend="dali")
+    with pytest.raises(dp.errors.OptionError, match=r"inverted.*per sample on the CPU"):
+        dp.DataLoader(root, transform=[T.CenterCrop(8), inverted], backend="dali")

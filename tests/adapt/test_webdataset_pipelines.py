@@ -14,9 +14,10 @@ from fixtures import NUM_SAMPLES, make_folder, write_webdataset
 from stand_in_stores import directory_store, needs_obstore
 
 import datapipe as dp
+from datapipe import transforms as T
 
 wds = pytest.importorskip("webdataset")
-CENTRE = dp.CenterCrop(24)
+CENTRE = T.CenterCrop(24)
 
 
 @pytest.fixture(scope="module")
@@ -164,12 +165,12 @@ def test_a_webloader_that_is_unchanged_is_the_object(shards: Path, name: str, mo
         assert "its WebLoader has stages or epochs of its own" in told
     if "could be seen" not in name:  # webdataset cannot call datapipe's transforms
         assert len(list(ours)) == (3 if name == "with an epoch" else len(list(WEB_LOADERS[name](shards))))
-    with pytest.raises(dp.OptionError, match="share_among_ranks=True: "):
+    with pytest.raises(dp.errors.OptionError, match="share_among_ranks=True: "):
         dp.from_torch(theirs, share_among_ranks=True)
-    with pytest.raises(dp.OptionError, match="on_error='skip'"):
+    with pytest.raises(dp.errors.OptionError, match="on_error='skip'"):
         dp.from_torch(theirs, on_error="skip")
-    with pytest.raises(dp.OptionError, match=r"cache='x': torch's workers make the samples"):
-        dp.from_torch(theirs, cache="x")
+    with pytest.raises(dp.errors.OptionError, match=r"data='x': torch's workers make the samples"):
+        dp.from_torch(theirs, data="x")
     pretend_gpus(monkeypatch, 1)
     copied: Any = dp.from_torch(WEB_LOADERS[name](shards))
     assert "its batches are copied to cuda:0 ahead, and it has no state to save" in str(dp.explain(copied))

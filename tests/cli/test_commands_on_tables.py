@@ -47,8 +47,9 @@ def test_a_converted_table_is_left_as_it_is(tmp_path: Path, capsys: pytest.Captu
     assert main(["inspect", str(out)]) == 0
     assert main(["verify", str(out)]) == 0
     assert "intact; 50 rows in 1 file," in capsys.readouterr().out
-    with pytest.raises(dp.FormatError, match=r"a converted table, .*; read it with datapipe\.TableLoader"):
-        dp.DataLoader(out, 4)
+    with pytest.raises(dp.errors.FormatError, match=r"a converted table, .*; read it with datapipe\.Table"):
+        dp.Images(out)
+    assert isinstance(dp.DataLoader(out, 4).dataset, dp.Table)
     assert sorted(path.name for path in out.iterdir()) == files
 
 

@@ -32,7 +32,7 @@ def test_whole_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytes
         found = json.loads((out / f"diagnosis-{name}" / "diagnosis.json").read_text())
         assert (found["exit_code"], [rank["num_steps"] for rank in found["ranks"]]) == (0, [2])
         assert str(out / f"diagnosis-{name}" / "diagnosis.html") in said.out
-    assert found["loaders"][0]["kind"] == "datapipe.kinds.images.loader.DataLoader"
+    assert found["loaders"][0]["kind"] == "datapipe.kinds.loader.DataLoader"
     # a second run keeps the photographs, and says so if their number differs from the requested one
     assert main(["demo", "--out", str(out), "--images", "131"]) == 2
     assert "holds 130 photographs, not 131" in capfd.readouterr().err

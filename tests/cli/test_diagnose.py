@@ -17,8 +17,8 @@ import pytest
 from fixtures import jpeg, timed
 
 from datapipe.cli.main import main
-from datapipe.core.errors import OptionError
 from datapipe.diagnostics.command import _command
+from datapipe.errors import OptionError
 
 pytestmark = pytest.mark.slow
 

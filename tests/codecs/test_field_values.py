@@ -77,7 +77,7 @@ def test_arrays_texts_documents_and_bytes() -> None:
     ],
 )
 def test_what_means_nothing_is_bad(kind: FieldKind, data: bytes, said: str) -> None:
-    with pytest.raises(dp.DecodeError, match=said):
+    with pytest.raises(dp.errors.DecodeError, match=said):
         value_of(kind, data)
 
 
@@ -88,5 +88,5 @@ def test_damage_is_bad_or_harmless(kind: FieldKind, data: st.DataObject) -> None
     damaged = bytearray(whole)
     for place in data.draw(st.lists(st.integers(0, len(whole) - 1), min_size=1, max_size=4)):
         damaged[place] = data.draw(st.integers(0, 255))
-    with contextlib.suppress(dp.DecodeError):
+    with contextlib.suppress(dp.errors.DecodeError):
         value_of(kind, bytes(damaged[: data.draw(st.integers(0, len(whole)))]))

@@ -24,7 +24,7 @@ from PIL import Image
 
 from datapipe.codecs.decode import DECODER_NAMES, Decoder, _ReusedImage, default_decoder_name, open_decoder
 from datapipe.codecs.probe import MAX_PIXELS, ImageHeader, encoding_of, probe
-from datapipe.core.errors import DecodeError, DependencyError, OptionError
+from datapipe.errors import DecodeError, DependencyError, OptionError
 
 HEIGHT, WIDTH = 37, 53
 ROOT = Path(__file__).resolve().parents[2]

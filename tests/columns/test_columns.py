@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import datapipe as dp
 from datapipe.columns.fitting import Histogram, Moments
 from datapipe.columns.hashing import IdTable, keys_of_numbers, keys_of_texts
-from datapipe.core.errors import FormatError, IntegrityError, OptionError
+from datapipe.errors import FormatError, IntegrityError, OptionError
 
 C = dp.Columns
 NUM = 5000
@@ -309,7 +309,7 @@ def test_a_saved_recipe_gives_the_same(table: Path, tmp_path: Path) -> None:
 def test_states_keep_the_recipe(table: Path) -> None:
     small, large = (C({"word": C.Categorify(max_size=size)}).fit(table) for size in (3, 5))
     state = dp.TableLoader(table, 512, columns=["word"], transform=small, seed=1).state_dict()
-    with pytest.raises(dp.StateError, match="transform"):
+    with pytest.raises(dp.errors.StateError, match="transform"):
         dp.TableLoader(table, 512, columns=["word"], transform=large, seed=1).load_state_dict(state)
 
 
@@ -345,7 +345,7 @@ def test_a_vocabulary_that_is_gone_or_another(table: Path, tmp_path: Path) -> No
     with pytest.raises(FormatError, match="not a vocabulary"):
         C.load(tmp_path / "recipe.json")
     first.unlink()
-    with pytest.raises(dp.MissingDataError):
+    with pytest.raises(dp.errors.MissingDataError):
         C.load(tmp_path / "recipe.json")
 
 

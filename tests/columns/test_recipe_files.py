@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import datapipe as dp
-from datapipe.core.errors import DatapipeError, FormatError, IntegrityError
+from datapipe.errors import DatapipeError, FormatError, IntegrityError
 
 C = dp.Columns
 DROPPED = object()

@@ -24,7 +24,7 @@ from datapipe.codecs.decode import open_decoder
 from datapipe.codecs.probe import probe
 from datapipe.containers import open_index
 from datapipe.containers.hdf5.scanner import index_shard
-from datapipe.core.errors import FormatError, MissingDataError
+from datapipe.errors import FormatError, MissingDataError
 from datapipe.fetch.local import LocalFiles
 
 # Small ones share a heap collection, large ones have one each.

@@ -14,7 +14,7 @@ import pytest
 from fixtures import NUM_SAMPLES, convert, entry_of, jpeg, listing, make_folder, write_webdataset
 
 from datapipe.containers import open_index
-from datapipe.core.errors import DatapipeError, FormatError, MissingDataError, OptionError, StorageError
+from datapipe.errors import DatapipeError, FormatError, MissingDataError, OptionError, StorageError
 from datapipe.fetch.local import LocalFiles
 
 

@@ -24,7 +24,7 @@ from datapipe.codecs.field_values import FieldKind, value_of
 from datapipe.containers import open_index
 from datapipe.containers.formats import read_rows
 from datapipe.containers.parquet.scanner import index_shard
-from datapipe.core.errors import DecodeError, FormatError, IntegrityError
+from datapipe.errors import DecodeError, FormatError, IntegrityError
 from datapipe.index.entries import RowGroup
 
 NUM = 9

@@ -25,7 +25,7 @@ from datapipe.containers import open_index
 from datapipe.containers.parquet.pages import Chunk, Page, UnaddressableError, byte_arrays, pages, plain_values
 from datapipe.containers.parquet.scanner import index_shard
 from datapipe.containers.parquet.thrift_compact import DamagedError
-from datapipe.core.errors import FormatError, MissingDataError
+from datapipe.errors import FormatError, MissingDataError
 
 IMAGES = [jpeg(number, 40 + number, 48) for number in range(30)] + [jpeg(99, 400, 500), encode(picture(5), "PNG")]
 NUM = len(IMAGES)

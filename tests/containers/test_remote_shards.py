@@ -15,16 +15,17 @@ from fixtures import NUM_SAMPLES, make_folder, write_parquet, write_webdataset
 from stand_in_stores import BUCKET, directory_store, moto_store, needs_moto, needs_obstore, upload
 
 import datapipe as dp
+from datapipe import transforms as T
 from datapipe.containers import open_index
 from datapipe.containers.remote_shards import expanded
-from datapipe.core.errors import UnfinishedError
 from datapipe.core.user_cache import INDEXES, user_cache
+from datapipe.errors import UnfinishedError
 from datapipe.stores.random_access import RemoteBytes
 from datapipe.testing.loaders.kind import copies, same
 
 pytestmark = [pytest.mark.slow, needs_obstore, needs_moto]
 TOP = f"s3://{BUCKET}"
-OPTIONS: dict[str, Any] = {"batch_size": 8, "shuffle": True, "seed": 3, "num_workers": 2, "transform": [dp.RandomResizedCrop(24)]}
+OPTIONS: dict[str, Any] = {"batch_size": 8, "shuffle": True, "seed": 3, "num_workers": 2, "transform": [T.RandomResizedCrop(24)]}
 
 
 @pytest.fixture(scope="module")
@@ -88,8 +89,10 @@ def test_an_index_is_made_once_and_again_when_a_shard_changes(store: FaultyStore
     (copied / names[0]).write_bytes((copied / names[1]).read_bytes())
     (copied / names[1]).unlink()
     upload(copied, "changing")
-    loader = dp.DataLoader(dp.Dataset(first), **OPTIONS)
-    with pytest.raises(dp.StorageError, match=r"\.tar: changed since the loader opened it \(etag .+ -> .+\); open it again"):
+    loader = dp.DataLoader(dp.Images(first), **OPTIONS)
+    with pytest.raises(
+        dp.errors.StorageError, match=r"\.tar: changed since the loader opened it \(etag .+ -> .+\); open it again"
+    ):
         copies(loader)
     store.log.clear()
     open_index(f"{TOP}/changing")
@@ -111,19 +114,19 @@ def test_patterns_braces_and_prefixes(store: FaultyStore, sets: dict[str, Path],
 def test_braces() -> None:
     assert list(expanded("a-{08..11}-{x,y}")) == [f"a-{number}-{end}" for number in ("08", "09", "10", "11") for end in "xy"]
     for wrong in ("a-{3..1}", "a-{1..2", "a-{0..99999999}"):
-        with pytest.raises(dp.FormatError):
+        with pytest.raises(dp.errors.FormatError):
             list(expanded(wrong))
 
 
 @pytest.mark.parametrize(
     ("url", "error", "said"),
     [
-        ("tars/none-*.tar", dp.MissingDataError, "no object matches"),
-        ("tars/set-{000..009}.tar", dp.MissingDataError, "set-004.tar: no such object"),
-        ("{tars,plain}/a.tar", dp.FormatError, "names shards under 2 prefixes"),
-        ("*/a.tar", dp.FormatError, "a pattern may stand in the last part of a URL alone"),
-        ("tars/x.tfrecord", dp.MissingDataError, "no such object"),
-        ("nothing", dp.MissingDataError, "no dataset.json"),
+        ("tars/none-*.tar", dp.errors.MissingDataError, "no object matches"),
+        ("tars/set-{000..009}.tar", dp.errors.MissingDataError, "set-004.tar: no such object"),
+        ("{tars,plain}/a.tar", dp.errors.FormatError, "names shards under 2 prefixes"),
+        ("*/a.tar", dp.errors.FormatError, "a pattern may stand in the last part of a URL alone"),
+        ("tars/x.tfrecord", dp.errors.MissingDataError, "no such object"),
+        ("nothing", dp.errors.MissingDataError, "no dataset.json"),
     ],
 )
 def test_what_cannot_be_read_is_named(store: FaultyStore, url: str, error: type[Exception], said: str) -> None:
@@ -149,7 +152,9 @@ def test_other_formats_are_refused(store: FaultyStore, tmp_path: Path) -> None:
     (tmp_path / "x").mkdir()
     (tmp_path / "x" / "a.tfrecord").write_bytes(b"x")
     upload(tmp_path / "x", "records")
-    with pytest.raises(dp.FormatError, match="tfrecord is not read from stores, tar and parquet are; copy or convert the files"):
+    with pytest.raises(
+        dp.errors.FormatError, match="tfrecord is not read from stores, tar and parquet are; copy or convert the files"
+    ):
         dp.DataLoader(f"{TOP}/records")
 
 
@@ -166,11 +171,11 @@ def test_a_bad_network_while_indexing_changes_nothing(store: FaultyStore, sets: 
 
 def test_a_store_that_stays_away_is_no_damage(store: FaultyStore) -> None:
     for name, suffix in (("tars", ".tar"), ("grouped", ".parquet")):
-        loader = dp.DataLoader(f"{TOP}/{name}", **OPTIONS, on_error="skip", remote=dp.Remote(timeout_s=0.3))
+        loader = dp.DataLoader(dp.Images(f"{TOP}/{name}", remote=dp.Remote(timeout_s=0.3)), **OPTIONS, on_error="skip")
         next(iter(loader))
-        loader = dp.DataLoader(f"{TOP}/{name}", **OPTIONS, on_error="skip", remote=dp.Remote(timeout_s=0.3))
+        loader = dp.DataLoader(dp.Images(f"{TOP}/{name}", remote=dp.Remote(timeout_s=0.3)), **OPTIONS, on_error="skip")
         store.weather.faults = [PlantedFault("status", status=503, path=suffix)]
-        with pytest.raises(dp.StorageError, match="no success in"):
+        with pytest.raises(dp.errors.StorageError, match="no success in"):
             copies(loader)
         assert loader.bad_samples == []
         store.weather.faults = []
@@ -204,18 +209,18 @@ def test_an_index_that_is_damaged_is_named(store: FaultyStore) -> None:
     index = open_index(f"{TOP}/tars")
     for path in user_cache(INDEXES).rglob("*.index.arrow"):
         path.write_bytes(b"x")
-    with pytest.raises(dp.FormatError, match="its index is damaged; remove"):
+    with pytest.raises(dp.errors.FormatError, match="its index is damaged; remove"):
         index.look_up(index.ids(np.arange(3)), "image")
 
 
 def kept(url: str, cache: Path, **options: Any) -> dp.DataLoader:
     """A loader over shards of others whose cache of shards is full."""
-    loader = dp.DataLoader(url, **{**OPTIONS, **options}, remote=dp.Remote(cache_dir=cache))
+    loader = dp.DataLoader(dp.Images(url, remote=dp.Remote(cache_dir=cache)), **{**OPTIONS, **options})
     deadline, num_shards = time.monotonic() + 60, len(loader.dataset.index.manifest.shards)
     while sum(len(path.name) == 64 for path in cache.iterdir()) < num_shards:
         assert time.monotonic() < deadline
         copies(loader)
-    return dp.DataLoader(url, **{**OPTIONS, **options}, remote=dp.Remote(cache_dir=cache))
+    return dp.DataLoader(dp.Images(url, remote=dp.Remote(cache_dir=cache)), **{**OPTIONS, **options})
 
 
 @pytest.mark.parametrize("shuffle", [True, "windows"])
@@ -230,7 +235,7 @@ def test_shards_of_others_are_kept(
     store.log.clear()
     assert same(copies(loader), copies(dp.DataLoader(str(sets[name]), **options)))
     assert not [line for line in store.log if line.startswith("GET") and line.endswith((".tar", ".parquet"))]
-    facts = loader.store_facts()
+    facts = loader._passes.kind.store_facts()
     assert facts is not None
     assert facts.cached is not None
     num_there, num_all, hits, misses = facts.cached

@@ -23,7 +23,7 @@ from datapipe.containers.hdf5.row_major import open_rows
 from datapipe.containers.parquet.scanner import index_shard
 from datapipe.containers.tables.files import null_counts, open_table
 from datapipe.containers.tables.rows import GroupReader
-from datapipe.core.errors import DecodeError, FormatError, IntegrityError
+from datapipe.errors import DecodeError, FormatError, IntegrityError
 
 ROWS = 2000
 
@@ -83,7 +83,7 @@ def test_claims_cost_no_memory(tmp_path: Path) -> None:
     (tmp_path / "t.parquet").write_bytes(claim_rows(parquet_of(random_table()), 10**9))
     script = (
         "import resource, sys\nfrom datapipe.containers.tables.files import open_table\n"
-        "from datapipe.core.errors import FormatError\nbefore = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "from datapipe.errors import FormatError\nbefore = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "try:\n    open_table(sys.argv[1])\nexcept FormatError:\n"
         "    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)"
     )

@@ -16,7 +16,7 @@ from table_values import table_of, write_groups, write_table
 
 from datapipe.containers.tables.files import open_table
 from datapipe.containers.tables.rows import GroupReader
-from datapipe.core.errors import DecodeError, FormatError, IntegrityError, MissingDataError, OptionError
+from datapipe.errors import DecodeError, FormatError, IntegrityError, MissingDataError, OptionError
 from datapipe.index.tables import ColumnKind
 
 
@@ -224,7 +224,7 @@ def test_two_columns_of_one_name_and_an_empty_path_are_refused(tmp_path: Path) -
 _OPEN_ALL_DAMAGED = """
 import sys
 from datapipe.containers.tables.files import null_counts, open_table
-from datapipe.core.errors import DatapipeError
+from datapipe.errors import DatapipeError
 path, start, end = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 whole, num_refused = open(path, "rb").read(), 0
 for place in range(start, end):

@@ -33,7 +33,7 @@ from datapipe.containers.tfrecord.layout import (
     masked_crc32c,
 )
 from datapipe.containers.tfrecord.scanner import index_shard, scan_frames
-from datapipe.core.errors import FormatError, MissingDataError
+from datapipe.errors import FormatError, MissingDataError
 from datapipe.index.sidecar import SidecarRows
 
 IMAGE = b"\xff\xd8\xff not looked at \xff\xd9"

@@ -13,7 +13,7 @@ from source_trees import SOURCES
 from trees import contents, encoded_image, make_tree, run_cli, run_main
 
 from converters import ConvertOptions, OnError, Part, Split, convert
-from datapipe.core.errors import IntegrityError, OptionError
+from datapipe.errors import IntegrityError, OptionError
 from datapipe.index.manifest import read_manifest
 
 pytestmark = pytest.mark.slow

@@ -18,7 +18,7 @@ from converters import Check, ConvertOptions, Encode, Limit, OnError, Part, Resi
 from converters.options import TARGETS
 from converters.verify import verify
 from converters.writers import Target
-from datapipe.core.errors import (
+from datapipe.errors import (
     DatapipeError,
     DecodeError,
     IntegrityError,

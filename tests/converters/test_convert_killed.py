@@ -17,7 +17,7 @@ from trees import ROOT, cli_command, contents, make_tree, run_cli
 
 from converters import ConvertOptions, Split, convert
 from converters.publishing.destination import holds_dataset
-from datapipe.core.errors import UnfinishedError
+from datapipe.errors import UnfinishedError
 from datapipe.index.manifest import read_manifest
 
 pytestmark = pytest.mark.slow

@@ -22,7 +22,7 @@ from trees import ROOT, contents, encoded_image, make_tree, run_cli, run_main
 from converters import Check, ConvertOptions, Encode, Part, Resize, Split, convert, preview
 from converters.planning.building import split_of
 from converters.samples.images import resized_size
-from datapipe.core.errors import DecodeError, OptionError
+from datapipe.errors import DecodeError, OptionError
 from datapipe.index.manifest import read_manifest
 from datapipe.index.sample_index import SampleIndex
 

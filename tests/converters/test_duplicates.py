@@ -13,7 +13,7 @@ from trees import contents, encoded_image, run_main
 
 from converters import ConvertOptions, FieldChoice, OnError, Part, Split, convert, preview
 from converters.verify import verify
-from datapipe.core.errors import IntegrityError, OptionError
+from datapipe.errors import IntegrityError, OptionError
 from datapipe.index.manifest import read_manifest
 
 

@@ -16,7 +16,7 @@ from trees import encoded_image, make_tree
 from converters import Check, Encode
 from converters.samples.images import without_metadata
 from datapipe.codecs.probe import probe
-from datapipe.core.errors import DecodeError, OptionError
+from datapipe.errors import DecodeError, OptionError
 
 
 def pixels(data: bytes) -> np.ndarray[Any, Any]:

@@ -19,7 +19,7 @@ from test_convert_killed import assert_gone, children
 from trees import ROOT, cli_command, contents, make_tree, run_main, run_process
 
 from converters import Advance, ConvertOptions, Encode, OnError, Part, convert
-from datapipe.core.errors import DecodeError, DependencyError, OptionError, StorageError
+from datapipe.errors import DecodeError, DependencyError, OptionError, StorageError
 
 ray = pytest.importorskip("ray", reason="Ray is not installed (the extra `ray`)")
 

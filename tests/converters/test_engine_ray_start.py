@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from converters.engines import ray as engine
-from datapipe.core.errors import DependencyError, OptionError
+from datapipe.errors import DependencyError, OptionError
 
 
 class RayError(Exception):

@@ -16,7 +16,7 @@ from converters.conversion import _Conversion
 from converters.engines import run_shards
 from converters.runs import Fence, begin_run
 from converters.shards import ShardJob
-from datapipe.core.errors import StorageError
+from datapipe.errors import StorageError
 
 
 @pytest.fixture

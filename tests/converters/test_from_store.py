@@ -22,7 +22,7 @@ from converters import ClassFrom, ConvertOptions, OnError, conversion, convert, 
 from converters.to_store import convert_to_store
 from converters.verify import verify
 from datapipe.cli.main import main
-from datapipe.core.errors import IntegrityError
+from datapipe.errors import IntegrityError
 from datapipe.stores.location import Location, parse_location
 from datapipe.stores.objects import list_names, read_object
 from datapipe.stores.opening import open_store
@@ -200,7 +200,7 @@ def test_tars_of_a_web_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         url = f"{store.url}/{BUCKET}/tars/train-{{000..{len(tars) - 1:03d}}}.tar"
         convert(options_of(parse_place(url), tmp_path / "out", **made.options))
         assert shards_of(tmp_path / "out") == shards_of(tmp_path / "local")
-        with pytest.raises(dp.OptionError, match="a web server does not list what it has"):
+        with pytest.raises(dp.errors.OptionError, match="a web server does not list what it has"):
             convert(options_of(parse_place(f"{store.url}/{BUCKET}/tars"), tmp_path / "other", form="tar"))
 
 
@@ -217,12 +217,12 @@ def test_tars_of_a_web_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 )
 def test_what_is_not_read(store: FaultyStore, photos: Path, tmp_path: Path, source: str, form: str, said: str) -> None:
     obstore.put(open_store(parse_location(f"s3://{BUCKET}")), "x.tar.gz", b"x")
-    with pytest.raises((dp.OptionError, dp.MissingDataError), match=said):
+    with pytest.raises((dp.errors.OptionError, dp.errors.MissingDataError), match=said):
         convert(options_of(parse_place(f"s3://{BUCKET}/{source}"), tmp_path / "out", form=form))
 
 
 def test_a_place_within_the_source(store: FaultyStore, photos: Path) -> None:
     place = parse_location(f"s3://{BUCKET}/photos")
     for other in (place, place / "made"):
-        with pytest.raises(dp.OptionError, match="lie within each other; choose another destination"):
+        with pytest.raises(dp.errors.OptionError, match="lie within each other; choose another destination"):
             convert_to_store(options_of(place, Path("unused")), other)

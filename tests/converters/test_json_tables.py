@@ -14,7 +14,7 @@ import pytest
 from converters.options import OnError
 from converters.tables.conversion import convert_table
 from converters.tables.options import TableConversion
-from datapipe.core.errors import DecodeError, FormatError, MissingDataError
+from datapipe.errors import DecodeError, FormatError, MissingDataError
 
 
 def write(path: Path, lines: list[str] | str | bytes) -> Path:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from datapipe.containers.listing import ListedFile, ScanNotes, held_apart, list_classes, scan_class
-from datapipe.core.errors import MissingDataError
+from datapipe.errors import MissingDataError
 
 
 def listing(root: Path) -> tuple[list[ListedFile], ScanNotes]:

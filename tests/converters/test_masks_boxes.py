@@ -25,7 +25,7 @@ from converters.samples.annotations import (
     store_boxes,
 )
 from datapipe.codecs.masks import mask_labels, nearest_sources
-from datapipe.core.errors import DecodeError
+from datapipe.errors import DecodeError
 
 LABELS = np.random.default_rng(0).integers(0, 200, (20, 30))
 
@@ -80,9 +80,9 @@ def test_resizing_is_torchs_nearest(have: int, want: int) -> None:
 
 @pytest.mark.parametrize("size", [(13, 17), (40, 61)])
 def test_converting_resizes_masks_as_the_loader_does(tmp_path: Path, size: tuple[int, int]) -> None:
-    from datapipe import Resize as ResizeWhenLoaded
     from datapipe.order.draws import Draws
     from datapipe.transforms import Recipe
+    from datapipe.transforms import Resize as ResizeWhenLoaded
     from datapipe.transforms.execute import cut_mask, row_cuts
 
     source = paired(tmp_path / "in", num=1)

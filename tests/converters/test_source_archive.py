@@ -22,7 +22,7 @@ from source_trees import image, put
 from trees import ROOT, contents
 
 from converters import ClassFrom, ConvertOptions, OnError, Part, convert, preview, recognise
-from datapipe.core.errors import DatapipeError, DecodeError, OptionError
+from datapipe.errors import DatapipeError, DecodeError, OptionError
 from datapipe.index.manifest import read_manifest
 
 

@@ -14,7 +14,7 @@ from source_trees import coco, image, put, size_of
 
 from converters import ConvertOptions, FieldChoice, Resize, preview
 from converters.sources.json_stream import array_elements
-from datapipe.core.errors import DecodeError, FormatError, MissingDataError, OptionError
+from datapipe.errors import DecodeError, FormatError, MissingDataError, OptionError
 from datapipe.index.manifest import read_manifest
 
 

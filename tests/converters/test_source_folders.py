@@ -19,7 +19,7 @@ from converters.sources import join
 from datapipe.cli.convert_arguments import EPILOG
 from datapipe.cli.main import build_parser
 from datapipe.containers.listing import ScanNotes, is_image_name, list_classes, scan_class, walk
-from datapipe.core.errors import DecodeError, MissingDataError, OptionError
+from datapipe.errors import DecodeError, MissingDataError, OptionError
 from datapipe.index.manifest import read_manifest
 
 DEEP = ("b/x/2.jpg", "a/x/1.jpg", "a/y/3.jpg", "a/0.jpg", "c/4.jpg")

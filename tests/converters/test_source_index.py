@@ -20,7 +20,7 @@ from trees import contents, make_tree
 
 from converters import ConvertOptions, FieldChoice, OnError, Part, Resize, Split, convert, preview
 from datapipe.codecs.probe import probe
-from datapipe.core.errors import DecodeError, FormatError, IntegrityError, OptionError
+from datapipe.errors import DecodeError, FormatError, IntegrityError, OptionError
 from datapipe.index.manifest import read_manifest
 
 

@@ -13,7 +13,7 @@ from source_trees import NUM, Made, image
 from trees import encoded_image
 
 from converters import ConvertOptions, preview
-from datapipe.core.errors import DatapipeError, DependencyError, FormatError
+from datapipe.errors import DatapipeError, DependencyError, FormatError
 from datapipe.index.manifest import read_manifest
 
 

@@ -15,7 +15,7 @@ from source_trees import image, mask, npy, put
 from converters import ClassFrom, ConvertOptions, FieldChoice, OnError, convert
 from converters.sources.manifest_rows import MAX_LINE_NBYTES
 from datapipe.cli.main import main
-from datapipe.core.errors import DecodeError, FormatError, MissingDataError, OptionError
+from datapipe.errors import DecodeError, FormatError, MissingDataError, OptionError
 from datapipe.index.manifest import read_manifest
 
 

@@ -10,7 +10,7 @@ from reading import converted, field_of, kinds_of, labels_of, skipping, sources_
 from source_trees import image, mask, npy, put
 
 from converters import ClassFrom, FieldChoice, OnError
-from datapipe.core.errors import DecodeError, MissingDataError, OptionError
+from datapipe.errors import DecodeError, MissingDataError, OptionError
 from datapipe.index.manifest import read_manifest
 
 

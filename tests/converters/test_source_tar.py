@@ -15,7 +15,7 @@ from source_trees import image, mask, npy, put
 from trees import contents
 
 from converters import ConvertOptions, FieldChoice, OnError, Resize, convert
-from datapipe.core.errors import DecodeError, FormatError, MissingDataError, OptionError, StorageError, UnfinishedError
+from datapipe.errors import DecodeError, FormatError, MissingDataError, OptionError, StorageError, UnfinishedError
 from datapipe.index.manifest import read_manifest
 
 

@@ -18,7 +18,7 @@ from trees import contents
 from converters import ConvertOptions, FieldChoice, Part, convert, recognise
 from converters.verify import verify
 from datapipe.containers import open_index
-from datapipe.core.errors import IntegrityError, OptionError
+from datapipe.errors import IntegrityError, OptionError
 from datapipe.fetch.local import LocalFiles
 from datapipe.index.manifest import read_manifest
 

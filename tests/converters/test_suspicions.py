@@ -11,7 +11,7 @@ from test_source_tar import jpegs, tar
 from trees import make_tree, run_cli
 
 from converters import Advance, ClassFrom, ConvertOptions, Phase, convert, preview
-from datapipe.core.errors import OptionError
+from datapipe.errors import OptionError
 
 
 def warned(source: Path, out: Path, **options: object) -> str:

@@ -23,7 +23,7 @@ from converters.tables.options import TableConversion
 from converters.tables.types import read_schema
 from converters.verify import verify
 from datapipe.cli.main import main
-from datapipe.core.errors import DecodeError, FormatError, IntegrityError, MissingDataError, OptionError
+from datapipe.errors import DecodeError, FormatError, IntegrityError, MissingDataError, OptionError
 from datapipe.order.row_permutation import RowPermutation
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from datapipe.containers.tar.layout import MAX_MEMBER_NBYTES, IndexedMember, dali_index, member_header, padding
-from datapipe.core.errors import FormatError
+from datapipe.errors import FormatError
 
 
 @quick

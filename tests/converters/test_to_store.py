@@ -28,8 +28,8 @@ from converters.publishing.delivery import StoreDelivery
 from converters.to_store import convert_to_store
 from datapipe.cli.main import main
 from datapipe.containers import open_index
-from datapipe.core.errors import UnfinishedError
 from datapipe.core.user_cache import STAGED, user_cache
+from datapipe.errors import UnfinishedError
 from datapipe.stores import transfers
 from datapipe.stores.location import Location, parse_location
 from datapipe.stores.objects import list_names, read_object
@@ -83,7 +83,7 @@ def test_same_bytes_as_on_a_disk(store: FaultyStore, folder: Path, local: dict[s
     store.log.clear()
     assert convert_to_store(options_of(folder), place).compared
     assert not [line for line in store.log if line.startswith(("PUT", "DELETE"))]
-    with pytest.raises(dp.OptionError, match=f"{place}: holds a finished dataset, made with other options"):
+    with pytest.raises(dp.errors.OptionError, match=f"{place}: holds a finished dataset, made with other options"):
         convert_to_store(options_of(folder, seed=9), place)
 
 
@@ -126,7 +126,7 @@ def test_stopped_around_each_put(
             break
         except StoppedError:
             if "dataset.json" not in stopped:
-                with pytest.raises((dp.MissingDataError, UnfinishedError)):
+                with pytest.raises((dp.errors.MissingDataError, UnfinishedError)):
                     open_index(str(place))
     assert stopped == {".building", *expected}
     assert objects(place) == expected
@@ -154,7 +154,7 @@ def test_two_conversions_into_one_place(
         if not losers:
             losers.append("began")
             said = f"{place}: another conversion, of other options or another source, was begun there"
-            with pytest.raises(dp.StorageError, match=said):
+            with pytest.raises(dp.errors.StorageError, match=said):
                 convert_to_store(options_of(folder, seed=7), place)
             losers.append("ended")
         take(self, shard)
@@ -163,7 +163,7 @@ def test_two_conversions_into_one_place(
     convert_to_store(options_of(folder), place)
     assert losers == ["began", "ended"]
     assert objects(place) == local
-    with pytest.raises(dp.OptionError, match="made with other options"):
+    with pytest.raises(dp.errors.OptionError, match="made with other options"):
         convert_to_store(options_of(folder, seed=7), place)
 
 
@@ -207,7 +207,7 @@ def test_taken_over_by_another(store: FaultyStore, folder: Path, tmp_path: Path,
         take(self, shard)
 
     monkeypatch.setattr(StoreDelivery, "take", take_while_another_takes_over)
-    with pytest.raises(dp.StorageError, match="another conversion took this place over with --overwrite"):
+    with pytest.raises(dp.errors.StorageError, match="another conversion took this place over with --overwrite"):
         convert_to_store(options_of(folder), place)
     expected = {path.name: path.read_bytes() for path in convert(folder, tmp_path / "set", shard_nbytes=40_000).iterdir()}
     found = objects(place)
@@ -247,7 +247,7 @@ def test_a_full_local_disk(store: FaultyStore, folder: Path, local: dict[str, by
         return open_shard(*args)
 
     monkeypatch.setattr(shards, "write_sidecar", full_at_the_third)
-    with pytest.raises(dp.StorageError, match=f"{place}: .*No space left on device; .*set XDG_CACHE_HOME to another disk"):
+    with pytest.raises(dp.errors.StorageError, match=f"{place}: .*No space left on device; .*set XDG_CACHE_HOME to another disk"):
         convert_to_store(options_of(folder), place)
     store.log.clear()
     convert_to_store(options_of(folder), place)
@@ -262,7 +262,7 @@ def test_a_bad_sample_then_skipped(store: FaultyStore, folder: Path, tmp_path: P
     shutil.copytree(folder, spoiled)
     bad = sorted(path for path in spoiled.rglob("*") if path.is_file())[5]
     bad.write_bytes(b"not an image")
-    with pytest.raises(dp.DecodeError, match="bad sample"):
+    with pytest.raises(dp.errors.DecodeError, match="bad sample"):
         convert_to_store(options_of(spoiled), place)
     report = convert_to_store(options_of(spoiled, on_error=OnError.QUARANTINE), place)
     assert report.num_errors == 1
@@ -293,7 +293,7 @@ def test_shards_that_were_replaced_meanwhile(store: FaultyStore, folder: Path, m
         settle(self, plan)
 
     monkeypatch.setattr(StoreDelivery, "settle", settle_after_another_wrote)
-    with pytest.raises(dp.StorageError, match=f"{place}/shard-000001.tar: was replaced since this conversion wrote it"):
+    with pytest.raises(dp.errors.StorageError, match=f"{place}/shard-000001.tar: was replaced since this conversion wrote it"):
         convert_to_store(options_of(folder), place)
     assert "dataset.json" not in list_names(place)
 
@@ -317,7 +317,7 @@ def test_other_objects_are_left_alone(store: FaultyStore, folder: Path, tmp_path
     place = parse_location(f"s3://{BUCKET}/strange")
     (tmp_path / "x").write_bytes(b"not a shard")
     transfers.upload(tmp_path / "x", place / "shard-000000.tar", overwrite=False)
-    with pytest.raises(dp.StorageError, match=f"{place}/shard-000000.tar: holds something else"):
+    with pytest.raises(dp.errors.StorageError, match=f"{place}/shard-000000.tar: holds something else"):
         convert_to_store(options_of(folder), place)
     assert read_object(place / "shard-000000.tar") == b"not a shard"
 
@@ -415,7 +415,7 @@ def test_splits_and_the_command(store: FaultyStore, folder: Path, capsys: pytest
 
 def test_places_that_cannot_be_written(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with pytest.raises(dp.OptionError, match="cannot be written; choose a place in one of s3://, gs://, az://"):
+    with pytest.raises(dp.errors.OptionError, match="cannot be written; choose a place in one of s3://, gs://, az://"):
         convert_to_store(options_of(folder), parse_location("https://host/x"))
-    with pytest.raises(dp.OptionError, match="--part needs"):
+    with pytest.raises(dp.errors.OptionError, match="--part needs"):
         convert_to_store(dataclasses.replace(options_of(folder), part=Part(1, 2)), parse_location("s3://b/x"))

@@ -11,7 +11,7 @@ from source_trees import image, put
 
 from converters import OnError
 from converters.writers import Target
-from datapipe.core.errors import DecodeError
+from datapipe.errors import DecodeError
 
 TEXTS = {
     "latin": ("txt", "für".encode("latin-1"), "field 'txt': byte 0xfc at 1 is not UTF-8"),

@@ -13,7 +13,7 @@ from converters import ConvertOptions, OnError, Split, convert
 from converters.verify import verify
 from converters.writers import TARGETS
 from datapipe.cli.main import main
-from datapipe.core.errors import FormatError, MissingDataError, UnfinishedError
+from datapipe.errors import FormatError, MissingDataError, UnfinishedError
 from datapipe.index.manifest import read_manifest
 from datapipe.index.open_sidecars import Sidecar
 

@@ -54,5 +54,5 @@ def test_a_bad_network_is_no_damage(converted: Path, tmp_path: Path) -> None:
 
 
 def test_no_dataset(tmp_path: Path, converted: Path) -> None:
-    with directory_store(tmp_path, train=converted), pytest.raises(dp.MissingDataError, match="no dataset"):
+    with directory_store(tmp_path, train=converted), pytest.raises(dp.errors.MissingDataError, match="no dataset"):
         verify_remote(parse_location(f"s3://{BUCKET}/other"))

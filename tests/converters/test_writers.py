@@ -36,7 +36,7 @@ from datapipe.containers.field_names import is_field_name
 from datapipe.containers.hdf5 import DATA_START
 from datapipe.containers.parquet.pages import Chunk, pages
 from datapipe.containers.tar.layout import field_of_suffix, suffix_of_bytes
-from datapipe.core.errors import DecodeError, FormatError, OptionError
+from datapipe.errors import DecodeError, FormatError, OptionError
 from datapipe.index.open_sidecars import Sidecar
 from datapipe.index.sidecar import write_sidecar
 

@@ -14,7 +14,7 @@ from fixtures import make_folder
 
 from datapipe.cli.main import main
 from datapipe.core.atomic import atomic_writer, refuse_to_replace, write_json
-from datapipe.core.errors import StorageError
+from datapipe.errors import StorageError
 
 
 def _socket(path: Path) -> None:

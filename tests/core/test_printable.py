@@ -15,11 +15,11 @@ import pytest
 from fixtures import jpeg
 
 import datapipe as dp
+from datapipe import errors
 from datapipe.cli.main import main
 from datapipe.containers import open_index
-from datapipe.core import errors
-from datapipe.core.errors import DatapipeError, MissingDataError, StorageError
 from datapipe.core.printable import counted, get_logger, printable
+from datapipe.errors import DatapipeError, MissingDataError, StorageError
 
 EVIL = os.fsdecode(b"a\x1b]0;owned\x07\x1b[31m\xff\n\xc2\x9b2Jb")  # sets a title, a colour; forges a line; C1 controls
 SHOWN = r"a\x1b]0;owned\x07\x1b[31m\xff\n\x9b2Jb"
@@ -64,11 +64,11 @@ def test_loader_and_index_show_no_name_as_it_is(tmp_path: Path, caplog: pytest.L
     (root / "class" / f"1{EVIL}.jpg").write_bytes(b"no image")
     index = open_index(root)
     assert str(index.describe(1)).isprintable()
-    with pytest.raises(dp.DecodeError) as caught:
-        list(dp.DataLoader(root, batch_size=2, transform=[dp.Resize((8, 8))], num_workers=0))
+    with pytest.raises(dp.errors.DecodeError) as caught:
+        list(dp.DataLoader(root, batch_size=2, transform=[dp.transforms.Resize((8, 8))], num_workers=0))
     assert SHOWN in str(caught.value)
     assert str(caught.value).isprintable()
-    loader = dp.DataLoader(root, batch_size=2, transform=[dp.Resize((8, 8))], num_workers=0, on_error="skip")
+    loader = dp.DataLoader(root, batch_size=2, transform=[dp.transforms.Resize((8, 8))], num_workers=0, on_error="skip")
     assert len(list(loader)) == 1
     assert caplog.messages
     assert all(text.isprintable() for text in (*caplog.messages, loader.bad_samples[0].where))

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from datapipe.core import regular_files
-from datapipe.core.errors import FormatError
 from datapipe.core.regular_files import leads_out, opened_by_name, path_inside, read_bytes
+from datapipe.errors import FormatError
 
 OPENERS = {
     "read_bytes": regular_files.read_bytes,

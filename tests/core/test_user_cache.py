@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from datapipe.core import user_cache
-from datapipe.core.errors import StorageError
+from datapipe.errors import StorageError
 
 
 @pytest.fixture

@@ -142,7 +142,7 @@ def remedies_of(gap_s: float) -> dict[str, Any]:
             changes_results=True,
         ),
         Remedy("datapipe's loader", Change(production_factor=0.4), python("loader = dp.from_torch(loader)")),
-        Remedy("cached epoch", Change(production_factor=0.2), python('loader = dp.DataLoader(dataset, cache="ram")')),
+        Remedy("cached epoch", Change(production_factor=0.2), python('loader = dp.from_torch(loader, data="DST")')),
         Remedy("batches of 128", Change(batch_factor=2.0), python("batch_size=128")),
         Remedy("1 worker", Change(Setup(1, 2, num_cores=8)), python("num_workers=1")),
     ]

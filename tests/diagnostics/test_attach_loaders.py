@@ -27,13 +27,14 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
 
 import datapipe as dp
-from datapipe.core.errors import LifecycleError
+from datapipe import transforms as T
 from datapipe.core.observe import Stage
 from datapipe.diagnostics.attach import loaders
 from datapipe.diagnostics.attach import ours as complaints
 from datapipe.diagnostics.attach.passes import num_ready
 from datapipe.diagnostics.measure.bracket import ThreadBracket
 from datapipe.diagnostics.measure.clock import HostClock
+from datapipe.errors import LifecycleError
 
 pytestmark = pytest.mark.slow
 
@@ -275,7 +276,7 @@ def test_our_loader_tells_of_its_stages(tmp_path: Path, num_workers: int) -> Non
     make_folder(tmp_path / "set", num=7, size=(20, 24))
     seen: list[Stage] = []
     with attached() as calls:
-        loader = dp.DataLoader(tmp_path / "set", batch_size=2, num_workers=num_workers, transform=[dp.RandomResizedCrop(16)])
+        loader = dp.DataLoader(tmp_path / "set", batch_size=2, num_workers=num_workers, transform=[T.RandomResizedCrop(16)])
         loader.observe(lambda event: seen.append(event.stage))
         alone = [images.clone() for images, _ in loader]
         wrapped = dp.prefetch(loader, "cpu")

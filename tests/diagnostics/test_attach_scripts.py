@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from datapipe.core.errors import MissingDataError
 from datapipe.diagnostics.attach.launching import CommandResult, child_environment, run_command, run_script
+from datapipe.errors import MissingDataError
 
 pytestmark = pytest.mark.slow
 

@@ -9,13 +9,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from datapipe.core.errors import OptionError
 from datapipe.diagnostics.diagnosis import remedies_of
 from datapipe.diagnostics.measure.timeline import STEP, Steps
 from datapipe.diagnostics.predict.candidates import Candidates
 from datapipe.diagnostics.predict.remedies import NO_REMEDY, NOTHING, RUN_TO_RUN, Instruction, Remedy, Snippet, rank_remedies
 from datapipe.diagnostics.predict.replay import Delivery, Setup
 from datapipe.diagnostics.predict.workload import Change, Workload, workload_of
+from datapipe.errors import OptionError
 
 SETUP = Setup(2, 4)
 DEEPER = Remedy(

@@ -16,6 +16,7 @@ from torch.utils.data import BatchSampler, DataLoader, Subset, WeightedRandomSam
 from torchvision_reference import torchvision_v2
 
 import datapipe
+from datapipe import transforms as T
 from datapipe.cli.main import main
 from datapipe.diagnostics.judge.analysis import analyze
 from datapipe.diagnostics.predict.candidates import candidates_for
@@ -82,7 +83,7 @@ def test_the_same_samples_in_the_same_batches(
     case: str, name: str, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    data = folders.ImageFolder(root, transform=[datapipe.CenterCrop(24)])
+    data = folders.ImageFolder(root, transform=[T.CenterCrop(24)])
     ours = carry_out(remedies(root)[name], CASES[case](data))
     found = [labels.tolist() for _, labels in ours]
     data.transform = no_pixels

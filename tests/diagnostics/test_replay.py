@@ -12,9 +12,9 @@ import pytest
 from benchmarks.diagnostics import runs
 from benchmarks.diagnostics.devices import VirtualWorld
 from benchmarks.diagnostics.virtual_loader import BatchCost, VirtualLoader
-from datapipe.core.errors import OptionError
 from datapipe.diagnostics.measure.bracket import ThreadBracket
 from datapipe.diagnostics.predict.replay import Course, Delivery, Replayed, Setup, replay
+from datapipe.errors import OptionError
 
 NUM = 1200
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from report_documents import KINDS, document
 
-from datapipe.core.errors import FormatError
 from datapipe.diagnostics.report.compare import compare, differences
+from datapipe.errors import FormatError
 
 
 def test_better_is_called_better() -> None:

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from report_documents import KINDS, document
 
-from datapipe.core.errors import FormatError
 from datapipe.diagnostics.document import Document, as_json, read_document, schema
 from datapipe.diagnostics.report.compare import compare
 from datapipe.diagnostics.report.page import page
 from datapipe.diagnostics.report.screen import screen
 from datapipe.diagnostics.report.trace import trace
+from datapipe.errors import FormatError
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -86,7 +86,7 @@ def test_remedies_come_best_first_with_the_line_that_does_them() -> None:
     found = document("data-bound")
     found["remedies"]["best"] = "cached epoch"
     assert re.search(
-        r"  1\. cached epoch .*\n     loader = dp\.DataLoader\(dataset, cache=\"ram\"\)  # train\.py:31\n", screen(found)
+        r"  1\. cached epoch .*\n     loader = dp\.from_torch\(loader, data=\"DST\"\)  # train\.py:31\n", screen(found)
     )
     found["remedies"]["predictions"][0]["code"][0]["text"] = "x " * 300
     assert "(how: see the page)" in screen(found)

@@ -21,7 +21,7 @@ MS = 1_000_000
 
 def waiting_for(stage: Stage, *, waited_ms: int = 36, decoded_ms: int = 4) -> Analysis:
     """A loader of ours with one thread, to which a batch takes 40 ms; a step takes 5."""
-    found = analyze(process(make_s=0.04, work_s=0.005, kind="datapipe.kinds.images.loader.DataLoader"))
+    found = analyze(process(make_s=0.04, work_s=0.005, kind="datapipe.kinds.loader.DataLoader"))
     events = []
     for step in range(60):
         start_ns = step * 41 * MS

@@ -11,14 +11,14 @@ import pytest
 import torch
 from fixtures import NUM_SAMPLES, make_folder, write_webdataset
 
-import datapipe as dp
+from datapipe import transforms as T
 from datapipe.adapt.deferral.dataset import DeferringDataset
-from datapipe.core.errors import OptionError
 from datapipe.diagnostics.trials.process import num_samples_of, resized_side, trials
 from datapipe.diagnostics.trials.sample import Shards, pickled_sample, sample_of
+from datapipe.errors import OptionError
 
 wds = pytest.importorskip("webdataset")
-CROP = dp.RandomResizedCrop(16)
+CROP = T.RandomResizedCrop(16)
 
 
 class Numbers(torch.utils.data.Dataset[int]):

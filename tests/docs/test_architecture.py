@@ -9,6 +9,7 @@ from types import FrameType
 
 import converters
 import datapipe as dp
+from datapipe import transforms as T
 from datapipe.testing.synthetic_images import make_image_folder
 
 ROOT = Path(__file__).parents[2]
@@ -32,7 +33,7 @@ def test_the_files_that_a_batch_meets_exist_and_are_few() -> None:
 def test_a_batch_meets_the_files_that_are_listed(tmp_path: Path) -> None:
     make_image_folder(tmp_path / "photos", num_images=12)
     converters.convert(converters.ConvertOptions(tmp_path / "photos", tmp_path / "shards", num_workers=1))
-    transform = [dp.RandomResizedCrop(32), dp.RandomHorizontalFlip()]
+    transform = [T.RandomResizedCrop(32), T.RandomHorizontalFlip()]
     loader = dp.DataLoader(tmp_path / "shards", 4, shuffle=True, seed=0, num_workers=0, transform=transform, device="cpu")
     met: set[str] = set()
 

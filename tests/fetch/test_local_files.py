@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from datapipe.codecs.probe import MAX_SAMPLE_NBYTES
-from datapipe.core.errors import DecodeError, FormatError, IntegrityError, MissingDataError, MissingSampleError, StorageError
+from datapipe.errors import DecodeError, FormatError, IntegrityError, MissingDataError, MissingSampleError, StorageError
 from datapipe.fetch.local import LocalFiles, plan_reads
 from datapipe.index.entries import Extents
 

@@ -17,7 +17,7 @@ from fixtures import quick
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datapipe.core.errors import DatapipeError, IntegrityError, StorageError
+from datapipe.errors import DatapipeError, IntegrityError, StorageError
 from datapipe.fetch.local import LocalFiles, plan_reads
 from datapipe.fetch.row_groups import RowGroups, max_lanes, row_groups_of_windows
 from datapipe.index.entries import Extents, RowGroup

@@ -17,10 +17,12 @@ from typing import Any
 
 import pytest
 from faulty_store import PlantedFault
+from fixtures import open_images
 from shard_cache_driver import BLOCK, SIZES, contents, name_of
 from stand_in_stores import BUCKET, directory_store, needs_obstore
 
 import datapipe as dp
+from datapipe import transforms as T
 from datapipe.cli.main import main
 from datapipe.fetch.shard_cache.directory import PART_SUFFIX, CacheDirectory
 from datapipe.testing.loaders.kind import copies, same
@@ -170,7 +172,7 @@ def test_no_locks_no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "flock", none)
-    with pytest.raises(dp.StorageError, match=r"cannot be a cache of shards \(No locks available\); choose"):
+    with pytest.raises(dp.errors.StorageError, match=r"cannot be a cache of shards \(No locks available\); choose"):
         CacheDirectory(tmp_path / "c", 500_000)
 
 
@@ -178,7 +180,7 @@ def test_no_locks_no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_another_users_cache_is_refused(tmp_path: Path) -> None:
     (tmp_path / "c").mkdir()
     os.chown(tmp_path / "c", 12345, 12345)
-    with pytest.raises(dp.StorageError, match="belongs to another user"):
+    with pytest.raises(dp.errors.StorageError, match="belongs to another user"):
         CacheDirectory(tmp_path / "c", 500_000)
 
 
@@ -244,7 +246,7 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def open_cached(cache: Path, nbytes: int | None = None, **options: Any) -> dp.DataLoader:
     remote = dp.Remote(cache_dir=cache, cache_nbytes=nbytes)
-    return dp.DataLoader(URL, **{**OPTIONS, "transform": [dp.RandomResizedCrop(24)], **options}, remote=remote)
+    return dp.DataLoader(dp.Images(URL, remote=remote), **{**OPTIONS, "transform": [T.RandomResizedCrop(24)], **options})
 
 
 def filled(cache: Path, num_shards: int) -> CacheDirectory:
@@ -259,7 +261,7 @@ def filled(cache: Path, num_shards: int) -> CacheDirectory:
 
 @needs_obstore
 def test_a_loader_fills_it_and_then_asks_no_more(converted: Path, tmp_path: Path) -> None:
-    local = dp.DataLoader(str(converted), **OPTIONS, transform=[dp.RandomResizedCrop(24)])
+    local = dp.DataLoader(str(converted), **OPTIONS, transform=[T.RandomResizedCrop(24)])
     with directory_store(tmp_path, train=converted) as store:
         loader = open_cached(tmp_path / "c")
         assert same(copies(loader), copies(local))
@@ -279,7 +281,7 @@ def test_a_loader_fills_it_and_then_asks_no_more(converted: Path, tmp_path: Path
 @needs_obstore
 @pytest.mark.parametrize("damage", ["a flipped bit", "cut", "removed"])
 def test_damage_in_the_cache_changes_nothing(converted: Path, tmp_path: Path, damage: str) -> None:
-    local = dp.DataLoader(str(converted), **OPTIONS, transform=[dp.RandomResizedCrop(24)])
+    local = dp.DataLoader(str(converted), **OPTIONS, transform=[T.RandomResizedCrop(24)])
     with directory_store(tmp_path, train=converted):
         first = open_cached(tmp_path / "c")
         expected = copies(local)
@@ -301,7 +303,7 @@ def test_damage_in_the_cache_changes_nothing(converted: Path, tmp_path: Path, da
 
 @needs_obstore
 def test_a_cache_for_some_of_the_shards(converted: Path, tmp_path: Path) -> None:
-    local = dp.DataLoader(str(converted), **OPTIONS, transform=[dp.RandomResizedCrop(24)])
+    local = dp.DataLoader(str(converted), **OPTIONS, transform=[T.RandomResizedCrop(24)])
     largest = max(path.stat().st_size for path in converted.glob("*.tar"))
     with directory_store(tmp_path, train=converted) as store:
         loader = open_cached(tmp_path / "c", 2 * (largest + BLOCK))
@@ -358,13 +360,13 @@ def test_ranks_share_one_cache_and_resume_on_another_number(converted: Path, tmp
     def rest(source: str, state: dict[str, Any], **options: Any) -> list[Any]:
         found = []
         for rank in range(4):
-            loader = dp.DataLoader(source, **{**OPTIONS, "batch_size": 2}, output="dict", rank=rank, world_size=4, **options)
+            loader = open_images(source, **{**OPTIONS, "batch_size": 2}, output="dict", ranks=(rank, 4), **options)
             loader.load_state_dict(state)
             found.append([batch["id"].tolist() for batch in loader])
         return found
 
     with directory_store(tmp_path, train=converted):
-        two = [open_cached(tmp_path / "c", batch_size=4, rank=rank, world_size=2) for rank in range(2)]
+        two = [open_cached(tmp_path / "c", batch_size=4, ranks=(rank, 2)) for rank in range(2)]
         for loader in two:
             next(iter(loader))
         state = two[0].state_dict()

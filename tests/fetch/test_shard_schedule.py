@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixtures import convert, make_folder
+from fixtures import convert, make_folder, open_images
 from stand_in_stores import BUCKET, directory_store, needs_obstore
 
 import datapipe as dp
@@ -65,16 +65,16 @@ def test_steps_until_each_shard_is_due() -> None:
 @needs_obstore
 def test_what_a_step_needs_is_there_though_few_fit(served: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With room for a third of the shards, each is fetched once an epoch, before it is due, and none is evicted too early."""
-    loader = dp.DataLoader(URL, **OPTIONS, remote=dp.Remote(cache_dir=tmp_path / "c", cache_nbytes=1))
+    loader = dp.DataLoader(dp.Images(URL, remote=dp.Remote(cache_dir=tmp_path / "c", cache_nbytes=1)), **OPTIONS)
     uses_of = shard_uses(loader._passes.source(1), loader.dataset)
     assert uses_of is not None
-    assert isinstance(loader._images.files, RemoteFiles)
-    assert loader._images.files.cache is not None
-    shards = loader._images.files.cache.shards
+    assert isinstance(loader._passes.kind.files, RemoteFiles)
+    assert loader._passes.kind.files.cache is not None
+    shards = loader._passes.kind.files.cache.shards
     at_once = max(len({use.url for use in uses_of(0) if use.first_step <= step <= use.last_step}) for step in range(len(loader)))
     assert at_once < len(shards) / 2
     monkeypatch.setattr("datapipe.fetch.shard_cache.cache._LOOK_S", 0.0)
-    directory = loader._images.files.cache.directory
+    directory = loader._passes.kind.files.cache.directory
     block = -(-max(shard.nbytes for shard in shards.values()) // 4096) * 4096
     directory.capacity = (at_once + 1) * block
     fetched: Counter[str] = Counter()
@@ -106,10 +106,10 @@ def test_what_a_step_needs_is_there_though_few_fit(served: Path, tmp_path: Path,
 def test_the_same_batches_by_streams(served: Path, tmp_path: Path, share: float) -> None:
     local = dp.DataLoader(str(served), **OPTIONS)
     nbytes = int(share * sum(-(-path.stat().st_size // 4096) * 4096 for path in served.glob("*.tar")))
-    loader = dp.DataLoader(URL, **OPTIONS, remote=dp.Remote(cache_dir=tmp_path / "c", cache_nbytes=nbytes))
-    assert isinstance(loader._images.files, RemoteFiles)
-    assert loader._images.files.cache is not None
-    directory = loader._images.files.cache.directory
+    loader = dp.DataLoader(dp.Images(URL, remote=dp.Remote(cache_dir=tmp_path / "c", cache_nbytes=nbytes)), **OPTIONS)
+    assert isinstance(loader._passes.kind.files, RemoteFiles)
+    assert loader._passes.kind.files.cache is not None
+    directory = loader._passes.kind.files.cache.directory
     for epoch in range(3):
         assert same(copies(loader), copies(local)), epoch
         assert directory.held().nbytes <= nbytes
@@ -124,7 +124,7 @@ def test_the_same_batches_by_streams(served: Path, tmp_path: Path, share: float)
 def test_ranks_do_not_evict_what_others_are_about_to_read(served: Path, tmp_path: Path) -> None:
     """Two ranks share a directory that has room for what both need at once; both give the samples of the local set."""
     made = [
-        dp.DataLoader(source, **OPTIONS, output="dict", rank=rank, world_size=2, **options)
+        open_images(source, **OPTIONS, output="dict", ranks=(rank, 2), **options)
         for source, options in ((URL, {"remote": dp.Remote(cache_dir=tmp_path / "c", cache_nbytes=150_000)}), (str(served), {}))
         for rank in range(2)
     ]

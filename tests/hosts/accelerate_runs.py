@@ -10,11 +10,12 @@ from accelerate import Accelerator, skip_first_batches
 from torch import nn
 
 import datapipe as dp
+from datapipe import transforms as T
 from datapipe.adapt.hosts.accelerate import prepare
 
 
 def make_loader(path: Path, **arguments: Any) -> dp.DataLoader:
-    crop = [dp.RandomResizedCrop(8), dp.ToDtype(torch.float32, scale=True)]
+    crop = [T.RandomResizedCrop(8), T.ToDtype(torch.float32, scale=True)]
     options: dict[str, Any] = {"batch_size": 7, "shuffle": True, "seed": 5, "num_workers": 1, "output": "dict", "transform": crop}
     return dp.DataLoader(path, **(options | arguments))
 

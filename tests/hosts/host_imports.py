@@ -6,7 +6,7 @@ import contextlib
 import importlib
 import warnings
 
-import datapipe.kinds.images.loader
+import datapipe.kinds.loader
 
 with contextlib.suppress(ImportError):
     # Lightning, Transformers and timm import torchvision, whose compiled part need not fit this torch.
@@ -22,4 +22,4 @@ with warnings.catch_warnings():
     with contextlib.suppress(ImportError):
         from transformers import Trainer, ViTForImageClassification  # noqa: F401 (loaded late otherwise, by each process)
 
-assert datapipe.kinds.images.loader
+assert datapipe.kinds.loader

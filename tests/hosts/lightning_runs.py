@@ -14,8 +14,9 @@ import torch
 from torch import nn
 
 import datapipe as dp
+from datapipe import transforms as T
 
-TRANSFORM = (dp.RandomResizedCrop(16), dp.ToDtype(torch.float32, scale=True))
+TRANSFORM = (T.RandomResizedCrop(16), T.ToDtype(torch.float32, scale=True))
 BATCH = 6
 
 
@@ -131,6 +132,6 @@ def fit_after_asking_for_the_length(path: Path) -> str:
     host = pl.Trainer(accelerator="cpu", devices=2, strategy="ddp", logger=False, enable_progress_bar=False, max_epochs=1)
     try:
         host.fit(Classifier(), train)
-    except dp.LifecycleError as exc:
+    except dp.errors.LifecycleError as exc:
         return str(exc)
     return "fitted"

@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import datapipe as dp
+from datapipe import transforms as T
 
 
 def main(data: str | Path, checkpoint: Path, out: Path, stop_after: int = 0) -> None:
@@ -35,7 +36,7 @@ def train(data: str | Path, checkpoint: Path, out: Path, stop_after: int) -> Non
         seed=2,
         num_workers=1,
         output="dict",
-        transform=[dp.RandomResizedCrop(8), dp.ToDtype(torch.float32, scale=True)],
+        transform=[T.RandomResizedCrop(8), T.ToDtype(torch.float32, scale=True)],
     )
     torch.manual_seed(0)
     sharded = nn.Sequential(nn.Flatten(), nn.Linear(192, 8), nn.ReLU(), nn.Linear(8, 3))

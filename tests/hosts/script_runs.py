@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 import datapipe as dp
+from datapipe import transforms as T
 
 
 def run_script(script: Path, arguments: list[str]) -> str:
@@ -27,12 +28,10 @@ def timm_epochs(folder: Path, ours: bool) -> dict[str, Any]:
     common: dict[str, Any] = {"input_size": (3, 32, 32), "batch_size": 5, "device": device, "num_workers": 0}
     if ours:
         train = PrefetchLoader(
-            dp.DataLoader(
-                folder, 5, shuffle=True, drop_last=True, transform=[dp.RandomResizedCrop(32), dp.RandomHorizontalFlip()]
-            ),
+            dp.DataLoader(folder, 5, shuffle=True, drop_last=True, transform=[T.RandomResizedCrop(32), T.RandomHorizontalFlip()]),
             device=device,
         )
-        evaluation = PrefetchLoader(dp.DataLoader(folder, 5, transform=[dp.Resize(36), dp.CenterCrop(32)]), device=device)
+        evaluation = PrefetchLoader(dp.DataLoader(folder, 5, transform=[T.Resize(36), T.CenterCrop(32)]), device=device)
     else:
         train = create_loader(create_dataset("", root=str(folder)), is_training=True, no_aug=True, **common)
         evaluation = create_loader(create_dataset("", root=str(folder)), is_training=False, **common)

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, DistributedSampler
 
 import datapipe as dp
+from datapipe import transforms as T
 
 
 class Numbers(torch.utils.data.Dataset[Any]):
@@ -22,7 +23,7 @@ class Numbers(torch.utils.data.Dataset[Any]):
 
 
 def make(path: Path, **changes: Any) -> dp.DataLoader:
-    arguments: dict[str, Any] = {"shuffle": True, "num_workers": 0, "output": "dict", "transform": dp.RandomResizedCrop(8)}
+    arguments: dict[str, Any] = {"shuffle": True, "num_workers": 0, "output": "dict", "transform": T.RandomResizedCrop(8)}
     return dp.DataLoader(path, 5, **(arguments | changes))
 
 
@@ -44,7 +45,7 @@ def seeds(path: Path) -> dict[str, Any]:
     found["generator"] = _begun(make(path, generator=torch.Generator().manual_seed(rank)))
     found["given"] = _begun(make(path, seed=3))
     found["shared out"] = _begun(dp.from_torch(DataLoader(Numbers(), 5, shuffle=True), share_among_ranks=True))
-    found["all samples each"] = _begun(make(path, rank=0, world_size=1))
+    found["all samples each"] = _begun(make(path, ranks=(0, 1)))
     taken = dp.from_torch(DataLoader(Numbers(), 5, sampler=DistributedSampler(Numbers())))
     found["sampler"] = (_begun(taken), taken.state_dict()["seed"])
     dist.barrier()
@@ -65,7 +66,7 @@ def left_alone(path: Path) -> str:
     if dist.get_rank() == 1:
         try:
             next(iter(make(path)))
-        except dp.LifecycleError as exc:
+        except dp.errors.LifecycleError as exc:
             said = str(exc)
         dist.distributed_c10d._get_default_store().set("said", "yes")
     else:

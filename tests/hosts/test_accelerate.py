@@ -10,6 +10,7 @@ from fixtures import make_folder
 from host_ranks import in_a_process, needs, on_ranks
 
 import datapipe as dp
+from datapipe import transforms as T
 
 pytestmark = pytest.mark.slow
 
@@ -27,7 +28,7 @@ def thousand(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def steps_of(path: Path, batch_size: int, epochs: int = 2, **arguments: Any) -> list[list[int]]:
     """The ids of each step, as one process gives them with batches of a whole step."""
     options: dict[str, Any] = {"shuffle": True, "seed": 5, "num_workers": 0} | arguments
-    loader = dp.DataLoader(path, batch_size, output="dict", transform=[dp.RandomResizedCrop(8)], **options)
+    loader = dp.DataLoader(path, batch_size, output="dict", transform=[T.RandomResizedCrop(8)], **options)
     return [batch["id"].tolist() for _ in range(epochs) for batch in loader]
 
 
@@ -94,7 +95,7 @@ def test_what_would_be_lost_is_refused(
 
 
 def test_ranks_that_would_share_samples_are_refused(photos: Path) -> None:
-    for found in on_ranks("accelerate_runs:error_of", 2, photos, {"rank": 0, "world_size": 1}, {}):
+    for found in on_ranks("accelerate_runs:error_of", 2, photos, {"ranks": (0, 1)}, {}):
         assert "OptionError: the loader's step covers 7 samples over all ranks, but batch_size x processes is 7 x 2" in found
 
 

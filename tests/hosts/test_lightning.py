@@ -9,6 +9,7 @@ import pytest
 from host_ranks import in_a_process, needs, on_ranks
 
 import datapipe as dp
+from datapipe import transforms as T
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +26,7 @@ def fit(path: Path, *arguments: Any) -> Any:
 def expected(path: Path, epochs: int, **arguments: Any) -> list[tuple[int, list[int]]]:
     """What a loop over the loader gives."""
     options: dict[str, Any] = {"batch_size": BATCH, "shuffle": True, "seed": 3, "num_workers": 0, "output": "dict"} | arguments
-    loader = dp.DataLoader(path, transform=[dp.RandomResizedCrop(16)], **options)
+    loader = dp.DataLoader(path, transform=[T.RandomResizedCrop(16)], **options)
     return [(epoch, batch["id"].tolist()) for epoch in range(epochs) for batch in loader]
 
 
@@ -47,8 +48,8 @@ def test_every_sample_once_per_epoch_on_two_ranks(shards: Path) -> None:
         assert len(ids[0]) == len(ids[1]) == NUM // 2
     for number, rank in enumerate(ranks):
         assert rank.same_loader, "use_distributed_sampler leaves the loader alone"
-        assert rank.seen == expected(shards, 2, rank=number, world_size=2)
-        assert rank.validated == expected(shards, 2, shuffle=False, batch_size=8, rank=number, world_size=2)
+        assert rank.seen == expected(shards, 2, ranks=(number, 2))
+        assert rank.validated == expected(shards, 2, shuffle=False, batch_size=8, ranks=(number, 2))
 
 
 def test_limits(shards: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from host_ranks import on_ranks
 
 import datapipe as dp
+from datapipe import transforms as T
 
 pytestmark = pytest.mark.slow
 
@@ -30,7 +31,7 @@ def test_both_stop_in_mid_epoch_and_go_on(shards: Path, tmp_path: Path) -> None:
     on_ranks("parallel_run:main", 2, shards, tmp_path / "checkpoint", tmp_path / "first.json", 3)
     torchrun(shards, tmp_path / "checkpoint", tmp_path / "rest.json")
     first, rest = (json.loads((tmp_path / name).read_text()) for name in ("first.json", "rest.json"))
-    crop = dp.RandomResizedCrop(8)
+    crop = T.RandomResizedCrop(8)
     loader = dp.DataLoader(shards, 8, shuffle=True, seed=2, num_workers=0, output="dict", transform=crop)
     ranks = [before + after for before, after in zip(first, rest, strict=True)]
     assert [len(part) for part in (*first, *rest)] == [3, 3, 4, 4]

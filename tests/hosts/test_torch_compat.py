@@ -8,8 +8,9 @@ import pytest
 import torch.utils.data
 
 import datapipe as dp
+from datapipe import transforms as T
 
-CROP = dp.RandomResizedCrop(8)
+CROP = T.RandomResizedCrop(8)
 
 
 def test_they_have_a_length_and_no_positions(shards: Path) -> None:
@@ -17,9 +18,9 @@ def test_they_have_a_length_and_no_positions(shards: Path) -> None:
     assert (len(loader.sampler), len(loader.batch_sampler)) == (50, 8)  # type: ignore[arg-type]
     assert (loader.batch_sampler.batch_size, loader.batch_sampler.drop_last) == (7, False)  # type: ignore[attr-defined]
     assert loader.batch_sampler.sampler is loader.sampler  # type: ignore[attr-defined]
-    with pytest.raises(dp.OptionError, match=r"positions were requested from the sampler .* docs/hosts\.md"):
+    with pytest.raises(dp.errors.OptionError, match=r"positions were requested from the sampler .* docs/hosts\.md"):
         iter(loader.sampler)
-    with pytest.raises(dp.OptionError, match="positions were requested from the batch_sampler"):
+    with pytest.raises(dp.errors.OptionError, match="positions were requested from the batch_sampler"):
         iter(loader.batch_sampler)
 
 
@@ -28,7 +29,7 @@ def test_nobody_makes_a_torch_loader_of_them(shards: Path, taken: str) -> None:
     """It would give images without transforms, in an order of its own, without an error."""
     loader = dp.DataLoader(shards, 7, transform=CROP)
     torchs = torch.utils.data.DataLoader(loader.dataset, **{taken: getattr(loader, taken)})  # type: ignore[arg-type]
-    with pytest.raises(dp.OptionError, match="something is making a torch DataLoader of it"):
+    with pytest.raises(dp.errors.OptionError, match="something is making a torch DataLoader of it"):
         next(iter(torchs))
 
 
@@ -57,12 +58,12 @@ def test_nobody_fills_in_a_worker_init_fn(shards: Path) -> None:
 
 def test_ranks_that_come_up_after_the_length_was_asked_for(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked, given, new = (
-        dp.DataLoader(shards, 5, transform=CROP, num_workers=0, **ranks) for ranks in ({}, {"rank": 0, "world_size": 1}, {})
+        dp.DataLoader(shards, 5, transform=CROP, num_workers=0, **ranks) for ranks in ({}, {"ranks": (0, 1)}, {})
     )
     assert [len(asked), len(given)] == [10, 10]
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(dp.LifecycleError, match="10 steps of all samples; now it is rank 1 of 2"):
+    with pytest.raises(dp.errors.LifecycleError, match="10 steps of all samples; now it is rank 1 of 2"):
         iter(asked)
     assert len(list(given)) == 10
     assert len(list(new)) == 5

@@ -10,6 +10,7 @@ import pytest
 from host_ranks import exit_code_of, in_a_process, needs, on_ranks
 
 import datapipe as dp
+from datapipe import transforms as T
 
 pytestmark = pytest.mark.slow
 
@@ -24,7 +25,7 @@ def train(path: Path, directory: Path, *arguments: Any) -> Any:
 
 def expected_ids(path: Path, **arguments: Any) -> list[list[int]]:
     loader = dp.DataLoader(
-        path, BATCH, shuffle=True, seed=3, num_workers=0, output="dict", transform=dp.RandomResizedCrop(16), **arguments
+        path, BATCH, shuffle=True, seed=3, num_workers=0, output="dict", transform=T.RandomResizedCrop(16), **arguments
     )
     return [batch["id"].tolist() for _ in range(2) for batch in loader]
 

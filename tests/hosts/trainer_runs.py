@@ -13,6 +13,7 @@ from torch import nn
 from transformers import Trainer, TrainerCallback, TrainingArguments, ViTConfig, ViTForImageClassification, set_seed
 
 import datapipe as dp
+from datapipe import transforms as T
 from datapipe.adapt.hosts.trainer import LoaderMixin
 
 BATCH, EVAL_BATCH = 6, 8
@@ -23,9 +24,8 @@ def make_loader(path: Path, **arguments: Any) -> dp.DataLoader:
         "batch_size": BATCH,
         "shuffle": True,
         "num_workers": 1,
-        "output": "dict",
-        "rename": {"image": "pixel_values", "label": "labels"},
-        "transform": [dp.RandomResizedCrop(16), dp.ToDtype(torch.float32, scale=True)],
+        "output": {"image": "pixel_values", "label": "labels"},
+        "transform": [T.RandomResizedCrop(16), T.ToDtype(torch.float32, scale=True)],
     }
     return dp.DataLoader(path, **(options | arguments))
 
@@ -121,7 +121,7 @@ def train(
     )
 
 
-EVAL = [dp.Resize((16, 16)), dp.ToDtype(torch.float32, scale=True)]
+EVAL = [T.Resize((16, 16)), T.ToDtype(torch.float32, scale=True)]
 
 
 def read_log(path: Path) -> list[tuple[list[int], float]]:

@@ -18,7 +18,7 @@ from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.containers import open_index
 from datapipe.containers.arrow import index_shard
 from datapipe.core import arrow_maps
-from datapipe.core.errors import FormatError
+from datapipe.errors import FormatError
 from datapipe.index.manifest import Manifest, ShardInfo, read_manifest, write_manifest
 from datapipe.index.open_sidecars import Sidecar
 from datapipe.index.sample_index import SampleIndex

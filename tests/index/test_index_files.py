@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.core import atomic
-from datapipe.core.errors import DatapipeError, FormatError, MissingDataError, UnfinishedError
+from datapipe.errors import DatapipeError, FormatError, MissingDataError, UnfinishedError
 from datapipe.index.manifest import (
     BUILDING_NAME,
     MANIFEST_NAME,

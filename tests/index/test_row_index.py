@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from datapipe.codecs.field_values import FieldKind, FieldSpec
-from datapipe.core.errors import FormatError
+from datapipe.errors import FormatError
 from datapipe.index import open_sidecars as index_module
 from datapipe.index.concat import select
 from datapipe.index.entries import RowGroup

@@ -16,8 +16,8 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils._python_dispatch import TorchDispatchMode
 from uploads import Reads, doubled, expected_after, host_batch, wrong_reads
 
-from datapipe.core.errors import LifecycleError, OptionError
 from datapipe.core.observe import Stage, StageEvent
+from datapipe.errors import LifecycleError, OptionError
 from datapipe.kernel.accelerators import accelerator, checked_device, devices, runtime_of, torch_build
 from datapipe.kernel.device import DeviceTransfer, Uploader
 from datapipe.kernel.device_runtime import AcceleratorRuntime

@@ -15,6 +15,7 @@ import torch
 from fixtures import make_folder
 
 import datapipe as dp
+from datapipe import transforms as T
 from datapipe.kernel.accelerators import checked_device
 from datapipe.kernel.cuda_runtime import CudaRuntime, cuda_runtime
 from datapipe.kernel.device import Uploader
@@ -230,9 +231,12 @@ def test_images_kept_on_the_gpu_are_those_that_are_decoded(tmp_path: Path, backe
     if backend == "dali":
         pytest.importorskip("nvidia.dali")
     source = make_folder(tmp_path / "set", size=(40, 48))
-    transform = [dp.Resize((32, 36)), dp.RandomCrop(28, padding=2), dp.RandomHorizontalFlip()]
+    transform = [T.Resize((32, 36)), T.RandomCrop(28, padding=2), T.RandomHorizontalFlip()]
     options: dict[str, Any] = {"batch_size": 8, "shuffle": True, "seed": 1, "transform": transform, "backend": backend}
-    kept, plain = dp.DataLoader(source, device="cuda", cache="gpu", **options), dp.DataLoader(source, device="cuda", **options)
+    kept, plain = (
+        dp.DataLoader(dp.Images(source, cache="gpu"), device="cuda", **options),
+        dp.DataLoader(source, device="cuda", **options),
+    )
     for epoch in range(3):
         for (ours, labels), (theirs, expected) in zip(kept, plain, strict=True):
             assert torch.equal(labels, expected)
@@ -243,7 +247,7 @@ def test_images_kept_on_the_gpu_are_those_that_are_decoded(tmp_path: Path, backe
 
 
 def test_a_device_that_is_not_there_is_refused() -> None:
-    with pytest.raises(dp.OptionError, match="pass 'cuda:N' with N below"):
+    with pytest.raises(dp.errors.OptionError, match="pass 'cuda:N' with N below"):
         dp.prefetch([1], f"cuda:{torch.cuda.device_count()}")
 
 

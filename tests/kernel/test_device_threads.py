@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from datapipe.core.errors import BackendError
+from datapipe.errors import BackendError
 from datapipe.kernel import cuda_runtime
 from datapipe.kernel.cuda_runtime import CudaRuntime
 from datapipe.kinds.images.dali.gate import CutForm

@@ -19,11 +19,12 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, TensorDataset
 
 import datapipe as dp
+from datapipe import transforms as T
 from datapipe.core.observe import Stage, StageEvent
 from datapipe.kernel.device_runtime import DeviceRuntime
 from datapipe.kernel.prefetching import PrefetchedLoader
 
-CROP = [dp.RandomResizedCrop(24), dp.RandomHorizontalFlip()]
+CROP = [T.RandomResizedCrop(24), T.RandomHorizontalFlip()]
 
 
 @pytest.fixture(scope="module")
@@ -180,7 +181,7 @@ def test_an_error_comes_after_the_batches_before_it() -> None:
 def test_a_batch_that_cannot_be_moved_is_such_an_error() -> None:
     iterator = iter(on_fake([[torch.ones(2)], [torch.eye(2).to_sparse()], [torch.ones(2)]], FakeDevice()))
     next(iterator)
-    with pytest.raises(dp.OptionError, match="sparse"):
+    with pytest.raises(dp.errors.OptionError, match="sparse"):
         next(iterator)
     assert next(iterator) is not None
     assert next(iterator, None) is None
@@ -356,7 +357,7 @@ def test_it_pickles_as_its_arguments() -> None:
 
 
 def test_its_iterators_are_not_copied() -> None:
-    with pytest.raises(dp.LifecycleError, match=r"cannot be copied or pickled.*copy the loader itself"):
+    with pytest.raises(dp.errors.LifecycleError, match=r"cannot be copied or pickled.*copy the loader itself"):
         copy.deepcopy(iter(on_fake(numbered(3), FakeDevice(0))))
 
 
@@ -367,7 +368,7 @@ def test_its_iterators_are_not_copied() -> None:
 ])  # fmt: skip
 def test_arguments_that_cannot_be_honoured(arguments: tuple[Any, ...], message: str) -> None:
     iterable, device, depth, *static = arguments
-    with pytest.raises(dp.OptionError, match=message):
+    with pytest.raises(dp.errors.OptionError, match=message):
         dp.prefetch(iterable, device, depth=depth, static=static[0] if static else 0)
 
 
@@ -409,18 +410,20 @@ def test_static_batches_have_one_form() -> None:
     iterator = iter(on_fake([torch.zeros(3, 2), torch.zeros(1, 2), torch.zeros(3, 2)], fake, static=2))
     next(iterator)
     with pytest.raises(
-        dp.OptionError, match=r"static=2: a batch has tensors .*\(1, 2\).* the first one had .*\(3, 2\).*tail='mask'"
+        dp.errors.OptionError, match=r"static=2: a batch has tensors .*\(1, 2\).* the first one had .*\(3, 2\).*tail='mask'"
     ):
         next(iterator)
     assert next(iterator).shape == (3, 2)
     packed = torch.nn.utils.rnn.pack_sequence([torch.zeros(3), torch.zeros(2)])
-    with pytest.raises(dp.OptionError, match=r"static=1: a batch holds a PackedSequence, whose memory datapipe cannot choose"):
+    with pytest.raises(
+        dp.errors.OptionError, match=r"static=1: a batch holds a PackedSequence, whose memory datapipe cannot choose"
+    ):
         next(iter(on_fake([packed], fake, static=1)))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_cuda_is_refused_with_the_remedy() -> None:
-    with pytest.raises(dp.OptionError, match="finds no device that batches can be moved to; pass device='cpu'"):
+    with pytest.raises(dp.errors.OptionError, match="finds no device that batches can be moved to; pass device='cpu'"):
         dp.prefetch([1])
 
 

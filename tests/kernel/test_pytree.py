@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from datapipe.core.errors import OptionError
+from datapipe.errors import OptionError
 from datapipe.kernel.pytree import map_nest, moves_itself, tensors_of
 
 

@@ -31,17 +31,17 @@ def test_a_loader_of_images_says_what_and_where(folder: Path) -> None:
     loader = dp.DataLoader(folder, batch_size=4, device="cpu")
     data = f"{NUM_SAMPLES} samples (image, label) in loose files at {folder}"
     assert repr(loader) == f"<datapipe.DataLoader: {data}; batch_size=4, on cpu>"
-    assert repr(loader.dataset) == f"<datapipe.Dataset: {data}>"
+    assert repr(loader.dataset) == f"<datapipe.Images: {data}>"
     chosen = dp.DataLoader(folder, batch_sampler=[[0, 1]], device="cpu")
     assert repr(chosen).endswith("; batches of its batch_sampler, on cpu>")
-    assert repr(loader.dataset.repeat(2)) == f"<datapipe.Dataset: {2 * NUM_SAMPLES} an epoch of {data}>"
+    assert repr(loader.dataset.repeat(2)) == f"<datapipe.Images: {2 * NUM_SAMPLES} an epoch of {data}>"
 
 
 def test_a_loader_of_rows_says_what_and_where(table: str) -> None:
     loader = dp.TableLoader(table, batch_size=64, label="label", device="cpu")
     data = f"1,000 rows of 2 columns in parquet at {table}"
     assert repr(loader) == f"<datapipe.TableLoader: {data}; batch_size=64, on cpu>"
-    assert repr(loader.dataset) == f"<datapipe.TableDataset: {data}>"
+    assert repr(loader.dataset) == f"<datapipe.Table: {data}>"
 
 
 def test_what_from_torch_returns_says_what_it_took(folder: Path) -> None:
@@ -84,5 +84,5 @@ def test_help_begins_with_an_example() -> None:
 
 @pytest.mark.parametrize("nothing", ["shards", 3, None])
 def test_an_explanation_of_what_is_no_loader_is_refused(nothing: object) -> None:
-    with pytest.raises(dp.OptionError, match="pass a loader"):
+    with pytest.raises(dp.errors.OptionError, match="pass a loader"):
         dp.explain(nothing)

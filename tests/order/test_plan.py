@@ -8,7 +8,7 @@ from fixtures import quick
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datapipe.core.errors import OptionError, StateError
+from datapipe.errors import OptionError, StateError
 from datapipe.order.plan import Cursor, Picks, Plan, Rank, Tail
 from datapipe.order.sample_order import SequentialOrder, ShuffledOrder
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from datapipe.core.errors import OptionError
+from datapipe.errors import OptionError
 from datapipe.order.row_order import RunOrder, StoredRows, WindowedRows
 from datapipe.order.row_permutation import MAX_ROWS, RowPermutation
 from datapipe.order.sample_order import TABLE_LIMIT

@@ -11,7 +11,7 @@ from fixtures import quick
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datapipe.core.errors import OptionError
+from datapipe.errors import OptionError
 from datapipe.order.draws import apart
 from datapipe.order.plan import Cursor, Plan, Rank
 from datapipe.order.sample_order import SequentialOrder, ShuffledOrder

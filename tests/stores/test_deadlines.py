@@ -45,8 +45,8 @@ def server() -> Iterator[IllServer]:
 def test_a_dataset_is_given_up_by_its_deadline(fault: str, server: IllServer) -> None:
     apply_settings(Remote())  # the loader applies its own
     started_s, before_kb = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(dp.StorageError) as caught:
-        dp.DataLoader(server.url(fault), batch_size=4, device="cpu", remote=dp.Remote(timeout_s=TIMEOUT_S))
+    with pytest.raises(dp.errors.StorageError) as caught:
+        dp.DataLoader(dp.Images(server.url(fault), remote=dp.Remote(timeout_s=TIMEOUT_S)), batch_size=4, device="cpu")
     assert time.monotonic() - started_s < MOST_S
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kb) >> 10 < 200
     assert f"/{fault}/set/dataset.json: " in str(caught.value)
@@ -64,7 +64,7 @@ def test_the_head_of_an_object_too(fault: str, server: IllServer) -> None:
     if fault == "endless-chunks":
         pytest.skip("without a body there are no chunks")
     started_s = time.monotonic()
-    with pytest.raises(dp.StorageError, match=fault):
+    with pytest.raises(dp.errors.StorageError, match=fault):
         object_facts(parse_location(server.url(fault)))
     assert time.monotonic() - started_s < MOST_S
 
@@ -73,7 +73,7 @@ def test_the_head_of_an_object_too(fault: str, server: IllServer) -> None:
 def test_a_download_that_does_not_get_on_ends(fault: str, server: IllServer) -> None:
     got: list[int] = []
     started_s = time.monotonic()
-    with pytest.raises(dp.StorageError, match=r"with 1\.5 s at most"):
+    with pytest.raises(dp.errors.StorageError, match=r"with 1\.5 s at most"):
         download(parse_location(server.url(fault)), lambda piece, offset: got.append(len(piece)))
     assert time.monotonic() - started_s < MOST_S
     assert not got
@@ -85,13 +85,13 @@ def test_no_more_is_read_than_was_asked_for(has_checksum: bool, server: IllServe
     target = RemoteObject(parse_location(server.url("endless-range")), '"e"', 1_000_000)
     wanted = PendingBytes(target, 0, 100, is_urgent=True, has_checksum=has_checksum)
     requests().submit([wanted])
-    with pytest.raises(dp.StorageError, match="endless-range"):
+    with pytest.raises(dp.errors.StorageError, match="endless-range"):
         wanted.wait()
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kb) >> 10 < 200
 
 
 def test_the_failure_that_went_before_is_told_not_the_end_of_the_time(server: IllServer) -> None:
-    with pytest.raises(dp.StorageError, match=r"attempts, with 1\.5 s at most: the store throttles requests"):
+    with pytest.raises(dp.errors.StorageError, match=r"attempts, with 1\.5 s at most: the store throttles requests"):
         read_object(parse_location(server.url("unavailable")))
 
 

@@ -7,7 +7,7 @@ from fixtures import quick
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datapipe.core.errors import OptionError
+from datapipe.errors import OptionError
 from datapipe.stores.location import Location, http_url, is_url, parse_location, redacted
 
 

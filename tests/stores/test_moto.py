@@ -13,6 +13,7 @@ from fixtures import convert, make_folder
 from stand_in_stores import BUCKET, moto_store, needs_moto, upload
 
 import datapipe as dp
+from datapipe import transforms as T
 from datapipe.cli.main import main
 from datapipe.testing.loaders.kind import copies, same
 
@@ -39,7 +40,7 @@ def store(server: FaultyStore) -> Iterator[FaultyStore]:
 
 
 def test_batches_are_those_of_the_local_set(store: FaultyStore, converted: Path) -> None:
-    options = {"batch_size": 8, "shuffle": True, "seed": 5, "transform": [dp.RandomResizedCrop(24)]}
+    options = {"batch_size": 8, "shuffle": True, "seed": 5, "transform": [T.RandomResizedCrop(24)]}
     here, there = dp.DataLoader(str(converted), **options), dp.DataLoader(f"s3://{BUCKET}/data/train", **options)
     assert same(copies(here), copies(there))
     assert here.state_dict() == there.state_dict()
@@ -54,7 +55,7 @@ def test_batches_are_those_of_the_local_set(store: FaultyStore, converted: Path)
     ],
 )
 def test_what_is_not_there_is_named(store: FaultyStore, url: str, said: str) -> None:
-    with pytest.raises(dp.MissingDataError, match=said):
+    with pytest.raises(dp.errors.MissingDataError, match=said):
         dp.DataLoader(url)
 
 
@@ -73,7 +74,7 @@ def test_what_is_not_there_is_named(store: FaultyStore, url: str, said: str) -> 
 )
 def test_refusals_are_one_line_with_a_remedy(store: FaultyStore, status: int, code: str, said: str) -> None:
     store.weather.faults.append(PlantedFault("status", status=status, code=code))
-    with pytest.raises(dp.StorageError, match=said) as caught:
+    with pytest.raises(dp.errors.StorageError, match=said) as caught:
         dp.DataLoader(f"s3://{BUCKET}/data/train")
     told = "".join(traceback.format_exception(caught.value))
     assert "very-secret" not in told
@@ -84,7 +85,7 @@ def test_refusals_are_one_line_with_a_remedy(store: FaultyStore, status: int, co
 
 def test_nothing_secret_is_pickled_or_kept(store: FaultyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    loader = dp.DataLoader(f"s3://{BUCKET}/data/train", batch_size=8, transform=[dp.Resize((24, 24))], seed=0)
+    loader = dp.DataLoader(f"s3://{BUCKET}/data/train", batch_size=8, transform=[T.Resize((24, 24))], seed=0)
     next(iter(loader))
     kept = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
     assert kept
@@ -93,7 +94,7 @@ def test_nothing_secret_is_pickled_or_kept(store: FaultyStore, tmp_path: Path, m
         assert b"id-of-key" not in text
     again = pickle.loads(pickle.dumps(loader))
     assert same(
-        copies(again), copies(dp.DataLoader(f"s3://{BUCKET}/data/train", batch_size=8, transform=[dp.Resize((24, 24))], seed=0))
+        copies(again), copies(dp.DataLoader(f"s3://{BUCKET}/data/train", batch_size=8, transform=[T.Resize((24, 24))], seed=0))
     )
 
 

@@ -81,7 +81,9 @@ def test_the_environment_goes_before_a_profile(server: FaultyStore, home: Path, 
 
 def test_a_profile_that_does_not_exist_is_named_without_secrets(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_PROFILE", "other")
-    with pytest.raises(dp.OptionError, match=r"the AWS profile cannot be used \(ProfileNotFound\); check AWS_PROFILE") as caught:
+    with pytest.raises(
+        dp.errors.OptionError, match=r"the AWS profile cannot be used \(ProfileNotFound\); check AWS_PROFILE"
+    ) as caught:
         read_object(PLACE)
     assert "very-secret" not in str(caught.value)
 
@@ -89,5 +91,5 @@ def test_a_profile_that_does_not_exist_is_named_without_secrets(home: Path, monk
 def test_a_profile_needs_boto3(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_PROFILE", "lab")
     monkeypatch.setitem(sys.modules, "boto3", None)
-    with pytest.raises(dp.DependencyError, match="AWS_PROFILE names a profile, which boto3 reads; pip install boto3"):
+    with pytest.raises(dp.errors.DependencyError, match="AWS_PROFILE names a profile, which boto3 reads; pip install boto3"):
         read_object(PLACE)

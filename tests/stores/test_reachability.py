@@ -40,7 +40,7 @@ def closed_port() -> Iterator[str]:
 
 def failing_s(work: Callable[[], object], said: str) -> float:
     start_s = time.monotonic()
-    with pytest.raises(dp.StorageError, match=said):
+    with pytest.raises(dp.errors.StorageError, match=said):
         work()
     return time.monotonic() - start_s
 

@@ -34,7 +34,7 @@ def test_into_a_real_store_and_out_again(tmp_path: Path) -> None:
         options = {"batch_size": 8, "shuffle": True, "seed": 0}
         here, there = dp.DataLoader(str(local), **options), dp.DataLoader(str(place), **options)
         assert same(copies(here), copies(there))
-        cached = dp.DataLoader(str(place), **options, remote=dp.Remote(cache_dir=tmp_path / "shards"))
+        cached = dp.DataLoader(dp.Images(str(place), remote=dp.Remote(cache_dir=tmp_path / "shards")), **options)
         here.set_epoch(0)
         assert same(copies(here), copies(cached))
         photos = place / "photos"

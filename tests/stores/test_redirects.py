@@ -120,7 +120,7 @@ each_reader = pytest.mark.parametrize("read", READERS, ids=lambda read: read.__n
 
 
 def refused(read: Callable[[Location], object], url: str) -> str:
-    with pytest.raises(dp.StorageError) as caught:
+    with pytest.raises(dp.errors.StorageError) as caught:
         read(parse_location(url))
     assert "very-secret" not in str(caught.value)
     return str(caught.value)
@@ -134,7 +134,7 @@ def test_ten_redirects_are_followed_and_no_more(server: IllServer) -> None:
 
 
 def test_a_circle_of_redirects_is_named_and_not_tried_again(server: IllServer) -> None:
-    with pytest.raises(dp.StorageError, match="redirects in a circle"):
+    with pytest.raises(dp.errors.StorageError, match="redirects in a circle"):
         read_object(parse_location(server.url("loop")))
     assert server.seen["loop"] == MAX_REDIRECTS + 2
 
@@ -143,7 +143,8 @@ def test_a_circle_of_redirects_is_named_and_not_tried_again(server: IllServer) -
 def test_redirects_lead_to_no_other_scheme(scheme: str, server: IllServer) -> None:
     server.target = f"{scheme}://localhost/x"
     with pytest.raises(
-        dp.StorageError, match=rf"/elsewhere/set \(redirected to {scheme}://localhost/x/set\): .* a scheme that is not read"
+        dp.errors.StorageError,
+        match=rf"/elsewhere/set \(redirected to {scheme}://localhost/x/set\): .* a scheme that is not read",
     ):
         read_object(parse_location(server.url("elsewhere")))
     assert server.seen["elsewhere"] == 2
@@ -172,7 +173,7 @@ def test_https_leads_to_https(secure: IllServer, authority: tuple[Path, ssl.SSLC
         secure.target = other.url("well", "set/a?")
         assert read_object(parse_location(secure.url("elsewhere", "x"))) == BODY
         secure.target = other.url("well", "none?")
-        with pytest.raises(dp.MissingDataError, match=rf"\(redirected to {other.url('well', 'none')}\): no such object"):
+        with pytest.raises(dp.errors.MissingDataError, match=rf"\(redirected to {other.url('well', 'none')}\): no such object"):
             read_object(parse_location(secure.url("elsewhere", "x")))
 
 
@@ -189,7 +190,7 @@ def test_an_error_after_a_redirect_names_the_target(
     server.target = f"{target.url('forbidden')}?{SIGNATURE}&"
     assert refused(read, url).startswith(f"{url} (redirected to {target.url('forbidden')}): forbidden (403)")
     server.target = f"{target.url('well', 'none')}?{SIGNATURE}&"
-    with pytest.raises(dp.MissingDataError) as caught:
+    with pytest.raises(dp.errors.MissingDataError) as caught:
         read(parse_location(url))
     assert str(caught.value) == f"{url} (redirected to {target.url('well', 'none')}): no such object; check the URL"
 
@@ -263,5 +264,7 @@ def test_nobody_is_asked_for_a_target_past_a_proxy(server: IllServer, monkeypatc
 
 def test_a_dataset_behind_redirects_says_where_it_was_looked_for(server: IllServer, target: IllServer) -> None:
     server.target = target.url("forbidden", "x?")
-    with pytest.raises(dp.StorageError, match=rf"dataset.json \(redirected to {target.url('forbidden', 'x')}\): forbidden"):
+    with pytest.raises(
+        dp.errors.StorageError, match=rf"dataset.json \(redirected to {target.url('forbidden', 'x')}\): forbidden"
+    ):
         dp.DataLoader(server.url("elsewhere"), batch_size=4, device="cpu")

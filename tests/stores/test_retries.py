@@ -40,7 +40,7 @@ def test_what_may_pass_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_will_not_pass_is_an_error_at_once() -> None:
-    with pytest.raises(dp.MissingDataError, match="s3://b/x: no such object"):
+    with pytest.raises(dp.errors.MissingDataError, match="s3://b/x: no such object"):
         failing(1, FileNotFoundError("gone"))
 
 
@@ -54,7 +54,7 @@ def test_it_ends_after_a_while_without_success(monkeypatch: pytest.MonkeyPatch) 
         raise ShortBodyError("1 of 2 bytes")
 
     with pytest.raises(
-        dp.StorageError, match=r"s3://b/x: no success in 0 s and \d+ attempts, with 0.05 s at most: the answer was cut"
+        dp.errors.StorageError, match=r"s3://b/x: no success in 0 s and \d+ attempts, with 0.05 s at most: the answer was cut"
     ):
         retried(attempt, PLACE, timeout_s=0.05)
     assert attempts > 1

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from datapipe.core.errors import FormatError, IntegrityError
+from datapipe.errors import FormatError, IntegrityError
 from datapipe.index.manifest import MANIFEST_NAME, read_manifest
 from datapipe.index.open_sidecars import Sidecar
 from datapipe.index.sidecar import SIDECAR_SUFFIX

@@ -19,10 +19,10 @@ from fixtures import convert, encode, jpeg, picture, quick
 from hypothesis import given
 from hypothesis import strategies as st
 
-import datapipe as dp
+from datapipe import transforms as T
 from datapipe.codecs.decode import DECODER_NAMES
 from datapipe.containers import open_index
-from datapipe.core.errors import DecodeError, DependencyError, MissingDataError, MissingSampleError
+from datapipe.errors import DecodeError, DependencyError, MissingDataError, MissingSampleError
 from datapipe.fetch.local import LocalFiles
 from datapipe.index.entries import Entries
 from datapipe.index.sample_index import SampleIndex
@@ -37,13 +37,13 @@ from datapipe.transforms import Recipe
 NUM = 12
 SIZE = 24
 RECIPES: dict[str, list[object]] = {
-    "uint8": [dp.RandomResizedCrop(SIZE), dp.RandomHorizontalFlip()],
+    "uint8": [T.RandomResizedCrop(SIZE), T.RandomHorizontalFlip()],
     "float32": [
-        dp.RandomResizedCrop(SIZE), dp.RandomHorizontalFlip(), dp.ToDtype(torch.float32, scale=True),
-        dp.Normalize((0.5, 0.4, 0.3), (0.2, 0.2, 0.1)),
+        T.RandomResizedCrop(SIZE), T.RandomHorizontalFlip(), T.ToDtype(torch.float32, scale=True),
+        T.Normalize((0.5, 0.4, 0.3), (0.2, 0.2, 0.1)),
     ],
     "resize, pad and crop": [
-        dp.Resize((30, 28)), dp.RandomCrop(SIZE, padding=4), dp.RandomVerticalFlip(), dp.ToDtype(torch.float32),
+        T.Resize((30, 28)), T.RandomCrop(SIZE, padding=4), T.RandomVerticalFlip(), T.ToDtype(torch.float32),
     ],
 }  # fmt: skip
 CONTENTS: list[bytes] = [

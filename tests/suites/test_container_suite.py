@@ -36,7 +36,7 @@ from datapipe.codecs.decode import open_decoder
 from datapipe.codecs.field_values import FieldKind
 from datapipe.codecs.probe import probe
 from datapipe.containers import foreign, open_index
-from datapipe.core.errors import DatapipeError, MissingDataError, StorageError, UnfinishedError
+from datapipe.errors import DatapipeError, MissingDataError, StorageError, UnfinishedError
 from datapipe.fetch.local import LocalFiles
 from datapipe.index.concat import select
 from datapipe.index.manifest import BUILDING_NAME

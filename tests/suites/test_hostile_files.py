@@ -26,9 +26,10 @@ from converters import ConvertOptions, OnError
 from converters import convert as convert_source
 from converters.verify import verify
 from converters.writers import TARGETS
+from datapipe import transforms as T
 from datapipe.cli.main import main
 from datapipe.containers import open_index
-from datapipe.core.errors import DatapipeError, FormatError
+from datapipe.errors import DatapipeError, FormatError
 from datapipe.index.manifest import read_manifest
 from datapipe.index.sample_index import SampleIndex
 from datapipe.index.sidecar import SIDECAR_SUFFIX, FieldExtent, SidecarRows, write_sidecar
@@ -62,7 +63,7 @@ def pipe_at(path: Path) -> Iterator[None]:
 
 
 def load(path: Path) -> None:
-    for _ in dp.DataLoader(str(path), batch_size=8, num_workers=0, device="cpu", transform=[dp.CenterCrop(8)]):
+    for _ in dp.DataLoader(str(path), batch_size=8, num_workers=0, device="cpu", transform=[T.CenterCrop(8)]):
         pass
 
 
@@ -135,7 +136,7 @@ def test_a_pipe_in_a_kept_index_is_not_waited_for(container: str, folder: Path, 
 @pytest.mark.parametrize("container", FOREIGN)
 def test_a_pipe_in_place_of_an_indexed_shard_is_not_waited_for(container: str, folder: Path, tmp_path: Path) -> None:
     root = FOREIGN[container](folder, tmp_path / "set")
-    loader = dp.DataLoader(str(root), batch_size=8, num_workers=0, device="cpu", transform=[dp.CenterCrop(8)])
+    loader = dp.DataLoader(str(root), batch_size=8, num_workers=0, device="cpu", transform=[T.CenterCrop(8)])
     path = next(path for path in sorted(root.iterdir()) if path.is_file())
     with pipe_at(path):
         assert f"{path}: a named pipe, not a regular file" in problem_of(lambda: list(loader))
@@ -213,7 +214,7 @@ def test_a_dataset_of_loose_files_is_refused(source: str, tmp_path: Path) -> Non
     (tmp_path / "secret").write_bytes(SECRET)
     root = folder_of(tmp_path / "set", source.replace("/ABSOLUTE", str(tmp_path / "secret")))
     with pytest.raises(FormatError, match=r"dataset\.json: of a folder, which no conversion writes"):
-        dp.DataLoader(str(root), batch_size=1, fields=("image",), num_workers=0)
+        dp.DataLoader(dp.Images(str(root), fields=("image",)), batch_size=1, num_workers=0)
 
 
 @pytest.mark.parametrize("source", ["/ABSOLUTE", "../secret", "a/../../secret"])

@@ -24,7 +24,7 @@ from datapipe.testing.loaders import NUM_SAMPLES, LoaderOf, LoaderSuite
 
 EXTENDING = Path(__file__).parents[2] / "examples" / "extending"
 sys.path.insert(0, str(EXTENDING))
-from kind_numbers.loader import NumberLoader  # noqa: E402
+from kind_numbers.data import Numbers  # noqa: E402
 
 PER_FILE, BAD_NUMBER, BAD_GROUP = 8, 11, slice(10, 12)
 
@@ -46,14 +46,14 @@ def spoil_image(path: Path) -> set[int]:
 
 
 def open_images(path: Path, **options: Any) -> Loader:
-    transform = [dp.RandomResizedCrop(24), dp.RandomHorizontalFlip()]
+    transform = [dp.transforms.RandomResizedCrop(24), dp.transforms.RandomHorizontalFlip()]
     return dp.DataLoader(path, **{"backend": "images_cpu", "output": "dict", "transform": transform} | options)
 
 
 def open_images_by_dali(path: Path, **options: Any) -> Loader:
     try:
         installation()
-    except dp.DependencyError as exc:
+    except dp.errors.DependencyError as exc:
         pytest.skip(str(exc))
     return open_images(path, **{"backend": "dali"} | options)
 
@@ -93,11 +93,15 @@ def spoil_number(path: Path) -> set[int]:
     return {BAD_NUMBER}
 
 
+def open_numbers(path: Path, **options: Any) -> Loader:
+    return dp.DataLoader(Numbers(path), **options)
+
+
 KINDS = {
     "images": LoaderOf(make_images, spoil_image, open_images, ids_of),
     "images_by_dali": LoaderOf(make_images, spoil_image, open_images_by_dali, ids_of),
     "tables": LoaderOf(make_table, spoil_row_group, open_table, ids_of),
-    "numbers": LoaderOf(make_numbers, spoil_number, NumberLoader, ids_of),
+    "numbers": LoaderOf(make_numbers, spoil_number, open_numbers, ids_of),
 }
 
 
@@ -109,7 +113,7 @@ class TestLoaders(LoaderSuite):
         return KINDS[request.param]
 
 
-def test_the_commands_know_a_kind_by_its_line_in_the_registry(
+def test_a_kind_is_known_by_its_line_in_the_registry(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(registry, "KINDS", {"numbers": "kind_numbers", **registry.KINDS})
@@ -118,5 +122,6 @@ def test_the_commands_know_a_kind_by_its_line_in_the_registry(
     assert f"{NUM_SAMPLES} numbers in 5 files" in capsys.readouterr().out
     assert main(["bench", str(path), "--rounds", "1"]) == 0
     assert "numbers/s" in capsys.readouterr().out
+    assert isinstance(dp.DataLoader(path).dataset, Numbers)
     assert registry.recognise(str(make_table(tmp_path / "table", NUM_SAMPLES)))[0] == "tables"
     assert registry.recognise(str(make_images(tmp_path / "folder", NUM_SAMPLES)))[0] == "images"

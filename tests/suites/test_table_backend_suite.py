@@ -144,13 +144,13 @@ def test_nulls_are_nan_where_a_floating_dtype_is_asked_for(backend: Backend, tab
 
 def test_nulls_among_integers_name_column_file_and_count(backend: Backend, table: Path) -> None:
     with pytest.raises(
-        dp.OptionError, match=r"part-\d.parquet: column 'inull' has \d+ nulls in row group \d+, and int64 has no value"
+        dp.errors.OptionError, match=r"part-\d.parquet: column 'inull' has \d+ nulls in row group \d+, and int64 has no value"
     ):
         backend.batches(backend.load(table, columns=["inull"]))
 
 
 def test_strings_without_an_operation_are_refused(backend: Backend, table: Path) -> None:
-    with pytest.raises(dp.OptionError, match="strings are not numbers"):
+    with pytest.raises(dp.errors.OptionError, match="strings are not numbers"):
         backend.load(table, columns=["word"])
 
 
@@ -225,7 +225,7 @@ def test_a_state_moves_between_backends(backend: Backend, table: Path) -> None:
 
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_ranks_share_an_epoch(backend: Backend, table: Path, world_size: int) -> None:
-    loaders = [backend.load(table, batch_size=48 // world_size, rank=rank, world_size=world_size) for rank in range(world_size)]
+    loaders = [backend.load(table, batch_size=48 // world_size, ranks=(rank, world_size)) for rank in range(world_size)]
     found = [backend.batches(loader) for loader in loaders]
     assert len({len(one) for one in found}) == 1
     rows = torch.cat([x[:, 0] for one in found for x in one])
@@ -254,7 +254,7 @@ def test_a_bad_row_group_raises_and_the_pass_goes_on(backend: Backend, damaged: 
     for _ in range(20):
         try:
             found += len(next(iterator))
-        except dp.DecodeError as exc:
+        except dp.errors.DecodeError as exc:
             errors.append(str(exc))
     assert found == 900
     assert len(errors) == 2
@@ -279,7 +279,7 @@ def test_a_changed_file_is_refused(backend: Backend, table: Path, tmp_path: Path
     path.write_bytes((table / "part-0.parquet").read_bytes())
     loader = backend.load(path)
     pq.write_table(pq.read_table(path).slice(1), path)
-    with pytest.raises(dp.IntegrityError, match="was changed since"):
+    with pytest.raises(dp.errors.IntegrityError, match="was changed since"):
         backend.batches(loader)
 
 
@@ -288,7 +288,7 @@ def test_a_file_that_is_gone_is_named(backend: Backend, table: Path, tmp_path: P
     path.write_bytes((table / "part-0.parquet").read_bytes())
     loader = backend.load(path)
     path.unlink()
-    with pytest.raises(dp.MissingDataError, match=r"t\.parquet: no such file any more"):
+    with pytest.raises(dp.errors.MissingDataError, match=r"t\.parquet: no such file any more"):
         backend.batches(loader)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from datapipe.core.errors import OptionError
+from datapipe.errors import OptionError
 from datapipe.testing.synthetic_images import SCALES, make_image_folder
 
 

@@ -20,7 +20,8 @@ from networks import network
 from torch import nn
 
 import datapipe as dp
-from datapipe.core.errors import OptionError, StateError, StorageError
+from datapipe import transforms as T
+from datapipe.errors import OptionError, StateError, StorageError
 from datapipe.training import (
     Best,
     ClockBracket,
@@ -109,7 +110,7 @@ def test_learns_photographs(photos: Path, others: Path, tmp_path: Path, changes:
     assert json.loads(json.dumps(report.to_json()))["best"]["value"] == report.best.value
 
 
-@pytest.mark.parametrize("mix", [dp.MixUp(alpha=0.4, num_classes=4), dp.CutMix(alpha=1.0, num_classes=4)], ids=repr)
+@pytest.mark.parametrize("mix", [T.MixUp(alpha=0.4, num_classes=4), T.CutMix(alpha=1.0, num_classes=4)], ids=repr)
 def test_mixed_labels(photos: Path, mix: object) -> None:
     loader = loader_of(photos, recipe=[*training_recipe(32), mix], shuffle=True)
     report = fit(make_model("cnn", 4), loader, options=QUIET)

@@ -12,7 +12,7 @@ from networks import network
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from datapipe.core.errors import OptionError
+from datapipe.errors import OptionError
 from datapipe.training import Learner, ends_step, make_model, recompute_blocks
 from datapipe.training.learner import LabelledBatch, cross_entropy, labelled_batch
 from datapipe.training.options import Precision

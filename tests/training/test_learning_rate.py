@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from datapipe.core.errors import OptionError
+from datapipe.errors import OptionError
 from datapipe.training import Learner, TrainOptions, make_optimizer, parameter_groups, warmup_cosine
 
 

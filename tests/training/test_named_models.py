@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from datapipe.core.errors import DependencyError, OptionError
+from datapipe.errors import DependencyError, OptionError
 from datapipe.training import make_model
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from datapipe.core.errors import OptionError
+from datapipe.errors import OptionError
 from datapipe.training import TrainOptions
 
 

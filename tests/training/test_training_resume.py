@@ -16,7 +16,7 @@ import torch
 from fixtures import meeting_point
 from training_driver import Settings, as_script, ids_of, step_lines, train
 
-from datapipe.core.errors import FormatError, MissingDataError, OptionError, StateError
+from datapipe.errors import FormatError, MissingDataError, OptionError, StateError
 from datapipe.training import TrainOptions, fit, load_checkpoint
 
 pytestmark = pytest.mark.slow

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 import datapipe as dp
+from datapipe import transforms as T
 from datapipe.training import TrainingReport, TrainOptions, fit
 from datapipe.training.process_group import launched_group
 
@@ -72,17 +73,17 @@ def make_network(dropout: float) -> nn.Module:
 
 def train(settings: Settings, *, rank: int = 0) -> TrainingReport:
     """Go on with the run in `settings.out`, or begin one."""
-    pixels = [dp.ToDtype(torch.float32, scale=True), dp.Normalize(dp.IMAGENET_MEAN, dp.IMAGENET_STD)]
+    pixels = [T.ToDtype(torch.float32, scale=True), T.Normalize(T.IMAGENET_MEAN, T.IMAGENET_STD)]
     arguments: dict[str, Any] = {"batch_size": settings.batch_size, "num_workers": 2, "device": "cpu", "tail": "mask"}
     loader = dp.DataLoader(
         settings.photos,
         shuffle=True,
         seed=3,
         output="dict",
-        transform=[dp.RandomResizedCrop(32), dp.RandomHorizontalFlip(), *pixels],
+        transform=[T.RandomResizedCrop(32), T.RandomHorizontalFlip(), *pixels],
         **arguments,
     )
-    val_loader = dp.DataLoader(settings.others, transform=[dp.Resize((32, 32)), *pixels], **arguments)
+    val_loader = dp.DataLoader(settings.others, transform=[T.Resize((32, 32)), *pixels], **arguments)
     torch.manual_seed(0)
     options = TrainOptions(
         epochs=settings.epochs,

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch.nn.functional import interpolate
 
-from datapipe.core.errors import DecodeError
+from datapipe.errors import DecodeError
 from datapipe.transforms.execute import cut, cut_through, row_cuts, rows_of
 from datapipe.transforms.protocols import Cuts, Interpolation
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torchvision_reference import torchvision_v2
 
 import datapipe.transforms as T
-from datapipe.core.errors import OptionError
+from datapipe.errors import OptionError
 from datapipe.order.draws import Draws
 from datapipe.transforms.cuts import whole
 

@@ -18,7 +18,7 @@ from torchvision_reference import torchvision_v2
 
 import datapipe.transforms as T
 from benchmarks.parity_case import torchvision_resizes
-from datapipe.core.errors import OptionError
+from datapipe.errors import OptionError
 
 v2 = torchvision_v2()
 v1: Any = importlib.import_module("torchvision.transforms")

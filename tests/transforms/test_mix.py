@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import datapipe.transforms as T
-from datapipe.core.errors import OptionError
+from datapipe.errors import OptionError
 from datapipe.order.draws import Draws
 from datapipe.transforms.pixels.mix import symmetric_beta
 

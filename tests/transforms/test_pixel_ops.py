@@ -13,7 +13,7 @@ import torch
 from torchvision_reference import torchvision_v2
 
 import datapipe.transforms as T
-from datapipe.core.errors import OptionError
+from datapipe.errors import OptionError
 from datapipe.order.draws import Draws
 from datapipe.transforms.pixels.auto_augment import OPERATIONS, apply_operation, rotation_matrix, shear_matrix
 from datapipe.transforms.pixels.erasing import _covered, _normals

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import datapipe.transforms as T
-from datapipe.core.errors import OptionError
+from datapipe.errors import OptionError
 from datapipe.order.draws import Draws
 from datapipe.transforms.execute import cut_through, row_cuts
 from datapipe.transforms.pixels.dtype import ScaleAndShift

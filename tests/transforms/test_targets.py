@@ -14,17 +14,18 @@ from numpy.typing import NDArray
 from torchvision_reference import torchvision_v2
 
 import datapipe as dp
+from datapipe import transforms as T
 from datapipe.order.draws import Draws
 from datapipe.transforms import Recipe
 from datapipe.transforms.execute import RowCut, cut_mask, move_boxes, row_cuts
 
 tv = torchvision_v2().functional
 RECIPES: dict[str, list[Any]] = {
-    "random crop, flip": [dp.RandomResizedCrop(24), dp.RandomHorizontalFlip(), dp.RandomVerticalFlip()],
-    "resize, centre": [dp.Resize((30, 28)), dp.CenterCrop(24)],
-    "padding": [dp.RandomCrop(24, padding=6), dp.RandomHorizontalFlip()],
-    "pad, resize": [dp.Pad((3, 5, 7, 2)), dp.Resize((31, 17)), dp.RandomVerticalFlip()],
-    "twice": [dp.Resize((64, 64)), dp.RandomResizedCrop(24), dp.RandomHorizontalFlip(), dp.Resize((9, 13))],
+    "random crop, flip": [T.RandomResizedCrop(24), T.RandomHorizontalFlip(), T.RandomVerticalFlip()],
+    "resize, centre": [T.Resize((30, 28)), T.CenterCrop(24)],
+    "padding": [T.RandomCrop(24, padding=6), T.RandomHorizontalFlip()],
+    "pad, resize": [T.Pad((3, 5, 7, 2)), T.Resize((31, 17)), T.RandomVerticalFlip()],
+    "twice": [T.Resize((64, 64)), T.RandomResizedCrop(24), T.RandomHorizontalFlip(), T.Resize((9, 13))],
     "nothing": [],
 }
 
@@ -71,8 +72,8 @@ def test_any_labels_and_channels(dtype: type) -> None:
 
 
 def test_a_mask_of_another_image_is_bad() -> None:
-    with pytest.raises(dp.DecodeError, match=r"a mask of 10 x 10 pixels for an image of"):
-        cut_mask(mask_of(0, 10, 10), steps_of([dp.CenterCrop(24)], 0, (40, 53)))
+    with pytest.raises(dp.errors.DecodeError, match=r"a mask of 10 x 10 pixels for an image of"):
+        cut_mask(mask_of(0, 10, 10), steps_of([T.CenterCrop(24)], 0, (40, 53)))
 
 
 def moved_by_torchvision(boxes: NDArray[np.float32], steps: list[RowCut], size: tuple[int, int]) -> torch.Tensor:
@@ -109,7 +110,7 @@ def test_a_box_holds_what_it_held(number: int, top: int, left: int, side: int) -
     mask = np.zeros((40, 53), np.uint8)
     bottom, right = min(40, top + side), min(53, left + side)
     mask[top:bottom, left:right] = 1
-    steps = steps_of([dp.RandomResizedCrop(96), dp.RandomHorizontalFlip(), dp.RandomVerticalFlip()], number, (40, 53))
+    steps = steps_of([T.RandomResizedCrop(96), T.RandomHorizontalFlip(), T.RandomVerticalFlip()], number, (40, 53))
     (box,) = move_boxes(np.array([[left, top, right, bottom]], np.float32), steps)
     rows, columns = np.nonzero(cut_mask(mask, steps))
     if len(rows) == 0:

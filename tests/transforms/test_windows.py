@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import datapipe as dp
+from datapipe import transforms as T
 from datapipe.order.draws import Draws
 from datapipe.transforms import Recipe
 from datapipe.transforms.execute import cut_through, row_cuts
@@ -20,11 +20,11 @@ from datapipe.transforms.windows import look_through, windows_of
 SIDES = st.integers(1, 9)
 FILLS = st.one_of(st.integers(0, 255), st.tuples(*[st.integers(0, 255)] * 3))
 OPS = st.one_of(
-    st.builds(dp.CenterCrop, st.tuples(SIDES, SIDES)),
-    st.builds(dp.Pad, st.integers(0, 3), fill=FILLS),
-    st.builds(dp.RandomCrop, st.tuples(SIDES, SIDES), padding=st.integers(0, 3), pad_if_needed=st.just(True), fill=FILLS),
-    st.builds(dp.RandomHorizontalFlip, st.sampled_from([0.0, 0.5, 1.0])),
-    st.builds(dp.RandomVerticalFlip, st.sampled_from([0.0, 0.5, 1.0])),
+    st.builds(T.CenterCrop, st.tuples(SIDES, SIDES)),
+    st.builds(T.Pad, st.integers(0, 3), fill=FILLS),
+    st.builds(T.RandomCrop, st.tuples(SIDES, SIDES), padding=st.integers(0, 3), pad_if_needed=st.just(True), fill=FILLS),
+    st.builds(T.RandomHorizontalFlip, st.sampled_from([0.0, 0.5, 1.0])),
+    st.builds(T.RandomVerticalFlip, st.sampled_from([0.0, 0.5, 1.0])),
 )
 
 
@@ -51,12 +51,12 @@ def test_a_batch_looks_as_its_images_do_one_by_one(ops: list[Any], height: int, 
         assert np.array_equal(found[row].numpy(), expected)
 
 
-@pytest.mark.parametrize("op", [dp.CenterCrop(8), dp.RandomHorizontalFlip(0.0), dp.Pad(0)], ids=repr)
+@pytest.mark.parametrize("op", [T.CenterCrop(8), T.RandomHorizontalFlip(0.0), T.Pad(0)], ids=repr)
 def test_nothing_is_done_where_nothing_moves(op: Any) -> None:
     (cuts,) = Recipe.of([op]).draw_cuts(Draws(0, 0, np.arange(3)), np.full((3, 2), 8))
     assert windows_of(cuts, (8, 8)) is None
 
 
 def test_only_what_resamples_is_no_window() -> None:
-    moving = {cls for cls in (getattr(dp, name) for name in dir(dp)) if isinstance(cls, type) and hasattr(cls, "fold")}
-    assert moving - set(RESAMPLES_NOTHING) == {dp.Resize, dp.RandomResizedCrop}
+    moving = {cls for cls in (getattr(T, name) for name in T.__all__) if isinstance(cls, type) and hasattr(cls, "fold")}
+    assert moving - set(RESAMPLES_NOTHING) == {T.Resize, T.RandomResizedCrop}

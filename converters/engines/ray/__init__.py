@@ -23,9 +23,9 @@ from converters.engines.ray import task
 from converters.planning.plan import PlannedShard
 from converters.shards import OnSamples, OnShard, ShardJob, error_from_json, job_to_json
 from datapipe.core.environment import num_usable_cores
-from datapipe.core.errors import DependencyError, OptionError, StorageError
 from datapipe.core.printable import get_logger
 from datapipe.core.waiting import Wait, reported_wait
+from datapipe.errors import DependencyError, OptionError, StorageError
 
 _MAX_ATTEMPTS = 5  # of a shard whose node or process dies
 _QUEUED = 2  # tasks that wait for a free core, so that none is idle, and so that a cluster that can grow does

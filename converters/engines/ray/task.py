@@ -98,7 +98,7 @@ def build(
     from converters.planning.plan import PLAN_NAME, PlannedShard, open_samples
     from converters.shards import build_shard, error_to_json, job_from_json
     from converters.writers import TARGETS
-    from datapipe.core.errors import StorageError
+    from datapipe.errors import StorageError
     from datapipe.stores.location import is_url
 
     try:

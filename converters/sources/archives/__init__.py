@@ -19,8 +19,8 @@ from datapipe.containers.listing import ScanNotes, ScanProblem, is_junk
 from datapipe.containers.mapped import ByteSource, byte_source, mapped
 from datapipe.containers.remote_shards import named_shards
 from datapipe.containers.tar.scanner import scan_members
-from datapipe.core.errors import FormatError, MissingDataError, OptionError, StorageError
 from datapipe.core.printable import printable
+from datapipe.errors import FormatError, MissingDataError, OptionError, StorageError
 from datapipe.stores.location import Location
 from datapipe.stores.objects import ListedObject, list_objects, object_facts
 from datapipe.stores.random_access import pin_object

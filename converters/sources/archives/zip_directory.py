@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from datapipe.containers.mapped import ByteSource
-from datapipe.core.errors import FormatError
+from datapipe.errors import FormatError
 
 _END = struct.Struct("<4s4H2LH")  # end of central directory
 _LOCATOR = struct.Struct("<4sLQL")  # of the zip64 end of central directory

@@ -22,9 +22,9 @@ from datapipe.adapt.deferral import pillow_seams
 from datapipe.adapt.deferral.dataset import reads_batches
 from datapipe.adapt.deferral.encoded_rows import EncodedRows, PixelConversion
 from datapipe.adapt.loaders import TorchDataLoader, has_collate_fn
-from datapipe.core.errors import DependencyError, OptionError
 from datapipe.core.observe import Observer
 from datapipe.core.printable import get_logger
+from datapipe.errors import DependencyError, OptionError
 from datapipe.fetch.local import LocalFiles
 from datapipe.kernel.device import Uploader
 from datapipe.kernel.device_runtime import DeviceRuntime

@@ -18,7 +18,7 @@ from datapipe.adapt.deferral.graph import JpegSource, Node, Step, chain_of, sign
 from datapipe.adapt.deferral.recorder import recording
 from datapipe.adapt.deferral.reports import OperationCount
 from datapipe.adapt.deferral.rules import AMPLIFIED, NOT_BEGUN, RARE, reason_against, reason_against_decoding
-from datapipe.core.errors import DecodeError
+from datapipe.errors import DecodeError
 
 UNDECODABLE = (DecodeError, OSError, SyntaxError, ValueError)  # what executing a chain raises for bytes that are bad
 

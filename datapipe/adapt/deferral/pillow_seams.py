@@ -21,7 +21,7 @@ from PIL import Image, ImageFile, ImageFilter, JpegImagePlugin
 from datapipe.adapt.deferral.graph import JpegSource, Node, Step, chain_of, is_whole
 from datapipe.adapt.deferral.recorder import APPROXIMATED, Fetch, call_site, current, recording
 from datapipe.codecs.probe import probe
-from datapipe.core.errors import DecodeError
+from datapipe.errors import DecodeError
 
 MAX_CAPTURED_NBYTES = 64 << 20  # larger files are left to Pillow, which reads them piece by piece
 

@@ -17,7 +17,7 @@ from accelerate.state import GradientState
 
 from datapipe.adapt.torch_loader import TorchLoader
 from datapipe.core.environment import is_of_datapipe
-from datapipe.core.errors import LifecycleError, OptionError
+from datapipe.errors import LifecycleError, OptionError
 from datapipe.kernel.loader import Loader
 from datapipe.kernel.prefetching import PrefetchedLoader
 
@@ -161,6 +161,6 @@ def check_ranks(loader: OurLoader, num_processes: int) -> None:
     if found != batch_size * num_processes:
         raise OptionError(
             f"the loader's step covers {found} samples over all ranks, but batch_size x processes is {batch_size} x "
-            f"{num_processes}: ranks would share samples. Make it without rank= and world_size= and after the process group is "
+            f"{num_processes}: ranks would share samples. Make it without ranks= and after the process group is "
             "initialized; from_torch: pass share_among_ranks=True"
         )

@@ -9,7 +9,7 @@ from typing import Any
 from transformers import trainer as host
 
 from datapipe.adapt.hosts.accelerate import OurLoader, PreparedLoader, SkippedLoader, check_fits, is_our_loader
-from datapipe.core.errors import DependencyError, OptionError
+from datapipe.errors import DependencyError, OptionError
 
 _ADDED = ("id", "real")  # what a loader adds to a batch besides fields
 
@@ -65,8 +65,8 @@ class LoaderMixin:
 def _check_batches(loader: Any, expected: int, name: str) -> None:
     if getattr(loader, "options", None) is not None and loader.options.output != "dict" and loader.collate_fn is None:
         raise OptionError(
-            "Trainer needs batches by name, and the loader's are tuples; pass output='dict' and, for example, "
-            "rename={'image': 'pixel_values', 'label': 'labels'}"
+            "Trainer needs batches by name, and the loader's are tuples; pass output='dict', or the model's names, such as "
+            "output={'image': 'pixel_values', 'label': 'labels'}"
         )
     if loader.batch_size != expected:
         raise OptionError(

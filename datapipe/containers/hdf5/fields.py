@@ -25,7 +25,7 @@ from datapipe.containers.field_names import HEAD_NBYTES, kind_of_array, kind_of_
 from datapipe.containers.hdf5.rows import ArrayRows
 from datapipe.containers.hdf5.vlen import vlen_extents
 from datapipe.containers.mapped import is_bomb
-from datapipe.core.errors import FormatError
+from datapipe.errors import FormatError
 from datapipe.index.sidecar import FieldColumn
 
 _RUN_NBYTES = 8 << 20  # of the values of a row group, if chunks are smaller

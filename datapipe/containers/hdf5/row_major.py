@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from datapipe.containers.hdf5 import VERSIONS
-from datapipe.core.errors import FormatError, StorageError
 from datapipe.core.regular_files import open_file, opened_by_name
+from datapipe.errors import FormatError, StorageError
 from datapipe.index.tables import ColumnKind, TableColumn
 
 NAME = "rows.h5"

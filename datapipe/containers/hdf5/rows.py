@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from datapipe.codecs.npy import npy_bytes
 from datapipe.containers.hdf5.vlen import vlen_extents
-from datapipe.core.errors import DecodeError, FormatError
 from datapipe.core.regular_files import open_file, opened_by_name
+from datapipe.errors import DecodeError, FormatError
 from datapipe.index.entries import RowGroup, Rows
 
 # the exceptions that h5py raises for damaged files, from its own checks and from the library's

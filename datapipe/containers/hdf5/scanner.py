@@ -22,9 +22,9 @@ from datapipe.containers.columns import add_field, rows_of_images
 from datapipe.containers.hdf5.fields import ReadableDataset, UnreadableError, are_pixels, find_field, row_starts
 from datapipe.containers.hdf5.rows import H5PY_ERRORS
 from datapipe.containers.mapped import mapped
-from datapipe.core.errors import FormatError
 from datapipe.core.printable import get_logger, listed
 from datapipe.core.regular_files import opened_by_name
+from datapipe.errors import FormatError
 from datapipe.index.sidecar import SidecarRows
 
 _IMAGE_NAMES = ("image", "images", "img", "imgs", "jpeg", "jpegs", "x")

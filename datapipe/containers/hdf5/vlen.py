@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from datapipe.containers.mapped import is_bomb
-from datapipe.core.errors import FormatError
+from datapipe.errors import FormatError
 
 _REFERENCE = np.dtype([("length", "<u4"), ("collection", "<u8"), ("index", "<u4")])  # 16 bytes, packed
 _HEAD_NBYTES = 16

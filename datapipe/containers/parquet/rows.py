@@ -24,8 +24,8 @@ from datapipe.containers.parquet.footer import Footer, SchemaLeaf, read_footer
 from datapipe.containers.parquet.pages import Chunk, pages
 from datapipe.containers.parquet.thrift_compact import DamagedError
 from datapipe.containers.parquet.values import PYARROW_ERRORS, Form, form_of, value_bytes
-from datapipe.core.errors import DecodeError
 from datapipe.core.regular_files import open_file
+from datapipe.errors import DecodeError
 from datapipe.index.entries import RowGroup
 from datapipe.stores.location import is_url
 from datapipe.stores.random_access import RemoteBytes, RemoteFile

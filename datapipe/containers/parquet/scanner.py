@@ -44,8 +44,8 @@ from datapipe.containers.parquet.rows import (
 )
 from datapipe.containers.parquet.thrift_compact import DamagedError
 from datapipe.containers.parquet.values import PYARROW_ERRORS
-from datapipe.core.errors import FormatError, MissingDataError, StorageError
 from datapipe.core.printable import get_logger, listed
+from datapipe.errors import FormatError, MissingDataError, StorageError
 from datapipe.index.sidecar import FieldColumn, SidecarRows
 
 _KEYS = (form.KEY, "__key__")  # the samples' names, which the index has anyway
@@ -53,7 +53,7 @@ _MAX_KEY = 1024  # bytes
 _MAX_REFUSALS = 12  # in an error
 _REMEDY = (
     "datapipe reads a struct with a field 'bytes', or a binary column, of one encoded image in each row; write such a one, or "
-    "read a table of numbers with datapipe.TableLoader"
+    "read a table of numbers with datapipe.Table"
 )
 
 logger = get_logger(__name__)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from datapipe.codecs.field_values import FieldKind, json_bytes
 from datapipe.codecs.npy import npy_bytes
-from datapipe.core.errors import DecodeError
+from datapipe.errors import DecodeError
 
 # the exceptions that pyarrow raises for damaged files, from its own checks and from the libraries it uses
 PYARROW_ERRORS = (pa.ArrowException, OSError, ValueError, TypeError, KeyError, IndexError, OverflowError, MemoryError)

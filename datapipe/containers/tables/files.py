@@ -25,10 +25,10 @@ from datapipe.containers.tables.rows import ArrowBatches, schema_of
 from datapipe.containers.tables.types import columns_of, merged
 from datapipe.core import arrow_maps
 from datapipe.core.checks import path_name
-from datapipe.core.errors import FormatError, MissingDataError, OptionError, StorageError
 from datapipe.core.printable import counted, listed
 from datapipe.core.regular_files import opened_by_name
 from datapipe.core.waiting import reported_wait
+from datapipe.errors import FormatError, MissingDataError, OptionError, StorageError
 from datapipe.index.manifest import refuse_unfinished
 from datapipe.index.sidecar import SIDECAR_SUFFIX
 from datapipe.index.tables import TableColumn, TableFile, TableIndex

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from datapipe.core import arrow_maps
-from datapipe.core.errors import DecodeError, IntegrityError, MissingDataError, StorageError
 from datapipe.core.regular_files import opened_by_name
+from datapipe.errors import DecodeError, IntegrityError, MissingDataError, StorageError
 from datapipe.index.tables import TableFile, TableGroup
 from datapipe.stores.location import is_url
 from datapipe.stores.random_access import RemoteBytes, RemoteFile, pin_object

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from datapipe.core.errors import FormatError
+from datapipe.errors import FormatError
 from datapipe.index.tables import ColumnKind, TableColumn
 
 # torch computes little with the unsigned types above uint8.

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.codecs.probe import probe
 from datapipe.containers.field_names import IMAGE, LABEL, field_name, is_mask_name, kind_of_array
-from datapipe.core.errors import DecodeError, FormatError
+from datapipe.errors import DecodeError, FormatError
 
 BLOCK_NBYTES = 512
 END_OF_ARCHIVE = bytes(2 * BLOCK_NBYTES)

@@ -22,8 +22,8 @@ from datapipe.containers.field_names import HEAD_NBYTES, IMAGE, LABEL
 from datapipe.containers.mapped import ByteSource, byte_source
 from datapipe.containers.tar.layout import BLOCK_NBYTES as BLOCK
 from datapipe.containers.tar.layout import IMAGE_SUFFIXES, LABEL_SUFFIX, field_of_suffix
-from datapipe.core.errors import FormatError
 from datapipe.core.printable import get_logger
+from datapipe.errors import FormatError
 from datapipe.index.sidecar import SidecarRows
 
 IMAGE_FIELD = FieldSpec(IMAGE, FieldKind.IMAGE)

@@ -14,7 +14,7 @@ import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from datapipe.core.errors import FormatError
+from datapipe.errors import FormatError
 
 MAX_FEATURES = 10_000
 _MAX_NAME = 1024  # bytes

@@ -23,8 +23,8 @@ from datapipe.containers.field_names import HEAD_NBYTES, IMAGE, LABEL, field_nam
 from datapipe.containers.mapped import mapped
 from datapipe.containers.tfrecord import layout as form
 from datapipe.containers.tfrecord.example import ExampleFeature, parse_example
-from datapipe.core.errors import FormatError
 from datapipe.core.printable import get_logger
+from datapipe.errors import FormatError
 from datapipe.index.sidecar import SidecarRows
 
 _IMAGE_NAMES = (form.IMAGE, "image")

@@ -20,8 +20,8 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
-from datapipe.core.errors import MissingDataError
 from datapipe.diagnostics.attach.ours import ROOT
+from datapipe.errors import MissingDataError
 
 SETTINGS = "DATAPIPE_ATTACH_SETTINGS"  # `Settings` as JSON
 ROOT_DIRECTORY = "DATAPIPE_ATTACH_ROOT"  # the directory of this package; `boot/sitecustomize.py` uses the name

@@ -13,13 +13,13 @@ from importlib.machinery import PathFinder
 from types import ModuleType
 from typing import Any
 
-from datapipe.core.errors import LifecycleError
 from datapipe.diagnostics.attach import loaders, ours
 from datapipe.diagnostics.attach.launching import WATCH, Applied, settings_from
 from datapipe.diagnostics.attach.ours import complain
 from datapipe.diagnostics.attach.session import Session
 from datapipe.diagnostics.attach.sites import site_of
 from datapipe.diagnostics.measure.watching import Hooks, OpenWatch, Watch
+from datapipe.errors import LifecycleError
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ _NEGLIGIBLE = 0.05  # share of all waiting
 
 MEANINGS = {
     "read": "waiting inside __getitem__: for storage, the network or a lock",
-    "network": "waiting for an object store (remote=datapipe.Remote(cache_dir=...) keeps its shards on a local disk)",
+    "network": "waiting for an object store (a datapipe.Remote(cache_dir=...) keeps its shards on a local disk)",
     "decode": "CPU time of __getitem__ outside its transforms, such as decoding",
     "transform": "transforms",
     "augment": "pixel operations",

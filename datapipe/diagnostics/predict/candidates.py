@@ -131,7 +131,7 @@ def _kept_shards(network: float, *, where: str | None) -> Remedy:
 
     `network`: the share of waiting in the time to make a batch. `where`: file:line of the loader.
     """
-    note = "in DataLoader(...), with a directory of a local disk; helps from the second epoch on, if the dataset fits"
+    note = "in datapipe.Images(...), with a directory of a local disk; helps from the second epoch on, if the dataset fits"
     code = Snippet("python", 'remote=datapipe.Remote(cache_dir="/local/shards")')
     change = Change(production_factor=max(_LEAST_WORK, 1 - network))
     return Remedy("shards kept on a local disk", change, Instruction((code,), where, note))
@@ -233,7 +233,7 @@ def _on_converted(loader: LoaderFacts, trials: Trials, side: int | None = None) 
 
 
 def _cached(loader: LoaderFacts) -> Instruction:
-    return _taken_over(loader, 'cache="ram"', note="helps from the second epoch on")
+    return _taken_over(loader, 'data=datapipe.Images(loader.dataset, cache="ram")', note="helps from the second epoch on")
 
 
 def _place(loader: LoaderFacts) -> str | None:

@@ -10,10 +10,10 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from datapipe.core.errors import OptionError
 from datapipe.diagnostics.judge.bootstrap import Interval
 from datapipe.diagnostics.predict.replay import Floats, Replayed, replay
 from datapipe.diagnostics.predict.workload import Change, Workload, course_of, fills_cores
+from datapipe.errors import OptionError
 
 NOTHING = "change nothing"
 NO_REMEDY = "no remedy known"  # replaces NOTHING if the loop waits for data

@@ -15,7 +15,7 @@ from typing import TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from datapipe.core.errors import OptionError
+from datapipe.errors import OptionError
 
 Floats: TypeAlias = NDArray[np.float64]
 _T = TypeVar("_T", np.float64, np.bool_)

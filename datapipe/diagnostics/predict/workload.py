@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from datapipe.core.errors import OptionError
 from datapipe.diagnostics.judge.bootstrap import block_length, block_rows
 from datapipe.diagnostics.judge.steady import MIN_STEPS, find_steady
 from datapipe.diagnostics.measure.timeline import Steps
 from datapipe.diagnostics.predict.replay import Course, Delivery, Floats, Setup
+from datapipe.errors import OptionError
 
 _LITTLE = 0.1  # share of the time to make a batch below which waiting does not decide how workers scale
 _ALIKE = 2.0  # a trial whose batches waited longer or shorter than the script's by this factor was of something else

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from datapipe.core.errors import FormatError
 from datapipe.diagnostics.document import VERSION, Document, Readable, read_document
 from datapipe.diagnostics.judge.bootstrap import Interval
 from datapipe.diagnostics.report import words
+from datapipe.errors import FormatError
 
 _SAME = 0.02  # of a step: less does not count as a change
 _MAX_STAGES = 5

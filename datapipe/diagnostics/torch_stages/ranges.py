@@ -11,7 +11,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Protocol
 
-from datapipe.core.errors import DependencyError
+from datapipe.errors import DependencyError
 
 
 class Recorder(Protocol):

@@ -25,18 +25,17 @@ import numpy as np
 
 from converters import ConvertOptions, Limit, OnError, Resize, convert
 from datapipe.codecs.probe import probe
-from datapipe.containers import open_index
 from datapipe.containers.foreign import ForeignSet, open_foreign
 from datapipe.core.atomic import write_json
-from datapipe.core.errors import DatapipeError, OptionError
 from datapipe.core.regular_files import open_descriptor, open_file
 from datapipe.diagnostics.trials.sample import MAX_SAMPLES, Sample, SampledFiles, Shards
 from datapipe.diagnostics.trials.trying import CACHED, CONVERTED, OURS, RESIZED
+from datapipe.errors import DatapipeError, OptionError
 from datapipe.index.concat import AnyIndex, select
 from datapipe.index.entries import WHOLE_FILE, Entries
 from datapipe.index.file_list import FileListIndex
-from datapipe.kinds.images.dataset import Dataset
-from datapipe.kinds.images.loader import DataLoader
+from datapipe.kinds.images.data import Images
+from datapipe.kinds.loader import DataLoader
 
 _SHARE = 0.1  # share of the time, for the passes of one trial
 _MIN_PASSES, _MAX_PASSES = 3, 20
@@ -223,12 +222,12 @@ def index_of(sample: Sample, scratch: Path) -> AnyIndex:
     return FileListIndex(list(data.paths), labels, where=sample.where)
 
 
-def own_loader(sample: Sample, data: AnyIndex | str, **options: Any) -> DataLoader:
+def own_loader(sample: Sample, data: AnyIndex | str, cache: str | None = None) -> DataLoader:
     """Return the loader that `from_torch` would make, over `data`: an index, or a path."""
-    dataset = Dataset(open_index(data) if isinstance(data, str) else data)
+    images = Images(data, fields=sample.data.fields if isinstance(sample.data, Shards) else None, cache=cache)
     return DataLoader(
-        dataset,
-        batch_size=max(1, min(sample.batch_size, len(dataset) // 8)),  # so that a pass has several batches
+        images,
+        batch_size=max(1, min(sample.batch_size, len(images) // 8)),  # so that a pass has several batches
         shuffle=True,
         seed=0,
         num_workers=sample.num_workers or None,
@@ -236,8 +235,6 @@ def own_loader(sample: Sample, data: AnyIndex | str, **options: Any) -> DataLoad
         device="cpu",
         backend="images_cpu",
         on_error="skip",
-        fields=sample.data.fields if isinstance(sample.data, Shards) else None,
-        **options,
     )
 
 

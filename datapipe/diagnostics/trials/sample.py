@@ -16,8 +16,8 @@ import numpy as np
 
 from datapipe.adapt.loaders import has_collate_fn, unwrap_torch_loader
 from datapipe.core.environment import is_of_datapipe
-from datapipe.core.errors import OptionError
 from datapipe.diagnostics.trials.forking import batch_size_of
+from datapipe.errors import OptionError
 
 if TYPE_CHECKING:
     from datapipe.datasets import SeenStream

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from datapipe.core import atomic
-from datapipe.core.errors import StorageError
 from datapipe.core.regular_files import read_bytes
 from datapipe.core.user_cache import REMOTE_SHARDS, open_private, private_directory, user_cache
+from datapipe.errors import StorageError
 
 PART_SUFFIX = ".part"
 _LOCK_NAME = "lock"

@@ -13,8 +13,8 @@ import time
 import weakref
 from collections.abc import Callable, Collection, Iterator
 
-from datapipe.core.errors import DatapipeError, IntegrityError, StorageError
 from datapipe.core.printable import get_logger
+from datapipe.errors import DatapipeError, IntegrityError, StorageError
 from datapipe.fetch.shard_cache.cache import CachedShard, ShardCache
 from datapipe.fetch.shard_cache.directory import CacheDirectory, PartialShard
 from datapipe.fetch.shard_cache.schedule import Schedule

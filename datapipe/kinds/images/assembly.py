@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -16,17 +17,19 @@ from datapipe.kernel.options import LoaderOptions
 from datapipe.kernel.pools import BatchMemory, ObjectPool
 from datapipe.kinds.images.batches import SampleBatchMaker, Worker
 from datapipe.kinds.images.choice import Choice
-from datapipe.kinds.images.collate import BoxesForm, Collator
+from datapipe.kinds.images.collate import Collator
 from datapipe.kinds.images.dali.gate import form_of
 from datapipe.kinds.images.dali.region_trial import region_problem
 from datapipe.kinds.images.dali.settings import Dali, GraphOptions
 from datapipe.kinds.images.dali_stage import DaliStage, FetchWorker
-from datapipe.kinds.images.dataset import Dataset
 from datapipe.kinds.images.device_images import DeviceImages
 from datapipe.kinds.images.fields import FurtherFields
 from datapipe.kinds.images.images_cpu import BlockWorker
 from datapipe.kinds.images.kept_images import KeptImages
 from datapipe.transforms import Recipe
+
+if TYPE_CHECKING:
+    from datapipe.kinds.images.data import Images
 
 Size = tuple[int, int]
 
@@ -37,11 +40,9 @@ def assemble(
     choice: Choice,
     settings: Pass,
     *,
-    dataset: Dataset,
+    dataset: Images,
     recipe: Recipe,
     files: Files,
-    memory_format: torch.memory_format,
-    boxes: BoxesForm,
     kept: KeptImages | None,
     device_images: DeviceImages | None,
 ) -> SampleBatchMaker:
@@ -56,8 +57,8 @@ def assemble(
         options=options,
         rank=settings.source.rank,
         fields=fields,
-        memory_format=memory_format,
-        boxes=boxes,
+        memory_format=dataset.settings.memory_format,
+        boxes=dataset.settings.boxes,
         uploader=None if runtime is None else Uploader(runtime, observer=settings.observer, stream=stream),
     )
     options = far_enough_ahead(options, choice.dali, is_remote=index.is_remote)

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from datapipe.core.errors import OptionError
 from datapipe.core.observe import Stage, StageEvent
+from datapipe.errors import OptionError
 from datapipe.fetch.files import Files
 from datapipe.index.concat import AnyIndex, Repeats
 from datapipe.index.entries import Description, Entries, Extents

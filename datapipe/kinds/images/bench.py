@@ -24,8 +24,8 @@ from datapipe.fetch.files import Files, open_files
 from datapipe.index.sample_index import SampleIndex
 from datapipe.kernel.calibration import in_turns, rate_of
 from datapipe.kernel.options import default_num_workers
-from datapipe.kinds.images.dataset import Dataset
-from datapipe.kinds.images.loader import DataLoader
+from datapipe.kinds.images.data import Images
+from datapipe.kinds.loader import DataLoader
 from datapipe.transforms import (
     IMAGENET_MEAN,
     IMAGENET_STD,
@@ -59,8 +59,7 @@ def measure(index: SampleIndex, args: argparse.Namespace) -> dict[str, Any]:
     recipe = [*crop, ToDtype(torch.float32, scale=True), Normalize(IMAGENET_MEAN, IMAGENET_STD)]
     held = [spec.name for spec in index.manifest.fields]
     ours = DataLoader(
-        Dataset(index),
-        fields=[name for name in ("image", "label") if name == "image" or name in held],
+        Images(index, fields=[name for name in ("image", "label") if name == "image" or name in held]),
         batch_size=batch_size,
         shuffle=True,
         seed=0,

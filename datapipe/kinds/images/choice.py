@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
-from datapipe.core.errors import DependencyError, OptionError
 from datapipe.core.printable import counted
+from datapipe.errors import DependencyError, OptionError
 from datapipe.kinds.images.dali.gate import form_of
 from datapipe.kinds.images.dali.installation import installation
 from datapipe.kinds.images.dali.settings import HUFFMAN_THRESHOLD, Dali

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from datapipe.codecs.field_values import FieldKind, FieldSpec
-from datapipe.core.errors import OptionError
+from datapipe.errors import OptionError
 from datapipe.index.entries import Entries, Extents
 from datapipe.kernel.device import Uploader
 from datapipe.kernel.options import LoaderOptions

@@ -16,8 +16,8 @@ from datapipe.codecs.masks import mask_labels, nearest_sources
 from datapipe.codecs.npy import read_npy_array
 from datapipe.codecs.probe import checked_header
 from datapipe.core.atomic import atomic_writer
-from datapipe.core.errors import DecodeError, IntegrityError, StorageError
 from datapipe.core.printable import printable
+from datapipe.errors import DecodeError, IntegrityError, StorageError
 from datapipe.fetch.files import open_files
 from datapipe.index.sample_index import SampleIndex
 

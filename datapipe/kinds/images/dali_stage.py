@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 
 from datapipe.codecs.probe import MAX_PIXELS
-from datapipe.core.errors import BackendError
 from datapipe.core.printable import get_logger
+from datapipe.errors import BackendError
 from datapipe.index.entries import Entries
 from datapipe.kernel.device_runtime import Stream
 from datapipe.kernel.kind import Lanes

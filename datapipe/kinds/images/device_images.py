@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from datapipe.core.errors import BackendError, OptionError
 from datapipe.core.printable import counted, size_text
+from datapipe.errors import BackendError, OptionError
 from datapipe.index.entries import Entries
 from datapipe.kernel.device_runtime import DeviceRuntime
 from datapipe.kinds.images.kept_images import CacheStats, shown_front, stamp_of

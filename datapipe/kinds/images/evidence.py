@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from datapipe.codecs.probe import ImageHeader, checked_header
-from datapipe.core.errors import DatapipeError
+from datapipe.errors import DatapipeError
 from datapipe.fetch.files import Files
 from datapipe.index.concat import AnyIndex
 from datapipe.kernel.calibration import power_of_two, rates_of
@@ -19,8 +19,11 @@ from datapipe.kinds.images.dali.gate import can_decode
 from datapipe.kinds.images.dali.installation import release_memory
 from datapipe.kinds.images.dali.region_trial import DISTRIBUTIONS
 from datapipe.kinds.images.dali.settings import Dali
-from datapipe.kinds.images.fields import IMAGE, LABEL
+from datapipe.kinds.images.fields import IMAGE
 from datapipe.transforms import Recipe
+
+if TYPE_CHECKING:
+    from datapipe.kinds.images.data import Images
 
 CANDIDATES: tuple[Dali | None, ...] = (
     None,
@@ -32,8 +35,6 @@ CANDIDATES: tuple[Dali | None, ...] = (
 WITH_ENGINES = (Dali(hw_decoder_load=0.35), Dali(hw_decoder_load=0.65))  # the JPEG engines of a GPU
 _LOOKED_AT, _LOOKED_AT_FOR_SIZES = 64, 16  # samples, spread over the dataset
 
-# Arguments of a loader that say how an image is processed; the others do not affect the measurement.
-_MEASURED_ARGUMENTS = ("transform", "num_workers", "prefetch_factor", "memory_format")
 _PACKAGES = ("gpu-datapipe", "torch", *DISTRIBUTIONS)
 
 Size = tuple[int, int]  # height, width in pixels
@@ -51,8 +52,9 @@ class Measured:
 class DataEvidence:
     """Facts about the data of a loader, found out only if a choice needs them. `open_loader`: makes one from such arguments."""
 
-    index: AnyIndex
+    dataset: Images
     files: Files
+    recipe: Recipe
     arguments: Mapping[str, Any]
     options: LoaderOptions
     device: torch.device
@@ -60,7 +62,7 @@ class DataEvidence:
 
     def share_for_dali(self) -> float:
         """Return the share of some samples that DALI decodes: 0 to 1."""
-        found = [can_decode(data, header) for _, data, header in _some_samples(self.index, self.files, _LOOKED_AT)]
+        found = [can_decode(data, header) for _, data, header in _some_samples(self.dataset.index, self.files, _LOOKED_AT)]
         return sum(found) / max(1, len(found))
 
     def candidates(self) -> tuple[Dali | None, ...]:
@@ -69,16 +71,15 @@ class DataEvidence:
         The JPEG engines of a GPU decode a damaged body to garbage and report success. They are considered only if a conversion
         has decoded every image (`--check decode`); its checksums find whatever is damaged afterwards.
         """
-        bodies_are_whole = self.index.manifest.options.get("check") == "decode"
+        bodies_are_whole = self.dataset.index.manifest.options.get("check") == "decode"
         return CANDIDATES + WITH_ENGINES if bodies_are_whole else CANDIDATES
 
     def rates(self) -> list[Measured]:
         """Return the rates of the backends here, at least one of them DALI's."""
-        if not len(self.index):
+        if not len(self.dataset):
             return [Measured(Dali(), 0.0)]  # nothing to measure with, and nothing to load
-        sizes = [
-            (len(data), header.height * header.width) for _, data, header in _some_samples(self.index, self.files, _LOOKED_AT)
-        ]
+        looked_at = _some_samples(self.dataset.index, self.files, _LOOKED_AT)
+        sizes = [(len(data), header.height * header.width) for _, data, header in looked_at]
         nbytes, pixels = np.median(np.array(sizes or [(1, 1)]), axis=0)
         candidates = self.candidates()
         rates = rates_of(
@@ -89,7 +90,7 @@ class DataEvidence:
             circumstances={
                 "num_workers": self.options.num_workers,
                 "batch_size": self.options.batch_size,
-                "transform": repr(self.arguments["transform"]),
+                "transform": repr(self.recipe),
                 "sample_nbytes": power_of_two(nbytes),
                 "sample_pixels": power_of_two(pixels),
             },
@@ -98,19 +99,18 @@ class DataEvidence:
         return list(map(Measured, candidates, rates))
 
     def _open_loader(self, candidate: Dali | None) -> Iterable[Any]:
-        names = [spec.name for spec in self.index.manifest.fields]
         return self.open_loader(
-            self.arguments["dataset"],
-            batch_size=min(self.options.batch_size, len(self.index)),
+            self.dataset.measured(),
+            batch_size=min(self.options.batch_size, len(self.dataset)),
             shuffle=True,
+            num_workers=self.arguments["num_workers"],
+            prefetch_factor=self.arguments["prefetch_factor"],
+            transform=self.recipe,
             backend="images_cpu" if candidate is None else candidate,
             device=self.device,
-            fields=[name for name in (IMAGE, LABEL) if name in names],
             on_error="skip",
             seed=0,
-            rank=0,
-            world_size=1,
-            **{name: self.arguments[name] for name in _MEASURED_ARGUMENTS},
+            ranks=(0, 1),
         )
 
 

@@ -16,11 +16,11 @@ from datapipe.kinds.images.assembly import far_enough_ahead
 from datapipe.kinds.images.dali.installation import installation, mismatch
 from datapipe.kinds.images.dali.region_trial import region_problem
 from datapipe.kinds.images.dali.settings import Dali
-from datapipe.kinds.images.dataset import Dataset
 from datapipe.kinds.images.fields import BatchFields
 from datapipe.stores.window import MAX_NBYTES
 
 if TYPE_CHECKING:
+    from datapipe.kinds.images.data import Images
     from datapipe.kinds.images.kind import ImageKind
 
 
@@ -69,7 +69,7 @@ def explain(kind: ImageKind, passes: Passes) -> list[str]:
     return lines
 
 
-def _fields(fields: BatchFields, dataset: Dataset) -> str:
+def _fields(fields: BatchFields, dataset: Images) -> str:
     named = [spec.name + (" (cut with the image)" if spec in fields.moved else "") for spec in fields.specs]
     others = [spec.name for spec in dataset.index.manifest.fields if spec not in fields.specs]
     return ", ".join(named) + (f"; not loaded: {', '.join(others)}" if others else "")
@@ -85,7 +85,7 @@ _ORDERS = {
 }
 
 
-def _order(kind: str, dataset: Dataset) -> str:
+def _order(kind: str, dataset: Images) -> str:
     mixture = dataset.mixture
     if mixture is not None:
         kind = kind.rpartition(" ")[0]
@@ -114,10 +114,10 @@ def store_lines(facts: StoreFacts, *, ranks: int, in_windows: bool, has_shards: 
         lines.append(f"{'':<10}too many: S3 answers the rest with 503; lower dp.Remote(requests=...), or keep shards")
     if not has_shards:
         without = "the store gives no etags, so shards of others are not kept; converted ones could be"
-        return [*lines, f"{'':<10}{without}, by datapipe.Remote(cache_dir=...)"]
+        return [*lines, f"{'':<10}{without}, by Images(..., remote=datapipe.Remote(cache_dir=...))"]
     if facts.cached is None:
         once = "each shard would be one stream an epoch" if in_windows else "what fits is asked for in the first epoch alone"
-        return [*lines, f"{'':<10}shards are not cached: remote=datapipe.Remote(cache_dir=...) caches them; {once}"]
+        return [*lines, f"{'':<10}shards are not cached: Images(..., remote=datapipe.Remote(cache_dir=...)) caches them; {once}"]
     num_there, num_all, hits, misses = facts.cached
     kept = hits / max(1, hits + misses)
     lines.append(

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from datapipe.codecs.decode import Decoder, open_decoder
 from datapipe.codecs.field_values import FieldKind, FieldSpec, value_of
 from datapipe.codecs.probe import checked_header
-from datapipe.core.errors import DecodeError, IntegrityError, OptionError
+from datapipe.errors import DecodeError, IntegrityError, OptionError
 from datapipe.fetch.files import Files
 from datapipe.index.concat import AnyIndex
 from datapipe.index.entries import Extents
@@ -116,10 +116,10 @@ class BatchFields:
         names = [*self.names, *ADDED]
         unknown = [name for name in rename if name not in names]
         if unknown:
-            raise OptionError(f"rename has {unknown}, which no batch has; its fields are {', '.join(names)}")
+            raise OptionError(f"output renames {unknown}, which no batch has; its fields are {', '.join(names)}")
         renamed = [rename.get(name, name) for name in names]
         if len(set(renamed)) < len(renamed):
-            raise OptionError(f"rename would give two fields one name: {', '.join(renamed)}")
+            raise OptionError(f"output would give two fields one name: {', '.join(renamed)}")
 
 
 class Movement(NamedTuple):

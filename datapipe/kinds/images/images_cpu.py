@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from datapipe.codecs.decode import Decoder, open_decoder
 from datapipe.codecs.probe import ImageHeader, checked_header, probe
-from datapipe.core.errors import DecodeError, IntegrityError
+from datapipe.errors import DecodeError, IntegrityError
 from datapipe.fetch.files import Files
 from datapipe.index.entries import Entries
 from datapipe.kinds.images.cache.store import Gap

@@ -11,8 +11,8 @@ import numpy as np
 
 from datapipe.codecs.probe import checked_header
 from datapipe.containers import open_index
-from datapipe.core.errors import DecodeError, IntegrityError, OptionError
 from datapipe.core.printable import counted
+from datapipe.errors import DecodeError, IntegrityError, OptionError
 from datapipe.fetch.files import open_files
 from datapipe.index.sample_index import SampleIndex
 from datapipe.kinds.images.contact_sheet import draw_sheet, spread_ids

@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 
 from datapipe.codecs.decode import Decoder, default_decoder_name
 from datapipe.codecs.probe import MAX_PIXELS, ImageHeader, probe
-from datapipe.core.errors import DecodeError
 from datapipe.core.printable import size_text
+from datapipe.errors import DecodeError
 from datapipe.index.concat import AnyIndex
 from datapipe.index.entries import WHOLE_FILE, Entries, Extents
-from datapipe.kinds.images.cache.locations import CacheOptions, contents_of, open_store
+from datapipe.kernel.cache_settings import Cache
+from datapipe.kinds.images.cache.locations import contents_of, open_store
 from datapipe.kinds.images.cache.store import Gap, Kept, Store
 from datapipe.order.draws import Draws
 from datapipe.transforms import Recipe
@@ -60,7 +61,7 @@ class KeptImages:
         self.store = store
 
     @classmethod
-    def of(cls, options: CacheOptions, index: AnyIndex, recipe: Recipe) -> KeptImages:
+    def of(cls, cache: Cache, index: AnyIndex, recipe: Recipe) -> KeptImages:
         """Open the cache of a dataset's images after the front of a recipe. Raises StorageError if they cannot be kept there."""
         front, _ = recipe.split_front()
         about = {
@@ -69,7 +70,7 @@ class KeptImages:
             "decoded by": default_decoder_name(),
             "resized by": f"torch {torch.__version__}" if front.geometry else "nobody",
         }
-        return cls(front, open_store(options, about=about))
+        return cls(front, open_store(cache, about=about))
 
     def stats(self) -> CacheStats:
         """Return the counts of the cache now."""

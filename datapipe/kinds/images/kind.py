@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from datapipe.core.errors import OptionError
+from datapipe.errors import OptionError
 from datapipe.fetch.files import Files
-from datapipe.fetch.remote import RemoteFiles
+from datapipe.fetch.remote import RemoteFiles, StoreFacts
 from datapipe.fetch.row_groups import max_lanes
 from datapipe.fetch.shard_cache.schedule import Schedule, ShardUse
 from datapipe.kernel.accelerators import runtime_of
@@ -20,41 +20,44 @@ from datapipe.kernel.passes import Passes
 from datapipe.kernel.samplers import WeightedSampler
 from datapipe.kinds.images.assembly import assemble
 from datapipe.kinds.images.batches import SampleBatchMaker
-from datapipe.kinds.images.cache.locations import CacheOptions
 from datapipe.kinds.images.choice import BackendRequest, Choice
-from datapipe.kinds.images.dataset import Dataset, mixed_order
 from datapipe.kinds.images.device_images import DeviceImages, check_recipe
 from datapipe.kinds.images.evidence import DataEvidence, check_sizes
 from datapipe.kinds.images.explanation import explain
-from datapipe.kinds.images.kept_images import KeptImages
+from datapipe.kinds.images.kept_images import CacheStats, KeptImages
+from datapipe.kinds.images.mixing import mixed_order
 from datapipe.order.plan import Plan
 from datapipe.order.sample_order import Order, SequentialOrder, ShuffledOrder, StoredWindowsOrder, WindowedOrder
 from datapipe.transforms import Recipe
+
+if TYPE_CHECKING:
+    from datapipe.kinds.images.data import Images
 
 _NUM_SHARDS = 5  # of each lane, that are needed at about the same time: a window is two long, and takes part in three
 _SHARDS_NBYTES = 8 << 30  # of all lanes: on a disk, or in the memory that the kernel keeps of one
 
 
 class ImageKind(Kind):
-    """The samples of `dataset` under a recipe. What its passes share is made when the first one needs it. See `Kind`."""
+    """The samples of `dataset` under a recipe. What its passes share is made when the first one needs it. See `Kind`.
+
+    `open_loader`: makes a loader from arguments, to measure backends.
+    """
 
     def __init__(
         self,
-        dataset: Dataset,
+        dataset: Images,
         *,
         files: Files,
         recipe: Recipe,
-        cache: CacheOptions | None,
         device: Callable[[], torch.device],
         open_loader: Callable[..., Any],
     ) -> None:
         self.dataset, self.files, self.recipe = dataset, files, recipe
         self.fingerprint, self.num_samples = dataset.index.fingerprint, len(dataset)
         self.num_in_epoch = len(dataset) if dataset.mixture is None else sum(dataset.mixture.counts)
-        self.shown = dataset.shown
-        self._cache = cache
+        self._cache = dataset.settings.cache
         self._device = device
-        self._open_loader = open_loader  # makes a loader from arguments, for measuring backends
+        self._open_loader = open_loader
         self._kept: KeptImages | None = None
         self._device_images: DeviceImages | None = None
         self._followed_seed: int | None = None  # of the order by which a cache of shards fetches and evicts
@@ -62,6 +65,7 @@ class ImageKind(Kind):
     def configure(self, arguments: Mapping[str, Any], options: LoaderOptions) -> None:
         """Use these arguments for passes that begin from now on. Raises OptionError, and changes nothing, if they do not fit."""
         recipe, has_image, has_collate_fn = self.recipe, self.dataset.fields.has_image, options.collate_fn is not None
+        self.dataset.fields.check_rename(options.rename)
         sampler, mixture = arguments["sampler"], self.dataset.mixture
         if isinstance(sampler, WeightedSampler):
             if mixture is not None:
@@ -90,8 +94,7 @@ class ImageKind(Kind):
         self._maker: SampleBatchMaker | None = None
 
     def check_unchanged(self) -> None:
-        if self.dataset.original is not None:
-            self.dataset.original.check_unchanged()
+        self.dataset.check_unchanged()
 
     def order(self, seed: int, *, shuffle: Shuffle, global_batch: int) -> Order:
         dataset = self.dataset
@@ -127,8 +130,6 @@ class ImageKind(Kind):
                 dataset=self.dataset,
                 recipe=self.recipe,
                 files=self.files,
-                memory_format=self._arguments["memory_format"],
-                boxes=self._arguments["boxes"],
                 kept=self.kept_images(),
                 device_images=self.device_images(),
             )
@@ -143,6 +144,10 @@ class ImageKind(Kind):
         stage = self.batch_maker(settings).dali
         return "cpu" if stage is None else stage.decoder_device()
 
+    def store_facts(self) -> StoreFacts | None:
+        """Return how samples are read from an object store at this moment; None for other data."""
+        return self.files.facts() if isinstance(self.files, RemoteFiles) else None
+
     def explain(self, passes: Passes) -> list[str]:
         return explain(self, passes)
 
@@ -155,10 +160,9 @@ class ImageKind(Kind):
 
     def evidence(self) -> DataEvidence:
         """Return the facts on which a choice under "auto" is based: the data, and the rates of the backends here."""
-        arguments = self._arguments
-        if self._is_cached_on_device:  # its backend makes what is kept
-            arguments = {**arguments, "transform": self.recipe.split_front()[0]}
-        return DataEvidence(self.dataset.index, self.files, arguments, self._options, self._device(), self._open_loader)
+        # On the device the backend makes what is kept.
+        recipe = self.recipe.split_front()[0] if self._is_cached_on_device else self.recipe
+        return DataEvidence(self.dataset, self.files, recipe, self._arguments, self._options, self._device(), self._open_loader)
 
     def kept_images(self) -> KeptImages | None:
         """Return the cache in memory or on a disk, which the first call opens; None: there is none.
@@ -186,16 +190,21 @@ class ImageKind(Kind):
             )
         return self._device_images
 
+    @property
+    def cache_stats(self) -> CacheStats | None:
+        cache = self.cache()
+        return None if cache is None else cache.stats()
+
     def cache(self) -> KeptImages | DeviceImages | None:
         """Return the cache, wherever it is, which the first call opens; None: there is none."""
         return self.device_images() if self._is_cached_on_device else self.kept_images()
 
     @property
     def _is_cached_on_device(self) -> bool:
-        return self._cache is not None and self._cache.place == "gpu"
+        return self._cache is not None and self._cache.where == "gpu"
 
 
-def shard_uses(source: Source, dataset: Dataset) -> Callable[[int], list[ShardUse]] | None:
+def shard_uses(source: Source, dataset: Images) -> Callable[[int], list[ShardUse]] | None:
     """Return what says when this rank needs which shard in an epoch; None where that is not known beforehand."""
     if not isinstance(source, Plan) or not isinstance(source.order, StoredWindowsOrder):
         return None

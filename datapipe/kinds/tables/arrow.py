@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from datapipe.columns.layout import Matrix, MatrixColumn, MatrixLayout
 from datapipe.columns.values import ColumnValues, flat_lists, item_of, nulls_error, values_of
-from datapipe.core.errors import DecodeError, OptionError
+from datapipe.errors import DecodeError, OptionError
 from datapipe.index.tables import TableGroup
 
 Ints = NDArray[np.int64]

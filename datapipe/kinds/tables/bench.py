@@ -8,11 +8,12 @@ import time
 from typing import Any
 
 from datapipe.containers.tables.rows import GroupReader
-from datapipe.core.errors import OptionError
 from datapipe.core.printable import counted
+from datapipe.errors import OptionError
 from datapipe.index.tables import ColumnKind, TableIndex
 from datapipe.kernel.calibration import in_turns
-from datapipe.kinds.tables.loader import TableLoader
+from datapipe.kinds.loader import DataLoader
+from datapipe.kinds.tables.data import Table
 
 
 def measure(index: TableIndex, args: argparse.Namespace) -> dict[str, Any]:
@@ -25,12 +26,10 @@ def measure(index: TableIndex, args: argparse.Namespace) -> dict[str, Any]:
     names = [column.name for column in index.columns if column.kind is ColumnKind.NUMBER]
     if not names:
         raise OptionError("bench: the table has no column of numbers; fit a recipe first (datapipe fit) and time that by hand")
-    loader = TableLoader(
-        [file.path for file in index.files],
+    loader = DataLoader(
+        Table([file.path for file in index.files], columns=names, dtypes="float64"),
         args.table_batch_size,
         True,
-        columns=names,
-        dtypes="float64",
         seed=0,
         num_workers=args.num_workers,
         device=args.device,

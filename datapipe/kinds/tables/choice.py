@@ -14,7 +14,8 @@ from typing import Literal
 import torch
 
 from datapipe.columns.layout import MatrixLayout
-from datapipe.core.errors import DependencyError, OptionError
+from datapipe.core.deprecation import warn_deprecated
+from datapipe.errors import DependencyError, OptionError
 from datapipe.index.tables import TableIndex
 from datapipe.kinds.tables.cudf.library import VERSIONS, library
 from datapipe.kinds.tables.cudf.support import problem_for_cudf
@@ -36,6 +37,11 @@ class TableChoice:
     @property
     def backend(self) -> str:
         return "tables_cudf" if self.uses_cudf else "tables_arrow"
+
+    def __call__(self) -> TableChoice:
+        """Return itself: in 0.1 a loader's `choice` was a method."""
+        warn_deprecated("loader.choice()", "loader.choice", stacklevel=2)
+        return self
 
 
 def choose_table_backend(

@@ -21,7 +21,7 @@ _CUDF = "backend   tables_cudf: row groups decoded by cuDF, packed row-major and
 
 def explain(kind: TableKind, passes: Passes) -> list[str]:
     """Return the lines about the passes over such data."""
-    index, layout, options, plan, choice = kind.index, kind.layout, passes.options, passes.source(), kind.choice()
+    index, layout, options, plan, choice = kind.index, kind.layout, passes.options, passes.source(), kind.choice
     assert isinstance(plan, Plan)
     is_copied = kind.device.type != "cpu"
     about = index.describe()

@@ -9,8 +9,8 @@ from typing import Any
 
 from datapipe.containers.formats import TEXT_SUFFIXES, container_of
 from datapipe.containers.tables.files import SUFFIXES, null_counts, open_table
-from datapipe.core.errors import DatapipeError, OptionError
 from datapipe.core.printable import counted
+from datapipe.errors import DatapipeError, OptionError
 from datapipe.index.manifest import MANIFEST_NAME
 from datapipe.index.tables import ColumnKind, TableIndex
 from datapipe.stores.location import is_url

@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from datapipe.columns.layout import Matrix, MatrixColumn, MatrixLayout
-from datapipe.core.checks import path_name
-from datapipe.core.errors import OptionError, StorageError
-from datapipe.core.user_cache import TABLES, one_at_a_time, private_directory, user_cache
+from datapipe.core.user_cache import TABLES, one_at_a_time, private_directory
+from datapipe.errors import OptionError, StorageError
 from datapipe.index.tables import ColumnKind, TableColumn, TableGroup, TableIndex
+from datapipe.kernel.cache_settings import Cache
 from datapipe.kinds.tables.arrow import RowGather, StoredMatrix
 
 _VERSION = 1
@@ -30,13 +30,14 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _ENTRY = np.dtype([("start", "<i8"), ("stop", "<i8")])  # of the log
 
 
-def cache_directory(cache: str | os.PathLike[str]) -> Path:
-    """Return the directory that `cache` names; "disk" is the user's cache. Raises OptionError for other values."""
-    if cache == "disk":
-        return user_cache(TABLES)
-    if cache == "ram" or not isinstance(cache, (str, os.PathLike)):
-        raise OptionError(f"cache is {cache!r:.60}; choose 'disk' or a directory: mapped rows are in memory where it has room")
-    return Path(path_name(cache, "cache"))
+def cache_directory(cache: Cache) -> Path:
+    """Return the directory of a cache. Raises OptionError for one in memory or with a capacity: all rows are kept."""
+    directory = cache.directory(TABLES)
+    if directory is None:
+        raise OptionError(f"cache is {cache.where!r}; choose 'disk' or a directory: mapped rows are in memory where it has room")
+    if cache.nbytes is not None:
+        raise OptionError(f"cache has nbytes={cache.nbytes}, and a table's rows are all kept; leave it out")
+    return directory
 
 
 def mapped_rows(path: str | os.PathLike[str], layout: MatrixLayout, whole: TableGroup) -> RowGather:

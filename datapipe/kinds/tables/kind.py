@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import os
+import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
 
-from datapipe.columns.layout import MatrixLayout
+from datapipe.columns.layout import ColumnGroups, MatrixLayout
+from datapipe.columns.recipe import Columns
 from datapipe.containers.tables.rows import check_unchanged
-from datapipe.core.errors import OptionError
+from datapipe.core.checks import whole_number
+from datapipe.errors import OptionError
 from datapipe.index.tables import TableGroup, TableIndex
 from datapipe.kernel.accelerators import runtime_of
+from datapipe.kernel.cache_settings import Cache
 from datapipe.kernel.calibration import power_of_two, rates_of
 from datapipe.kernel.cuda_runtime import cuda_runtime
 from datapipe.kernel.kind import Identity, Kind, Pass, Resources
@@ -21,7 +25,7 @@ from datapipe.kernel.options import LoaderOptions, Shuffle
 from datapipe.kernel.passes import Passes
 from datapipe.kinds.tables.arrow import RowGather
 from datapipe.kinds.tables.batches import FromMappedRows, FromWindows, TableMaker, TableParts, TableSetup
-from datapipe.kinds.tables.choice import MEASURED, PACKAGES, TableBackend, TableChoice, choose_table_backend
+from datapipe.kinds.tables.choice import MEASURED, PACKAGES, TABLE_BACKENDS, TableBackend, TableChoice, choose_table_backend
 from datapipe.kinds.tables.device_parts import DeviceTableParts
 from datapipe.kinds.tables.explanation import explain, first_of, sharing_problem
 from datapipe.kinds.tables.host_parts import HostTableParts
@@ -33,37 +37,73 @@ from datapipe.stores.settings import Remote
 
 WINDOW_NBYTES = 1 << 30
 
+# Arguments of a loader that tables do not serve, and what to do instead.
+_NOT_SERVED = {
+    "transform": "pass a dp.Columns to the table: dp.Table(source, transform=...)",
+    "sampler": "leave it out: rows are read in whole row groups, and shuffle=True shuffles them",
+    "batch_sampler": "leave it out: rows are read in whole row groups, and shuffle=True shuffles them",
+    "collate_fn": "leave it out: rows are never single; batch_transform gets each batch",
+    "output": "leave it out, and name groups of columns: dp.Table(source, columns={'x': [...]})",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TableSettings:
+    """What a batch of a table is, and how rows are read and kept. `Table` documents each."""
+
+    columns: ColumnGroups = None
+    label: str | Sequence[str] | None = None
+    dtypes: Any = None
+    transform: Columns | None = None
+    lists: Literal["jagged"] | None = None
+    cache: Cache | None = None
+    window_nbytes: int = WINDOW_NBYTES
+    remote: Remote = field(default_factory=Remote)
+
+    def __post_init__(self) -> None:
+        if self.transform is not None and not isinstance(self.transform, Columns):
+            raise OptionError(f"transform is {self.transform!r:.60}; pass a dp.Columns, such as dp.Columns.load('recipe.json')")
+        whole_number(self.window_nbytes, "window_nbytes", least=1)
+
 
 class TableKind(Kind):
     """The rows of the table `index` under a layout. What its passes share is made when the first one needs it. See `Kind`.
 
-    `remote`: the settings of requests, None for local files. `open_loader`: makes a loader from arguments, to measure backends.
+    `requests`: their settings, None for local files. `open_loader`: makes a loader from arguments, to measure backends.
     """
+
+    block_sizes = (4096, sys.maxsize)
 
     def __init__(
         self,
         index: TableIndex,
         layout: MatrixLayout,
+        settings: TableSettings,
         *,
-        shown: str,
-        remote: Remote | None,
+        requests: Remote | None,
         device: Callable[[], torch.device],
         open_loader: Callable[..., Iterable[Any]],
     ) -> None:
-        self.index, self.layout, self.shown = index, layout, shown
+        self.index, self.layout, self.settings = index, layout, settings
+        self._requests = requests
         self.fingerprint, self.num_samples, self.num_in_epoch = index.fingerprint, len(index), len(index)
         self.identity = Identity("layout", layout.fingerprint, "columns, label, dtypes or transform")
-        self._remote = remote
         self._resolve_device = device
         self._open_loader = open_loader
         self._kept: KeptRows | None = None
         self._rows: RowGather | None = None
 
     def configure(self, arguments: Mapping[str, Any], options: LoaderOptions) -> None:
-        """Use these arguments for passes that begin from now on. Raises OptionError for a cache that cannot be."""
+        """Use these arguments for passes that begin from now on. Raises OptionError for those that a table does not serve."""
+        for name, remedy in _NOT_SERVED.items():
+            if arguments[name] is not None and not (name == "output" and arguments[name] == "tuple"):
+                raise OptionError(f"{name} is {arguments[name]!r:.60}, and the data is a table; {remedy}")
+        backend = arguments["backend"]
+        if backend not in TABLE_BACKENDS:
+            raise OptionError(f"backend is {backend!r:.60}; choose one of {', '.join(TABLE_BACKENDS)}")
         if self._kept is None:
-            self._kept = _open_kept(arguments["cache"], options, self.index, self.layout)
-        self.backend: TableBackend = arguments["backend"]
+            self._kept = _open_kept(self.settings.cache, options, self.index, self.layout)
+        self.backend: TableBackend = backend
         self._arguments, self._options = arguments, options
         self._choice: TableChoice | None = None
         self._parts: HostTableParts | DeviceTableParts | None = None
@@ -81,13 +121,13 @@ class TableKind(Kind):
             seed=seed,
             global_batch=global_batch,
             row_nbytes=self.layout.row_nbytes + PLACE_NBYTES,
-            window_nbytes=self._arguments["window_nbytes"],
+            window_nbytes=self.settings.window_nbytes,
         )
         return windowed if self._kept is None else FirstWindowed(windowed, ShuffledRows(len(index), seed))
 
     def open_pass(self, settings: Pass) -> TableMaker:
-        if self._remote is not None:
-            apply_settings(self._remote)  # as another loader may have applied others
+        if self._requests is not None:
+            apply_settings(self._requests)  # as another loader may have applied others
         plan = settings.source
         assert isinstance(plan, Plan)  # a loader of tables takes no sampler
         if problem := sharing_problem(plan, self.index):
@@ -110,8 +150,9 @@ class TableKind(Kind):
     def explain(self, passes: Passes) -> list[str]:
         return explain(self, passes)
 
+    @property
     def choice(self) -> TableChoice:
-        """Return the backend that serves passes, and why. The first call may measure."""
+        """The backend that serves passes, and why. The first access may measure."""
         if self._choice is None:
             self._choice = choose_table_backend(
                 self.backend,
@@ -126,7 +167,7 @@ class TableKind(Kind):
     def _rates(self) -> list[float]:
         """Measure the backends on this table, alone on this rank."""
         index, options = self.index, self._options
-        changes = {"rank": 0, "world_size": 1, "seed": 0, "generator": None, "device": self.device, "on_error": "skip"}
+        changes = {"ranks": (0, 1), "seed": 0, "generator": None, "device": self.device, "on_error": "skip"}
         changes |= {"batch_size": min(options.batch_size, len(index)), "batch_transform": None, "worker_init_fn": None}
         return rates_of(
             MEASURED,
@@ -139,7 +180,7 @@ class TableKind(Kind):
                 "rows_per_group": power_of_two(len(index) // index.num_groups),
                 "batch_size": options.batch_size,
                 "shuffle": options.shuffle,
-                "window_nbytes": self._arguments["window_nbytes"],
+                "window_nbytes": self.settings.window_nbytes,
                 "num_workers": options.num_workers,
             },
         )
@@ -147,10 +188,11 @@ class TableKind(Kind):
     def _shared_parts(self, settings: Pass) -> HostTableParts | DeviceTableParts:
         """Return what passes of one observer share. Call it in the consumer's thread: for a GPU it creates a stream there."""
         if self._parts is None or self._parts.setup.observer is not settings.observer:
-            window_nbytes = self._arguments["window_nbytes"]
-            setup = TableSetup(self.index, self.layout, settings.options, window_nbytes, settings.bad_samples, settings.observer)
+            setup = TableSetup(
+                self.index, self.layout, settings.options, self.settings.window_nbytes, settings.bad_samples, settings.observer
+            )
             device = self.device
-            if self.choice().uses_cudf:
+            if self.choice.uses_cudf:
                 self._parts = DeviceTableParts.of(setup, cuda_runtime(device))
             else:
                 runtime = None if device.type == "cpu" else runtime_of(device)
@@ -173,9 +215,7 @@ def _maker(parts: TableParts, rows: FromWindows | FromMappedRows) -> TableMaker:
     return TableMaker(parts, rows, resources)
 
 
-def _open_kept(
-    cache: str | os.PathLike[str] | None, options: LoaderOptions, index: TableIndex, layout: MatrixLayout
-) -> KeptRows | None:
+def _open_kept(cache: Cache | None, options: LoaderOptions, index: TableIndex, layout: MatrixLayout) -> KeptRows | None:
     if cache is None:
         return None
     if not options.shuffle or options.on_error != "raise":

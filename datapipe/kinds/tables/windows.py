@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from datapipe.core.errors import DecodeError, IntegrityError
+from datapipe.errors import DecodeError, IntegrityError
 from datapipe.kernel.bad_samples import BadSample
 from datapipe.kernel.kind import SharedPieces
 from datapipe.order.draws import key64, mix64

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from datapipe.core.errors import DatapipeError
+from datapipe.errors import DatapipeError
 from datapipe.kernel.loader import Loader
 from datapipe.testing.loaders.kind import NUM_SAMPLES, LoaderOf, Promises, copies, flat, real_ids, same
 
@@ -131,6 +131,6 @@ class BadSampleSuite(Promises):
         next(iter(walking))
         resumed.load_state_dict(walking.state_dict())
         assert same(copies(resumed), expected[1:])
-        halves = [_open(kind, path, rank=rank, world_size=2, **options | {"batch_size": 2}) for rank in range(2)]
+        halves = [_open(kind, path, ranks=(rank, 2), **options | {"batch_size": 2}) for rank in range(2)]
         together = [flat(map(kind.ids, both)) for both in zip(*halves, strict=True)]
         assert [sorted(step) for step in together[:-1]] == [sorted(step) for step in steps[0][:-1]]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from datapipe.core.errors import OptionError
+from datapipe.errors import OptionError
 from datapipe.kernel.explanation import explain
 from datapipe.testing.loaders.kind import NUM_SAMPLES, LoaderOf, Promises, copies, same
 
@@ -30,9 +30,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tail": "keep"}, "tail is 'keep'; choose one of: pad, drop, mask"),
     ({"on_error": "ignore"}, "on_error is 'ignore'; choose raise, skip or replace"),
     ({"device": "tpu"}, "device is 'tpu'"),
-    ({"rank": 1}, "rank=1, world_size=None: pass both or neither"),
-    ({"rank": 2, "world_size": 2}, "rank 2 is not among world_size 2"),
-    ({"rank": 0.5, "world_size": 2}, "rank is 0.5; it must be a whole number"),
+    ({"ranks": (1,)}, r"ranks is \(1,\); pass \(rank, world_size\)"),
+    ({"ranks": (2, 2)}, "rank 2 is not among world_size 2"),
+    ({"ranks": (0.5, 2)}, r"ranks\[0\] is 0.5; it must be a whole number"),
     ({"seed": 1.5}, "seed is 1.5; it must be a whole number"),
     ({"seed": 2**64}, "it must fit 64 bits"),
     ({"seed": 1, "generator": torch.Generator()}, "seed=1 and generator exclude each other"),

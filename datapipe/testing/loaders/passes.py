@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 import torch
 
-from datapipe.core.errors import LifecycleError
 from datapipe.core.observe import Stage, StageEvent
+from datapipe.errors import LifecycleError
 from datapipe.kernel.loader import Loader
 from datapipe.testing.loaders.kind import NUM_SAMPLES, LoaderOf, Promises, flat, own_threads, wait_until_no_thread_is_left
 
 LENGTHS: list[tuple[dict[str, Any], int]] = [
     ({}, 8), ({"drop_last": True}, 7), ({"tail": "drop"}, 7), ({"tail": "mask"}, 8), ({"batch_size": 37}, 1),
-    ({"rank": 1, "world_size": 3}, 3), ({"rank": 2, "world_size": 3, "tail": "drop"}, 2),
+    ({"ranks": (1, 3)}, 3), ({"ranks": (2, 3), "tail": "drop"}, 2),
     ({"batch_size": 38, "drop_last": True}, 0),
 ]  # fmt: skip
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from datapipe.core.errors import LifecycleError
+from datapipe.errors import LifecycleError
 from datapipe.testing.loaders.kind import NUM_SAMPLES, LoaderOf, Promises, copies, flat, same
 
 # Trains on a pickled loader: logs each batch with the state after it, from the last state that is in the log.

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from datapipe.core.errors import OptionError
+from datapipe.errors import OptionError
 from datapipe.kernel.pytree import tensors_of
 from datapipe.testing.loaders.kind import NUM_SAMPLES, LoaderOf, Promises, copies, real_ids, same, values
 
@@ -32,8 +32,8 @@ class SamenessSuite(Promises):
     @pytest.mark.parametrize("world_size", [1, 2, 3, 5])
     @pytest.mark.parametrize("tail", ["pad", "drop", "mask"])
     def test_ranks_share_an_epoch_in_equal_steps(self, kind: LoaderOf, path: Path, tail: str, world_size: int) -> None:
-        options = {"batch_size": 4, "shuffle": True, "seed": 0, "tail": tail, "world_size": world_size, "num_workers": 1}
-        loaders = [kind.open(path, rank=rank, **options) for rank in range(world_size)]
+        options = {"batch_size": 4, "shuffle": True, "seed": 0, "tail": tail, "num_workers": 1}
+        loaders = [kind.open(path, ranks=(rank, world_size), **options) for rank in range(world_size)]
         ranks = [list(loader) for loader in loaders]
         sizes = {tuple(len(kind.ids(batch)) for batch in batches) for batches in ranks}
         assert len(sizes) == 1, "all ranks take equally many steps, of equal sizes"
@@ -55,7 +55,7 @@ class SamenessSuite(Promises):
         self, kind: LoaderOf, path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         options = {"batch_size": 5, "shuffle": True, "seed": 0, "num_workers": 1}
-        expected = [copies(kind.open(path, rank=rank, world_size=2, **options)) for rank in range(2)]
+        expected = [copies(kind.open(path, ranks=(rank, 2), **options)) for rank in range(2)]
         early = kind.open(path, **options)
         assert len(early) == 8
         late = kind.open(path, **options)
@@ -65,7 +65,7 @@ class SamenessSuite(Promises):
             monkeypatch.setenv("RANK", str(rank))
             monkeypatch.setenv("WORLD_SIZE", "2")
             assert same(copies(kind.open(path, **options)), expected[rank])
-            assert len(kind.open(path, rank=0, world_size=1, **options)) == 8, "arguments win"
+            assert len(kind.open(path, ranks=(0, 1), **options)) == 8, "arguments win"
         assert (len(early), len(late)) == (8, 4), "they are read at the first use"
         assert [loader.state_dict()["global_batch"] for loader in (early, late)] == [5, 10]
 

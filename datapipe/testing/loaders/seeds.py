@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from datapipe.core.errors import OptionError, StateError
+from datapipe.errors import OptionError, StateError
 from datapipe.kernel.explanation import explain
 from datapipe.kernel.loader import Loader
 from datapipe.testing.loaders.kind import LoaderOf, Promises, copies, same
@@ -135,7 +135,7 @@ class SeedSuite(Promises):
                 found = copies(loader)
             assert same(found, copies(_open(kind, path, seed=0)))
             given = _open(kind, path, generator=torch.Generator().manual_seed(3))
-            alone = _open(kind, path, generator=torch.Generator().manual_seed(3), rank=0, world_size=1)
+            alone = _open(kind, path, generator=torch.Generator().manual_seed(3), ranks=(0, 1))
             for loader in (given, alone):
                 copies(loader)
             assert given.seed == alone.seed

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from datapipe.core.errors import StateError
+from datapipe.errors import StateError
 from datapipe.kernel.loader import Loader
 from datapipe.testing.loaders.kind import NUM_SAMPLES, LoaderOf, Promises, copies, real_ids, same
 
@@ -31,7 +31,7 @@ class StateSuite(Promises):
     """A loader that is given another's state gives what that one had left."""
 
     @pytest.mark.parametrize("options", [
-        {}, {"tail": "drop"}, {"tail": "mask"}, {"shuffle": False}, {"num_workers": 0}, {"rank": 1, "world_size": 2},
+        {}, {"tail": "drop"}, {"tail": "mask"}, {"shuffle": False}, {"num_workers": 0}, {"ranks": (1, 2)},
         {"batch_size": 37}, {"on_error": "skip", "prefetch_factor": 7},
     ], ids=str)  # fmt: skip
     def test_it_resumes_exactly_after_every_step(self, kind: LoaderOf, path: Path, options: dict[str, Any]) -> None:
@@ -131,7 +131,7 @@ class StateSuite(Promises):
     ) -> None:
         def ranks(world_size: int) -> list[Loader]:
             options = {"batch_size": 8 // world_size, "tail": tail, "shuffle": shuffle, "num_workers": 0}
-            return [_open(kind, path, rank=rank, world_size=world_size, **options) for rank in range(world_size)]
+            return [_open(kind, path, ranks=(rank, world_size), **options) for rank in range(world_size)]
 
         def steps_of(loaders: list[Loader], num: int | None = None) -> list[list[int]]:
             """The real samples of each step, over all ranks."""
@@ -160,7 +160,7 @@ class StateSuite(Promises):
 
     @pytest.mark.parametrize(("options", "said"), [
         ({"batch_size": 6}, "choose batch_size so that the product is 5"),
-        ({"rank": 0, "world_size": 2}, r"this loader has 10; choose batch_size so that the product is 5"),
+        ({"ranks": (0, 2)}, r"this loader has 10; choose batch_size so that the product is 5"),
         ({"seed": 4}, "seed=3, this loader has 4; pass the same seed"),
         ({"shuffle": False}, "this loader has 'sequential'; pass the same shuffle, sampler"),
         ({"tail": "drop"}, "tail='pad', this loader has 'drop'; pass the same tail"),
@@ -208,9 +208,10 @@ class StateSuite(Promises):
 
     def test_numpy_integers_are_as_good_as_ints(self, kind: LoaderOf, path: Path) -> None:
         """Configurations come out of arrays, too; the state must still be JSON."""
-        numbers = {"batch_size": 4, "seed": 7, "rank": 1, "world_size": 2, "num_workers": 1}
-        plain = _open(kind, path, **numbers)
-        odd = _open(kind, path, **{name: np.int64(number) for name, number in numbers.items()})
+        numbers = {"batch_size": 4, "seed": 7, "num_workers": 1}
+        plain = _open(kind, path, **numbers, ranks=(1, 2))
+        ranks = np.int64(1), np.int64(2)
+        odd = _open(kind, path, **{name: np.int64(number) for name, number in numbers.items()}, ranks=ranks)
         plain.set_epoch(2)
         odd.set_epoch(np.int64(2))  # type: ignore[arg-type]
         assert same(copies(odd), copies(plain))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from datapipe.core.errors import OptionError
+from datapipe.errors import OptionError
 from datapipe.transforms.lowering.of_timm import TIMM
 from datapipe.transforms.lowering.of_torchvision import TORCHVISION
 from datapipe.transforms.lowering.rules import Kind, Lowered, Rule, described, flatten, follow, is_albumentations, name_of

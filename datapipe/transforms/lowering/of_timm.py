@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from datapipe.core.errors import OptionError
+from datapipe.errors import OptionError
 from datapipe.transforms.geometry import CenterCrop
 from datapipe.transforms.lowering.of_torchvision import maybe_pil_to_tensor, maybe_to_tensor, random_resized_crop
 from datapipe.transforms.lowering.rules import Kind, Lowered, Rule, refuse_pil, refuse_tensor

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from datapipe.core.errors import OptionError
+from datapipe.errors import OptionError
 from datapipe.transforms.geometry import (
     CenterCrop,
     Pad,

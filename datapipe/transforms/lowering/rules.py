@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from datapipe.core.errors import OptionError
+from datapipe.errors import OptionError
 
 # The kind of image that the user's own transforms get: a PIL image, a (3, h, w) tensor, or a tv_tensors.Image.
 # "any" is not decided yet: it counts as the kind that the transform needs.

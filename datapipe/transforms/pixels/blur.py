@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.functional import pad
 
-from datapipe.core.errors import OptionError
+from datapipe.errors import OptionError
 from datapipe.order.draws import Draws
 from datapipe.transforms.options import Range, check_range, check_size, is_number, refusal, source_repr
 from datapipe.transforms.pixels.planar import Planes, from_planes, groups, to_planes

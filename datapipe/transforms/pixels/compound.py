@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from datapipe.core.errors import OptionError
+from datapipe.errors import OptionError
 from datapipe.order.draws import Draws
 from datapipe.transforms.options import check_probability, is_number, refusal, source_repr
 from datapipe.transforms.protocols import Locality, Params, PixelOp

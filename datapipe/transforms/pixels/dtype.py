@@ -15,7 +15,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from datapipe.core.errors import OptionError
+from datapipe.errors import OptionError
 from datapipe.order.draws import Draws
 from datapipe.transforms.options import is_number, refusal, source_repr
 from datapipe.transforms.protocols import Locality, Params

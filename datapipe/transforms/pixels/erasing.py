@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from datapipe.core.errors import OptionError
+from datapipe.errors import OptionError
 from datapipe.order.draws import Draws, mix64
 from datapipe.transforms.log_uniform import log_uniform
 from datapipe.transforms.options import Range, check_probability, check_range, is_number, refusal, source_repr

@@ -6,13 +6,14 @@ import argparse
 from typing import Any
 
 from datapipe.kernel.calibration import in_turns, rate_of
-from kind_numbers.kind import NumbersIndex
-from kind_numbers.loader import NumberLoader
+from datapipe.kinds.loader import DataLoader
+from kind_numbers.data import Numbers
+from kind_numbers.inspection import NumbersIndex
 
 
 def measure(index: NumbersIndex, args: argparse.Namespace) -> dict[str, Any]:
     """Return numbers per second, by round."""
-    loader = NumberLoader(args.path, args.batch_size, True)
+    loader = DataLoader(Numbers(args.path), args.batch_size, True)
     return in_turns({"numbers": lambda: rate_of([[batch] for batch in loader], 1, device=loader.device)}, rounds=args.rounds)
 
 

@@ -6,13 +6,11 @@ import dataclasses
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from datapipe.core.errors import DecodeError, IntegrityError
+from datapipe.errors import DecodeError, IntegrityError
 from datapipe.index.entries import Description
 from datapipe.kernel.bad_samples import replacement
 from datapipe.kernel.kind import BadRow, BatchMaker, Kind, Pass, Piece, Resources, SharedPieces
@@ -21,19 +19,7 @@ from datapipe.kernel.passes import Passes
 from datapipe.kernel.pools import ObjectPool
 from datapipe.order.plan import BatchSpan, Plan, Tail
 from datapipe.order.sample_order import Order, SequentialOrder, ShuffledOrder
-
-
-class NumbersIndex:
-    """Where numbers lie. A number's id is its line, counted over all files."""
-
-    def __init__(self, files: Sequence[Path]) -> None:
-        self.files = files
-        self.starts = np.cumsum([0, *(path.read_bytes().count(b"\n") for path in files)])
-
-    def place(self, id: int) -> tuple[int, int]:
-        """Return the file of a number, and its line there."""
-        file = int(np.searchsorted(self.starts, id, side="right")) - 1
-        return file, id - int(self.starts[file])
+from kind_numbers.inspection import NumbersIndex
 
 
 class NumbersKind(Kind):
@@ -43,7 +29,6 @@ class NumbersKind(Kind):
         self.index = index
         self.num_samples = self.num_in_epoch = int(index.starts[-1])
         self.fingerprint = hashlib.sha256(repr(index.starts).encode()).hexdigest()
-        self.shown = f"{self.num_samples} numbers"
 
     def order(self, seed: int, *, shuffle: Shuffle, global_batch: int) -> Order:
         return ShuffledOrder(self.num_samples, seed) if shuffle else SequentialOrder(self.num_samples)
@@ -53,7 +38,7 @@ class NumbersKind(Kind):
         return NumbersMaker(settings, self.index, lines, Resources(settings.options, ObjectPool(object), shared=lines))
 
     def explain(self, passes: Passes) -> list[str]:
-        return [f"data      {self.shown}", f"seed      {passes.progress.seed.describe()}"]
+        return [f"data      {self.num_samples} numbers", f"seed      {passes.progress.seed.describe()}"]
 
 
 @dataclass

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import importlib
 import io
 import random
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from fixtures import encode, picture
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
@@ -270,7 +272,16 @@ def both_ways(dataset: Any, num: int = NUM) -> tuple[list[Any], list[Any]]:
     return samples_of(dataset, list(range(num)), defers=True), samples_of(dataset, list(range(num)), defers=False)
 
 
-def loaded(dataset: Any, **options: Any) -> Any:
+@contextlib.contextmanager
+def deferral(on: bool) -> Iterator[None]:
+    """Loaders that are taken over meanwhile defer images, or do not."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DATAPIPE_DEFER", str(int(on)))
+        yield
+
+
+def loaded(dataset: Any, *, defer: bool = True, **options: Any) -> Any:
     """A loader over the dataset, taken over."""
-    taken = {name: options.pop(name) for name in ("seed", "defer", "reseed", "device") if name in options}
-    return dp.from_torch(DataLoader(dataset, **{"batch_size": 4, **options}), **{"seed": 3, "device": "cpu", **taken})
+    taken = {name: options.pop(name) for name in ("seed", "faithful", "device") if name in options}
+    with deferral(defer):
+        return dp.from_torch(DataLoader(dataset, **{"batch_size": 4, **options}), **{"seed": 3, "device": "cpu", **taken})

@@ -14,7 +14,7 @@ import deferral_datasets as data
 import numpy as np
 import pytest
 import torch
-from deferral_datasets import NUM, TRAIN, F, Images, T, loaded
+from deferral_datasets import NUM, TRAIN, F, Images, T, deferral, loaded
 from PIL import Image
 from torch.utils.data import DataLoader, Subset, WeightedRandomSampler, default_collate, get_worker_info
 
@@ -139,7 +139,8 @@ def test_timms_loader_with_its_prefetcher(paths: list[str]) -> None:
 
     ours, theirs = make(), make()
     ours.loader = dp.from_torch(ours.loader, device="cpu", seed=3)
-    theirs.loader = dp.from_torch(theirs.loader, device="cpu", seed=3, defer=False)
+    with deferral(False):
+        theirs.loader = dp.from_torch(theirs.loader, device="cpu", seed=3)
     for (images, labels), (expected, expected_labels) in zip(ours, theirs, strict=True):
         assert torch.equal(labels, expected_labels)
         assert images.dtype == torch.float32
@@ -249,12 +250,12 @@ def test_torchs_seeds_on_request() -> None:
     torch.manual_seed(3)
     theirs = batches(DataLoader(Drawing(), 4, num_workers=2))
     torch.manual_seed(3)
-    ours = loaded(Drawing(), num_workers=2, reseed=False, seed=None)
+    ours = loaded(Drawing(), num_workers=2, faithful=True, seed=None)
     iterator = iter(ours)
     first = list(next(iterator))
     state = ours.state_dict()
     assert same([first, *map(list, iterator)], theirs)
-    with pytest.warns(UserWarning, match=r"the random state is not: what Drawing draws .*reseed=False"):
+    with pytest.warns(UserWarning, match=r"the random state is not: what Drawing draws .*faithful=True"):
         ours.load_state_dict(state)
 
 
@@ -425,7 +426,7 @@ def test_deferral_is_switched_off(paths: list[str], monkeypatch: pytest.MonkeyPa
     assert "does not see its files" in told(plain, capsys)
     expected = batches(plain)
     monkeypatch.setenv("DATAPIPE_DEFER", "0")
-    switched = loaded(dataset)
+    switched: Any = dp.from_torch(DataLoader(dataset, batch_size=4), seed=3, device="cpu")
     assert "does not see its files" in told(switched, capsys)
     assert same(batches(switched), expected)
 

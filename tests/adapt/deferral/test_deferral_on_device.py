@@ -13,7 +13,7 @@ from typing import Any
 import deferral_datasets as data
 import pytest
 import torch
-from deferral_datasets import MEAN, STD, TRAIN, F, Images, T, v2
+from deferral_datasets import MEAN, STD, TRAIN, F, Images, T, deferral, v2
 from fake_device import FakeDevice
 from test_deferral_blocks import Bare
 from torch.utils.data import DataLoader
@@ -43,10 +43,11 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     )
 
 
-def load(dataset: Any, *, backend: Any = DALI, **options: Any) -> Any:
-    taken = {name: options.pop(name) for name in ("on_error", "defer", "device") if name in options}
+def load(dataset: Any, *, backend: Any = DALI, defer: bool = True, **options: Any) -> Any:
+    taken = {name: options.pop(name) for name in ("on_error", "device") if name in options}
     torchs = DataLoader(dataset, **{"batch_size": 4, **options})
-    return dp.from_torch(torchs, seed=3, backend=backend, **{"device": "cpu", **taken})
+    with deferral(defer):
+        return dp.from_torch(torchs, seed=3, backend=backend, **{"device": "cpu", **taken})
 
 
 def batches(loader: Any) -> list[list[torch.Tensor]]:
@@ -305,7 +306,7 @@ def test_a_dali_that_only_fails_is_an_error_in_the_end(paths: list[str], monkeyp
     iterator = iter(load(dataset))
     for batch in expected[:2]:
         torch.testing.assert_close(next(iterator)[0], batch[0], atol=2e-6, rtol=0)
-    with pytest.raises(dp.BackendError, match=r"DALI failed on 3 batches in a row.*the driver is gone"):
+    with pytest.raises(dp.errors.BackendError, match=r"DALI failed on 3 batches in a row.*the driver is gone"):
         next(iterator)
 
 
@@ -359,7 +360,7 @@ def test_what_dali_cannot_serve_is_refused(paths: list[str]) -> None:
         (functools.partial(load, Images(paths, TRAIN), defer=False), "their images are not deferred"),
         (functools.partial(load, Images(paths, TRAIN), backend="cuda"), "choose one of auto, images_cpu, dali"),
     ):
-        with pytest.raises(dp.OptionError, match=why):
+        with pytest.raises(dp.errors.OptionError, match=why):
             asked()
 
 

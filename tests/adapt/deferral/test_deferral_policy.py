@@ -8,11 +8,11 @@ from typing import Any
 import deferral_datasets as data
 import pytest
 import torch
-from deferral_datasets import F, Images
+from deferral_datasets import F, Images, deferral
 from torch.utils.data import DataLoader, IterableDataset
 
 import datapipe as dp
-from datapipe.core.errors import OptionError
+from datapipe.errors import OptionError
 
 
 def cut(image: Any) -> Any:
@@ -58,7 +58,8 @@ def test_samples_that_raise_are_left_out(paths: list[str], num_workers: int, cap
 def test_samples_that_raise_are_replaced_alike_by_any_number_of_workers(paths: list[str], defer: bool) -> None:
     def labels(num_workers: int) -> list[list[int]]:
         torchs = DataLoader(Fragile(paths, cut), batch_size=4, num_workers=num_workers)
-        ours = dp.from_torch(torchs, seed=1, device="cpu", on_error="replace", defer=defer)
+        with deferral(defer):
+            ours = dp.from_torch(torchs, seed=1, device="cpu", on_error="replace")
         return [found.tolist() for _, found in ours]
 
     here = labels(0)
@@ -89,7 +90,8 @@ def test_rows_of_a_batch_whose_last_step_found_a_bad_one(tmp_path: Path) -> None
     Path(found[5]).write_bytes(broken)
     torchs = DataLoader(Images(found, enlarged), 4, num_workers=1)
     ours = list(dp.from_torch(torchs, device="cpu", seed=1, on_error="skip"))
-    theirs = list(dp.from_torch(torchs, device="cpu", seed=1, on_error="skip", defer=False))
+    with deferral(False):
+        theirs = list(dp.from_torch(torchs, device="cpu", seed=1, on_error="skip"))
     assert [labels.tolist() for _, labels in ours] == [labels.tolist() for _, labels in theirs] == [[0, 1, 2, 3], [4, 6, 7]]
     for (images, _), (expected, _) in zip(ours, theirs, strict=True):
         assert all(float((one - other).abs().max()) < 0.01 for one, other in zip(images, expected, strict=True))
@@ -119,5 +121,5 @@ def test_what_cannot_be_left_out_is_refused(paths: list[str]) -> None:
     for dataset in (Whole(paths, cut), Stream()):
         with pytest.raises(OptionError, match="is not asked for samples one by one"):
             dp.from_torch(DataLoader(dataset, 4), on_error="skip")
-    with pytest.raises(OptionError, match="leave reseed=False out"):
-        dp.from_torch(DataLoader(Images(paths, cut), 4), on_error="replace", reseed=False)
+    with pytest.raises(OptionError, match="leave faithful=True out"):
+        dp.from_torch(DataLoader(Images(paths, cut), 4), on_error="replace", faithful=True)

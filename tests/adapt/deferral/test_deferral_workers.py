@@ -190,11 +190,11 @@ def test_samples_are_the_same_in_any_order_and_any_batches(paths: list[str], nam
 
 def test_loaders_in_threads_make_the_same_batches(paths: list[str]) -> None:
     dataset = Mixed(paths, T.Compose([T.CenterCrop(60), T.Resize(32), T.ColorJitter((1.2, 1.2)), T.ToTensor()]))
-    expected = batches(loaded(dataset, batch_size=3, reseed=False))
+    expected = batches(loaded(dataset, batch_size=3))
     found: dict[int, Any] = {}
 
     def run(number: int) -> None:
-        found[number] = batches(loaded(dataset, batch_size=3, reseed=False))
+        found[number] = batches(loaded(dataset, batch_size=3))
 
     threads = [threading.Thread(target=run, args=(number,)) for number in range(3)]
     for thread in threads:

@@ -10,7 +10,7 @@ import deferral_datasets as data
 import numpy as np
 import pytest
 import torch
-from deferral_datasets import F, Images, T
+from deferral_datasets import F, Images, T, deferral
 from PIL import Image
 from torch.utils.data import DataLoader
 
@@ -111,7 +111,8 @@ def costs(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 def load(dataset: Any, *, defer: bool = True, **options: Any) -> Any:
-    return dp.from_torch(DataLoader(dataset, batch_size=BATCH, shuffle=True, **options), seed=3, device="cpu", defer=defer)
+    with deferral(defer):
+        return dp.from_torch(DataLoader(dataset, batch_size=BATCH, shuffle=True, **options), seed=3, device="cpu")
 
 
 def passes(loader: Any, num: int = PASSES) -> list[Any]:
@@ -140,9 +141,7 @@ def test_the_users_code_goes_on_alone_where_recording_costs_more(paths: list[str
     found = passes(loader)
     paying = loader._tally.paying
     assert paying.plain.num_samples > MIN_SAMPLES
-    expected = passes(
-        dp.from_torch(DataLoader(Images(paths, resized_array), BATCH, shuffle=True), seed=3, device="cpu", defer=False)
-    )
+    expected = passes(load(Images(paths, resized_array), defer=False))
     assert all(torch.equal(one, other) for a, b in zip(found, expected, strict=True) for one, other in zip(a, b, strict=True))
     assert any("deferring does not pay: 2 ms of CPU per sample with it, 1 ms without" in line for line in loader.explanation)
 

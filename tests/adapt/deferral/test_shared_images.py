@@ -217,7 +217,7 @@ def test_pixels_do_not_depend_on_what_else_is_made(paths: list[str], name: str) 
 
 def test_a_broken_decoder_makes_samples_again_not_others(paths: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine that cannot decode one of a batch leaves that sample to Pillow."""
-    from datapipe.core.errors import DecodeError
+    from datapipe.errors import DecodeError
 
     real = decode.open_decoder()
 

@@ -27,7 +27,7 @@ class Row(NamedTuple):
 ARGUMENTS: dict[str, Row] = {
     "dataset": Row(
         Status.HONOURED,
-        "a path, `mix(...)`, `loader.dataset.select(...)`, or a torch Dataset whose files datapipe can identify (`ImageFolder`, "
+        "a path, `Images(...)`, `Table(...)`, `mix(...)`, or a torch Dataset whose files datapipe can identify (`ImageFolder`, "
         "`Subset`, `ConcatDataset`, Hugging Face's); for others use `from_torch`",
     ),
     "batch_size": Row(Status.HONOURED, "per rank; `None` is refused: `loader.dataset[i]` gives single samples"),

@@ -16,6 +16,7 @@ import torch
 from fixtures import encode, jpeg, picture
 
 import datapipe as dp
+from datapipe import transforms as T
 
 BATCH = 64
 NUM_GOOD = 2 * BATCH
@@ -87,7 +88,7 @@ def main() -> None:
 
 
 def make(root: Path, **changes: Any) -> dp.DataLoader:
-    transform = [dp.RandomResizedCrop(SIZE, scale=(0.5, 1)), dp.RandomHorizontalFlip()]
+    transform = [T.RandomResizedCrop(SIZE, scale=(0.5, 1)), T.RandomHorizontalFlip()]
     defaults = {
         "batch_size": BATCH,
         "transform": transform,
@@ -111,7 +112,7 @@ def meet(root: Path, scenario: Scenario, bad: int, expected: dict[int, torch.Ten
     loader = make(root, sampler=picks, on_error=scenario.policy)
     try:
         found = list(samples(loader))
-    except dp.DecodeError as exc:
+    except dp.errors.DecodeError as exc:
         return {"error": str(exc), "sample": bad}
     return {
         "sample": bad,

@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from datapipe.kinds.images.cache.locations import CacheOptions, open_store
+from datapipe.kernel.cache_settings import Cache
+from datapipe.kinds.images.cache.locations import open_store
 from datapipe.kinds.images.cache.store import Gap, Kept, Store
 
 NUM_IDS = 200
@@ -30,7 +31,7 @@ def value_of(number: int) -> bytes:
 
 
 def store_at(place: str, *, capacity: int = AMPLE, about: str = "a test") -> Store:
-    return open_store(CacheOptions("ram" if place == "ram" else Path(place), capacity), about={"what": about})
+    return open_store(Cache(place if place == "ram" else Path(place), capacity), about={"what": about})
 
 
 def fill(store: Store, ids: Any) -> None:

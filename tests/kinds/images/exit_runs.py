@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 import datapipe as dp
+from datapipe import transforms as T
 
 
 class Numbers(torch.utils.data.Dataset[Any]):
@@ -27,7 +28,7 @@ class Numbers(torch.utils.data.Dataset[Any]):
 def make(folder: str, kind: str) -> Any:
     if kind == "from_torch":
         return dp.from_torch(torch.utils.data.DataLoader(Numbers(), 4), device="cpu")
-    crop = [dp.RandomResizedCrop(24), dp.ToDtype(torch.float32, scale=True)]
+    crop = [T.RandomResizedCrop(24), T.ToDtype(torch.float32, scale=True)]
     return dp.DataLoader(folder, 4, True, num_workers=int(kind), transform=crop, device="cpu", backend="images_cpu")
 
 

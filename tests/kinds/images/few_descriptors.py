@@ -14,11 +14,12 @@ import sys
 from typing import Any
 
 import datapipe as dp
+from datapipe import transforms as T
 
 
 def epochs(path: str, options: dict[str, Any]) -> list[int] | str:
     """How many samples came in each, none of them bad; or what was raised."""
-    crop = [dp.Resize(8), dp.CenterCrop(8)]
+    crop = [T.Resize(8), T.CenterCrop(8)]
     try:
         loader = dp.DataLoader(path, batch_size=16, shuffle=True, num_workers=2, device="cpu", transform=crop, **options)
         counts = [sum(len(images) for images, _ in loader) for _ in range(2)]

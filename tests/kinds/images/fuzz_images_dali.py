@@ -18,7 +18,7 @@ if __name__ == "__main__":
 from encoded_images import FOR_DALI
 
 from datapipe.codecs.probe import checked_header
-from datapipe.core.errors import DecodeError
+from datapipe.errors import DecodeError
 from datapipe.kinds.images.dali.gate import CutForm, can_decode
 from datapipe.kinds.images.dali.pipeline import DaliPipeline, RunError
 from datapipe.kinds.images.dali.settings import GraphOptions

@@ -22,10 +22,12 @@ import pytest
 from cache_driver import AMPLE, NUM_IDS, STAMP, fill, num_right, store_at, value_of
 from fixtures import flip_bit
 
-from datapipe.core.errors import OptionError, StorageError
+from datapipe.core.user_cache import IMAGES
+from datapipe.errors import OptionError, StorageError
+from datapipe.kernel.cache_settings import Cache
 from datapipe.kinds.images.cache import in_memory
 from datapipe.kinds.images.cache.entries import ENTRY_NBYTES, Entry, Head, pack_entry, pack_head, unpack_entry, unpack_head
-from datapipe.kinds.images.cache.locations import CacheOptions, free_memory
+from datapipe.kinds.images.cache.locations import free_memory
 from datapipe.kinds.images.cache.store import Gap, Kept, Store
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -455,7 +457,7 @@ def test_sizes_that_nobody_says_are_shares_of_what_is_free(tmp_path: Path) -> No
     from datapipe.kinds.images.cache.locations import open_store
 
     about = {"what": str(tmp_path)}
-    memory, disk = open_store(CacheOptions("ram", None), about=about), open_store(CacheOptions(tmp_path, None), about=about)
+    memory, disk = open_store(Cache("ram", None), about=about), open_store(Cache(tmp_path, None), about=about)
     assert memory.capacity == pytest.approx(free_memory() / 2, rel=0.3)
     status = os.statvfs(tmp_path)
     assert disk.capacity == pytest.approx(status.f_bavail * status.f_frsize * 0.8, rel=0.1)
@@ -466,29 +468,30 @@ def test_sizes_that_nobody_says_are_shares_of_what_is_free(tmp_path: Path) -> No
     [
         ("rma", None, "cache is 'rma'; choose 'ram', 'gpu' or 'disk', or write a new directory as './rma'"),
         (7, None, "cache is 7; choose"),
-        ("ram", 0, "cache_nbytes is 0; it must be at least 1"),
-        ("ram", 1.5, "cache_nbytes is 1.5; it must be a whole number"),
-        (None, 10, "cache_nbytes=10 without a cache"),
+        ("ram", 0, r"Cache\(nbytes\) is 0; it must be at least 1"),
+        ("ram", 1.5, r"Cache\(nbytes\) is 1.5; it must be a whole number"),
+        (None, 10, "cache is None; choose"),
     ],
 )
 def test_wrong_arguments_are_refused(cache: object, nbytes: object, problem: str) -> None:
     with pytest.raises(OptionError, match=problem):
-        CacheOptions.of(cache, nbytes)  # type: ignore[arg-type]
+        Cache(cache, nbytes)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["a\0b", "\ud800", "n" * 256])
 def test_a_name_that_no_directory_can_have_is_refused(name: str) -> None:
     with pytest.raises(OptionError, match=r"cache is .* cannot be a file name"):
-        CacheOptions.of(f"/tmp/{name}", None)
+        Cache(f"/tmp/{name}")
 
 
 def test_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-    assert CacheOptions.of(None, None) is None
-    assert CacheOptions.of("ram", 5) == CacheOptions("ram", 5)
-    assert CacheOptions.of("disk", None) == CacheOptions(tmp_path / "home/datapipe/decoded", None)
-    assert CacheOptions.of(tmp_path, None) == CacheOptions(tmp_path, None)
-    assert CacheOptions.of("./here", None) == CacheOptions(Path("here"), None)
+    assert Cache.of(None) is None
+    assert Cache.of("ram") == Cache("ram") == Cache.of(Cache("ram"))
+    assert Cache("ram", 5).directory(IMAGES) is None
+    assert Cache("disk").directory(IMAGES) == tmp_path / "home/datapipe/decoded"
+    assert Cache(tmp_path).directory(IMAGES) == tmp_path
+    assert Cache("./here").directory(IMAGES) == Path("here")
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:

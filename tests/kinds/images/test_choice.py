@@ -17,6 +17,7 @@ import torch
 from fake_device import pretend_gpus
 
 import datapipe as dp
+from datapipe import transforms as T
 from datapipe.kernel.calibration import measure, rates_of
 from datapipe.kernel.ranks import resolve_device
 from datapipe.kinds.images.choice import BackendRequest, Choice
@@ -27,7 +28,7 @@ from datapipe.kinds.images.evidence import WITH_ENGINES, DataEvidence, Measured
 from datapipe.transforms import Recipe
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
-CUT = Recipe.of([dp.RandomResizedCrop(24)])
+CUT = Recipe.of([T.RandomResizedCrop(24)])
 SLOW, FAST = dp.Dali(num_pipelines=1), dp.Dali(num_pipelines=3)
 
 
@@ -54,7 +55,7 @@ def request(backend: Any = "auto", recipe: Recipe = CUT, *, has_collate_fn: bool
 @pytest.fixture
 def without_dali(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> Installation:
-        raise dp.DependencyError("DALI is not installed; pip install 'gpu-datapipe[dali-cu13]'")
+        raise dp.errors.DependencyError("DALI is not installed; pip install 'gpu-datapipe[dali-cu13]'")
 
     monkeypatch.setattr("datapipe.kinds.images.choice.installation", missing)
 
@@ -92,7 +93,7 @@ def test_auto_takes_the_cpu_where_dali_is_out_of_the_question() -> None:
     evidence = Evidence()
     few = request().choose(CUDA, dataclasses.replace(evidence, share=0.25))
     assert (few.dali, few.reason) == (None, "DALI decodes 25% of these samples as Pillow does")
-    uneven = request(recipe=Recipe.of([dp.Resize(24)])).choose(CUDA, evidence)
+    uneven = request(recipe=Recipe.of([T.Resize(24)])).choose(CUDA, evidence)
     assert uneven.dali is None and "differ in size" in uneven.reason  # noqa: PT018
     collated = request(has_collate_fn=True).choose(CUDA, evidence)
     assert collated.dali is None and "collate_fn takes samples in host memory" in collated.reason  # noqa: PT018
@@ -108,7 +109,7 @@ def test_auto_without_dali_warns_once_and_goes_on(without_dali: None) -> None:
 
 
 def test_dali_asked_for_and_not_there_is_an_error(without_dali: None) -> None:
-    with pytest.raises(dp.DependencyError, match="pip install"):
+    with pytest.raises(dp.errors.DependencyError, match="pip install"):
         request("dali")
 
 
@@ -116,13 +117,13 @@ def test_dali_asked_for_and_not_there_is_an_error(without_dali: None) -> None:
     ("backend", "recipe", "said"),
     [
         ("tpu", CUT, r"backend is 'tpu'; choose one of auto, images_cpu, dali, or pass datapipe\.Dali"),
-        ("dali", Recipe.of([dp.Resize(24)]), "images would differ in size.*; end the geometry with"),
-        ("dali", Recipe.of([dp.Resize((64, 64)), dp.RandomResizedCrop(24)]), "resamples more than once.*images_cpu"),
+        ("dali", Recipe.of([T.Resize(24)]), "images would differ in size.*; end the geometry with"),
+        ("dali", Recipe.of([T.Resize((64, 64)), T.RandomResizedCrop(24)]), "resamples more than once.*images_cpu"),
         (SLOW, Recipe.of(None), "images would differ in size"),
     ],
 )
 def test_what_cannot_be_done_is_refused(backend: Any, recipe: Recipe, said: str) -> None:
-    with pytest.raises(dp.OptionError, match=said):
+    with pytest.raises(dp.errors.OptionError, match=said):
         request(backend, recipe)
 
 
@@ -130,7 +131,7 @@ def test_what_cannot_be_done_is_refused(backend: Any, recipe: Recipe, said: str)
     "settings", [{"num_threads": 0}, {"num_pipelines": 0}, {"hw_decoder_load": 1.5}, {"hybrid_huffman_threshold": -1}]
 )
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any]) -> None:
-    with pytest.raises(dp.OptionError, match=f"Dali\\({next(iter(settings))}="):
+    with pytest.raises(dp.errors.OptionError, match=f"Dali\\({next(iter(settings))}="):
         dp.Dali(**settings)
 
 
@@ -195,9 +196,9 @@ def test_a_dali_for_another_cuda_than_torchs_is_said(monkeypatch: pytest.MonkeyP
 
 
 def test_the_right_extra_is_named(monkeypatch: pytest.MonkeyPatch, forgetful: None) -> None:
-    with pytest.raises(dp.DependencyError, match=r"gpu-datapipe\[dali-cu12\]"):
+    with pytest.raises(dp.errors.DependencyError, match=r"gpu-datapipe\[dali-cu12\]"):
         installed(monkeypatch, "12.8")
-    with pytest.raises(dp.DependencyError, match=r"installed twice.*pip uninstall nvidia-dali-cuda120"):
+    with pytest.raises(dp.errors.DependencyError, match=r"installed twice.*pip uninstall nvidia-dali-cuda120"):
         installed(monkeypatch, "13.0", nvidia_dali_cuda120="2.4.0", nvidia_dali_cuda130="2.4.0")
 
 
@@ -291,8 +292,8 @@ def test_a_measurement_waits_for_the_gpu_on_which_the_images_are(monkeypatch: py
 def test_evidence_about_real_data(folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The candidates load the loader's own data, by its transform; here on the CPU."""
     monkeypatch.setattr("datapipe.kinds.images.evidence.CANDIDATES", (None, dp.Dali(num_pipelines=1)))
-    loader = dp.DataLoader(folder, batch_size=8, transform=[dp.RandomResizedCrop(24)], num_workers=1)
-    evidence = loader._images.evidence()
+    loader = dp.DataLoader(folder, batch_size=8, transform=[T.RandomResizedCrop(24)], num_workers=1)
+    evidence = loader._passes.kind.evidence()
     assert evidence.share_for_dali() == 1.0
     rates = evidence.rates()
     assert [measured.dali for measured in rates] == [None, dp.Dali(num_pipelines=1)]
@@ -304,7 +305,7 @@ def test_a_candidate_that_fails_is_left_out_and_measured_again_by_the_next_run(
 ) -> None:
     def open_batches(candidate: dp.Dali | None) -> Iterator[Any]:
         if candidate == FAST:
-            raise dp.BackendError("CUDA allocation failed")
+            raise dp.errors.BackendError("CUDA allocation failed")
         return steady(candidate)
 
     works, fails = rates(open_batches, [None, FAST])
@@ -340,7 +341,7 @@ def test_pools_are_released_once_no_candidate_holds_any_memory(
     monkeypatch.setattr("datapipe.kinds.images.evidence.CANDIDATES", (None, SLOW))
     monkeypatch.setattr("datapipe.kinds.images.dali_stage.DaliPipeline", make)
     monkeypatch.setattr("nvidia.dali.backend.ReleaseUnusedMemory", release)
-    evidence = dp.DataLoader(folder, batch_size=8, transform=[dp.RandomResizedCrop(24)], num_workers=1)._images.evidence()
+    evidence = dp.DataLoader(folder, batch_size=8, transform=[T.RandomResizedCrop(24)], num_workers=1)._passes.kind.evidence()
     evidence.rates()
     assert len(made) >= 2
     assert held_then == [0]
@@ -352,8 +353,8 @@ def test_jpeg_engines_are_measured_where_no_body_can_be_damaged() -> None:
     """They make garbage of one and report success."""
 
     def candidates(**options: str) -> tuple[dp.Dali | None, ...]:
-        index: Any = SimpleNamespace(manifest=SimpleNamespace(options=options))
-        return DataEvidence(index, None, {}, None, CUDA, list).candidates()  # type: ignore[arg-type]
+        data: Any = SimpleNamespace(index=SimpleNamespace(manifest=SimpleNamespace(options=options)))
+        return DataEvidence(data, None, Recipe.of(None), {}, None, CUDA, list).candidates()  # type: ignore[arg-type]
 
     assert candidates(check="decode") == (*candidates(check="header"), *WITH_ENGINES)
     assert candidates() == candidates(check="header")
@@ -377,7 +378,7 @@ def test_the_settings_that_won_are_named() -> None:
 
 
 def test_explain_prints_what_runs_where(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    transform = [dp.RandomResizedCrop(24), dp.ToDtype(torch.float32, scale=True)]
+    transform = [T.RandomResizedCrop(24), T.ToDtype(torch.float32, scale=True)]
     print(dp.explain(dp.DataLoader(folder, batch_size=8, shuffle=True, transform=transform, num_workers=2, device="cpu")))
     said = capsys.readouterr().out
     for line in (

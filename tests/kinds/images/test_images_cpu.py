@@ -9,7 +9,7 @@ import pytest
 import torch
 from fixtures import jpeg
 
-import datapipe as dp
+from datapipe import transforms as T
 from datapipe.containers import open_index
 from datapipe.fetch.local import LocalFiles
 from datapipe.index.sample_index import SampleIndex
@@ -20,8 +20,8 @@ from datapipe.transforms import Recipe
 
 NUM, SIZE, BAD = 30, 24, (7, 8, 21)
 RECIPES: dict[str, list[object]] = {
-    "uint8": [dp.RandomResizedCrop(SIZE), dp.RandomHorizontalFlip()],
-    "float32": [dp.RandomResizedCrop(SIZE), dp.RandomHorizontalFlip(), dp.ToDtype(torch.float32, scale=True)],
+    "uint8": [T.RandomResizedCrop(SIZE), T.RandomHorizontalFlip()],
+    "float32": [T.RandomResizedCrop(SIZE), T.RandomHorizontalFlip(), T.ToDtype(torch.float32, scale=True)],
 }
 
 

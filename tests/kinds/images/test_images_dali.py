@@ -15,6 +15,7 @@ import torch
 from fixtures import encode, jpeg, picture
 
 import datapipe as dp
+from datapipe import transforms as T
 from datapipe.codecs.probe import checked_header
 from datapipe.kinds.images.dali.gate import CutForm, can_decode, form_of
 from datapipe.kinds.images.dali.installation import installation
@@ -26,8 +27,8 @@ from datapipe.transforms.protocols import Cuts
 
 pytest.importorskip("nvidia.dali", reason="DALI is not installed")
 
-CROP = Recipe.of([dp.RandomResizedCrop(24), dp.RandomHorizontalFlip()])
-PADDED = Recipe.of([dp.Resize((30, 28)), dp.RandomCrop(24, padding=9, fill=(9, 80, 200)), dp.RandomVerticalFlip()])
+CROP = Recipe.of([T.RandomResizedCrop(24), T.RandomHorizontalFlip()])
+PADDED = Recipe.of([T.Resize((30, 28)), T.RandomCrop(24, padding=9, fill=(9, 80, 200)), T.RandomVerticalFlip()])
 
 
 def undecodable() -> bytes:
@@ -236,13 +237,13 @@ def test_a_closed_pipeline_runs_no_more() -> None:
     pipeline = pipeline_of()
     pixels_of(pipeline, *batch_of(CROP, 0))
     pipeline.close()
-    with pytest.raises(dp.BackendError, match="shut down with the interpreter"):
+    with pytest.raises(dp.errors.BackendError, match="shut down with the interpreter"):
         pipeline.run(*batch_of(CROP, 0), None)
 
 
 def test_a_graph_that_cannot_be_built_is_said() -> None:
     pipeline = DaliPipeline(GraphOptions(24, 24, 8, 7, CutForm(False, (0, 0, 0)), True, 2, 0.0))  # no machine here has GPU 7
-    with pytest.raises(dp.BackendError, match=r"pipeline cannot be built: .*datapipe doctor"):
+    with pytest.raises(dp.errors.BackendError, match=r"pipeline cannot be built: .*datapipe doctor"):
         pipeline.run(*batch_of(CROP, 0), None)
 
 

@@ -14,6 +14,7 @@ from encoded_images import BY_HAND, FOR_DALI, HEIGHT, PIXELS, WIDTH, jpeg_with_f
 from fixtures import encode
 
 import datapipe as dp
+from datapipe import transforms as T
 from datapipe.codecs.decode import open_decoder
 from datapipe.codecs.probe import checked_header
 from datapipe.kinds.images.dali.gate import CutForm, can_decode, form_of
@@ -79,8 +80,8 @@ def test_a_png_that_dali_alone_refuses() -> None:
 
 
 @pytest.mark.parametrize("transforms", [
-    [dp.RandomCrop(32)], [dp.RandomCrop(32, padding=4)], [dp.RandomCrop(1800)], [dp.Pad(4), dp.RandomCrop(32)],
-    [dp.Resize(256), dp.CenterCrop(224)], [dp.CenterCrop(44), dp.Resize((24, 24))],
+    [T.RandomCrop(32)], [T.RandomCrop(32, padding=4)], [T.RandomCrop(1800)], [T.Pad(4), T.RandomCrop(32)],
+    [T.Resize(256), T.CenterCrop(224)], [T.CenterCrop(44), T.Resize((24, 24))],
 ], ids=str)  # fmt: skip
 def test_recipes_that_some_images_do_not_fit_are_taken(transforms: list[object]) -> None:
     """A crop that some of the sizes tried are too small for; a crop that pads some images before a resize."""
@@ -88,17 +89,17 @@ def test_recipes_that_some_images_do_not_fit_are_taken(transforms: list[object])
 
 
 def test_an_image_size_that_fits_no_crop_is_said() -> None:
-    with pytest.raises(dp.OptionError, match=r"RandomCrop\(32\): an image of 8 x 8 pixels"):
-        form_of(Recipe.of([dp.RandomCrop(32)]), (8, 8))
+    with pytest.raises(dp.errors.OptionError, match=r"RandomCrop\(32\): an image of 8 x 8 pixels"):
+        form_of(Recipe.of([T.RandomCrop(32)]), (8, 8))
 
 
 def test_geometry_of_two_resizes_is_refused() -> None:
-    with pytest.raises(dp.OptionError, match=r"resamples more than once .* pass backend='images_cpu'"):
-        form_of(Recipe.of([dp.RandomResizedCrop(40), dp.Resize((24, 24))]), None)
+    with pytest.raises(dp.errors.OptionError, match=r"resamples more than once .* pass backend='images_cpu'"):
+        form_of(Recipe.of([T.RandomResizedCrop(40), T.Resize((24, 24))]), None)
 
 
 def test_each_sample_fits_or_not_by_itself() -> None:
-    recipe = Recipe.of([dp.CenterCrop(24)])
+    recipe = Recipe.of([T.CenterCrop(24)])
     form = form_of(recipe, (40, 48))
     assert not form.is_windowed
     sizes = np.array([(40, 48), (20, 48), (24, 24), (23, 24)])

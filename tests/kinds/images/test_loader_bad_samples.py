@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fixtures import NUM_SAMPLES, encode, entry_of, flip_bit, listing
+from fixtures import NUM_SAMPLES, encode, entry_of, flip_bit, listing, open_images
 from recipes import CROP, TRAIN
 
 import datapipe as dp
+from datapipe import transforms as T
 from datapipe.codecs.probe import MAX_SAMPLE_NBYTES
 from datapipe.containers import open_index
 
@@ -37,7 +38,7 @@ def damaged(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def make(path: Path, **changes: Any) -> dp.DataLoader:
-    return dp.DataLoader(path, **({"batch_size": 5, "transform": CROP, "output": "dict", "num_workers": 2} | changes))
+    return open_images(path, **({"batch_size": 5, "transform": CROP, "output": "dict", "num_workers": 2} | changes))
 
 
 @pytest.mark.parametrize("num_workers", [0, 1, 4])
@@ -50,7 +51,7 @@ def test_raise_names_file_reason_and_remedy(damaged: Path, num_workers: int, pos
     iterator = iter(loader)
     for _ in range(2):
         next(iterator)
-    with pytest.raises(dp.DecodeError, match=re.escape(reason)) as caught:
+    with pytest.raises(dp.errors.DecodeError, match=re.escape(reason)) as caught:
         next(iterator)
     assert str(listing(damaged)[position]) in str(caught.value)
     assert f"sample {position}" in str(caught.value)
@@ -113,7 +114,7 @@ def test_a_batch_of_nothing_but_bad_samples_is_empty(damaged: Path, arguments: d
     assert (len(first["image"]), len(first["label"]), first["label"].dtype) == (0, 0, torch.int64)
     assert first["image"].ndim == 4
     assert first["image"].shape[1] == 3
-    assert first["image"].dtype == loader.recipe.output_dtype
+    assert first["image"].dtype == loader._passes.kind.recipe.output_dtype
 
 
 @pytest.mark.parametrize("transform", [CROP, TRAIN], ids=["uint8", "float32"])
@@ -158,7 +159,7 @@ def test_replacements_change_with_the_epoch(damaged: Path) -> None:
 
 def test_bad_data_as_a_whole_is_said(damaged: Path) -> None:
     loader = make(make(damaged).dataset.select(BAD), on_error="replace")
-    with pytest.raises(dp.DecodeError, match="samples drawn to replace it are bad too"):
+    with pytest.raises(dp.errors.DecodeError, match="samples drawn to replace it are bad too"):
         list(loader)
 
 
@@ -194,7 +195,7 @@ def test_a_flipped_bit_is_named(own: Path, where: str, num_workers: int) -> None
     path, offset, nbytes = entry_of(open_index(own), 7)
     flip_bit(Path(path), offset + {"first byte": 0, "middle": nbytes // 2, "last byte": nbytes - 1}[where])
     loader = make(own, num_workers=num_workers)
-    with pytest.raises(dp.IntegrityError, match=r"crc32c .* damaged") as caught:
+    with pytest.raises(dp.errors.IntegrityError, match=r"crc32c .* damaged") as caught:
         list(loader)
     assert path in str(caught.value)
     assert "sample 7" in str(caught.value)
@@ -216,7 +217,7 @@ def test_a_truncated_shard_is_named(own: Path) -> None:
     path, offset, _ = entry_of(open_index(own), 7)
     with open(path, "r+b") as file:
         file.truncate(offset + 5)
-    with pytest.raises(dp.IntegrityError, match=r"ends within bytes .* truncated") as caught:
+    with pytest.raises(dp.errors.IntegrityError, match=r"ends within bytes .* truncated") as caught:
         list(make(own))
     assert path in str(caught.value)
 
@@ -227,7 +228,7 @@ def test_a_missing_shard_is_named_and_never_passed_over(own: Path, on_error: str
     """A bad sample is one thing; a shard that is not there is a fault of the whole."""
     path, _, _ = entry_of(open_index(own), 7)
     Path(path).unlink()
-    with pytest.raises(dp.MissingDataError, match="is missing") as caught:
+    with pytest.raises(dp.errors.MissingDataError, match="is missing") as caught:
         list(make(own, on_error=on_error, num_workers=num_workers))
     assert path in str(caught.value)
 
@@ -264,22 +265,22 @@ def test_a_loose_file_that_is_none_any_more_is_a_bad_sample(
     bad = [sample for sample, path in enumerate(paths) if not path.is_file() or path.stat().st_size > MAX_SAMPLE_NBYTES]
     assert 7 in bad
     with pytest.raises(
-        dp.DecodeError if change is _grow else dp.MissingDataError, match=f"sample ({'|'.join(map(str, bad))}): "
+        dp.errors.DecodeError if change is _grow else dp.errors.MissingDataError, match=f"sample ({'|'.join(map(str, bad))}): "
     ) as caught:
-        list(make(dp.Dataset(index), num_workers=num_workers))
+        list(make(dp.Images(index), num_workers=num_workers))
     assert any(str(paths[sample]) in str(caught.value) for sample in bad)
     assert "on_error='skip' or 'replace'" in str(caught.value)
-    loader = make(dp.Dataset(index), on_error="skip", num_workers=num_workers)
+    loader = make(dp.Images(index), on_error="skip", num_workers=num_workers)
     assert sum(len(batch["label"]) for batch in loader) == NUM_SAMPLES - len(bad)
     assert sorted(one.id for one in loader.bad_samples) == bad
-    replaced = make(dp.Dataset(index), on_error="replace", num_workers=num_workers)
+    replaced = make(dp.Images(index), on_error="replace", num_workers=num_workers)
     assert sum(len(batch["label"]) for batch in replaced) == NUM_SAMPLES
 
 
 def test_a_missing_index_is_named(own: Path) -> None:
     path, _, _ = entry_of(open_index(own), 7)
     Path(path + ".index.arrow").unlink()
-    with pytest.raises(dp.MissingDataError, match="index is missing") as caught:
+    with pytest.raises(dp.errors.MissingDataError, match="index is missing") as caught:
         list(make(own))
     assert path in str(caught.value)
 
@@ -287,9 +288,9 @@ def test_a_missing_index_is_named(own: Path) -> None:
 def test_single_samples_are_checked_too(own: Path, damaged: Path) -> None:
     path, offset, _ = entry_of(open_index(own), 7)
     flip_bit(Path(path), offset + 9)
-    with pytest.raises(dp.IntegrityError, match="sample 7"):
+    with pytest.raises(dp.errors.IntegrityError, match="sample 7"):
         make(own).dataset[7]
-    with pytest.raises(dp.DecodeError, match="sample 4"):
+    with pytest.raises(dp.errors.DecodeError, match="sample 4"):
         make(damaged).dataset[4]
 
 
@@ -310,7 +311,7 @@ def test_a_set_whose_conversion_left_samples_out(damaged: Path, folder: Path, tm
     assert np.array_equal(loader.dataset.targets, np.delete(make(folder).dataset.targets, BAD))
 
 
-@pytest.mark.parametrize("operation", [dp.MixUp(num_classes=3), dp.CutMix(num_classes=3)], ids=repr)
+@pytest.mark.parametrize("operation", [T.MixUp(num_classes=3), T.CutMix(num_classes=3)], ids=repr)
 def test_empty_batches_have_the_form_of_mixed_ones(damaged: Path, operation: object) -> None:
     dataset = make(damaged).dataset.select([0, 4, 1, 2])
     empty, full = list(make(dataset, on_error="skip", transform=[*TRAIN, operation], batch_size=2))
@@ -328,7 +329,7 @@ def test_the_mask_leaves_out_what_the_batch_does(damaged: Path) -> None:
     assert batch["id"].tolist() == [*range(21, 36), 1, 2]
 
 
-@pytest.mark.parametrize("transform", [[dp.Resize(256)], [dp.Resize(256), dp.CenterCrop(224)]], ids=["any size", "one size"])
+@pytest.mark.parametrize("transform", [[T.Resize(256)], [T.Resize(256), T.CenterCrop(224)]], ids=["any size", "one size"])
 def test_an_image_that_a_transform_would_make_too_large_is_a_bad_sample(
     folder: Path, tmp_path: Path, transform: list[object]
 ) -> None:

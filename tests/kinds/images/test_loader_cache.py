@@ -15,11 +15,12 @@ import pytest
 import torch
 from bad_batches import BAD, DOUBTFUL
 from crc32c import crc32c
-from fixtures import NUM_SAMPLES, convert, encode, flip_bit, jpeg, listing, make_folder, npy, picture
+from fixtures import NUM_SAMPLES, convert, encode, flip_bit, jpeg, listing, make_folder, npy, open_images, picture
 from labelled_scenes import FIELDS, NUM, convert_scenes
 from recipes import TRAIN
 
 import datapipe as dp
+from datapipe import transforms as T
 from datapipe.fetch.local import LocalFiles
 from datapipe.kinds.images.cache.entries import Entry, pack_entry, position_of
 from datapipe.kinds.images.choice import BackendRequest
@@ -28,25 +29,25 @@ from datapipe.transforms import Recipe
 
 pytestmark = pytest.mark.slow
 
-FLOAT = [dp.ToDtype(torch.float32, scale=True), dp.Normalize(dp.IMAGENET_MEAN, dp.IMAGENET_STD)]
+FLOAT = [T.ToDtype(torch.float32, scale=True), T.Normalize(T.IMAGENET_MEAN, T.IMAGENET_STD)]
 RECIPES: dict[str, list[Any]] = {
     "no front": TRAIN,
-    "no front, padded": [dp.RandomCrop((30, 30), padding=4, pad_if_needed=True, fill=7), dp.RandomVerticalFlip()],
-    "resize": [dp.Resize(28), dp.RandomCrop(20), dp.RandomHorizontalFlip(), *FLOAT],
-    "resize, crop of another size": [dp.Resize(28), dp.RandomResizedCrop(20), dp.RandomHorizontalFlip()],
-    "crop": [dp.CenterCrop((31, 27)), dp.RandomResizedCrop(17), *FLOAT],
-    "crop beyond the edge": [dp.CenterCrop(60), dp.RandomCrop(50)],
-    "pad": [dp.Pad((3, 1, 5, 7), fill=(9, 8, 7)), dp.RandomResizedCrop((12, 18)), dp.RandomHorizontalFlip()],
-    "pad, resize, pad": [dp.Pad(4), dp.Resize((30, 20)), dp.Pad(2, fill=200), dp.RandomCrop(18), dp.RandomVerticalFlip()],
-    "nothing else": [dp.Resize(30), dp.CenterCrop(24), *FLOAT],
-    "pixels between": [dp.Resize((24, 26)), dp.ColorJitter(0.4, 0.4, 0.4, 0.1), dp.RandomHorizontalFlip()],
-    "flip first": [dp.RandomHorizontalFlip(), dp.Resize(26), dp.CenterCrop(20)],
-    "mixed": [dp.Resize((22, 22)), dp.RandomHorizontalFlip(), *FLOAT, dp.MixUp(num_classes=3)],
+    "no front, padded": [T.RandomCrop((30, 30), padding=4, pad_if_needed=True, fill=7), T.RandomVerticalFlip()],
+    "resize": [T.Resize(28), T.RandomCrop(20), T.RandomHorizontalFlip(), *FLOAT],
+    "resize, crop of another size": [T.Resize(28), T.RandomResizedCrop(20), T.RandomHorizontalFlip()],
+    "crop": [T.CenterCrop((31, 27)), T.RandomResizedCrop(17), *FLOAT],
+    "crop beyond the edge": [T.CenterCrop(60), T.RandomCrop(50)],
+    "pad": [T.Pad((3, 1, 5, 7), fill=(9, 8, 7)), T.RandomResizedCrop((12, 18)), T.RandomHorizontalFlip()],
+    "pad, resize, pad": [T.Pad(4), T.Resize((30, 20)), T.Pad(2, fill=200), T.RandomCrop(18), T.RandomVerticalFlip()],
+    "nothing else": [T.Resize(30), T.CenterCrop(24), *FLOAT],
+    "pixels between": [T.Resize((24, 26)), T.ColorJitter(0.4, 0.4, 0.4, 0.1), T.RandomHorizontalFlip()],
+    "flip first": [T.RandomHorizontalFlip(), T.Resize(26), T.CenterCrop(20)],
+    "mixed": [T.Resize((22, 22)), T.RandomHorizontalFlip(), *FLOAT, T.MixUp(num_classes=3)],
 }
 
 
-def make(path: Path | dp.Dataset, **changes: Any) -> dp.DataLoader:
-    return dp.DataLoader(path, **({"batch_size": 5, "num_workers": 2, "shuffle": True, "seed": 3} | changes))
+def make(path: Path | dp.Images, **changes: Any) -> dp.DataLoader:
+    return open_images(path, **({"batch_size": 5, "num_workers": 2, "shuffle": True, "seed": 3} | changes))
 
 
 def stats(loader: dp.DataLoader) -> Any:
@@ -76,7 +77,7 @@ def test_the_same_batches_with_and_without(request: pytest.FixtureRequest, tmp_p
 @pytest.mark.parametrize("name", ["no front", "resize", "pad, resize, pad"])
 def test_images_of_differing_sizes(uneven: Path, tmp_path: Path, name: str) -> None:
     """One by one, for a collate_fn of the user's."""
-    transform = [*RECIPES[name][:2], dp.Pad(1)] if name != "no front" else [dp.Pad(2), dp.RandomHorizontalFlip()]
+    transform = [*RECIPES[name][:2], T.Pad(1)] if name != "no front" else [T.Pad(2), T.RandomHorizontalFlip()]
     plain, cached = (make(uneven, transform=transform, collate_fn=_flat, cache=cache, seed=1) for cache in (None, tmp_path))
     for _ in range(2):
         assert [(a.tolist(), b) for a, b in cached] == [(a.tolist(), b) for a, b in plain]
@@ -84,7 +85,7 @@ def test_images_of_differing_sizes(uneven: Path, tmp_path: Path, name: str) -> N
 
 
 def test_a_recipe_that_ends_in_code_of_the_users(converted: Path, tmp_path: Path) -> None:
-    transform = [dp.Resize((24, 20)), dp.RandomHorizontalFlip(), _own]
+    transform = [T.Resize((24, 20)), T.RandomHorizontalFlip(), _own]
     plain, cached = (make(converted, transform=transform, cache=cache) for cache in (None, tmp_path))
     for _ in range(2):
         assert same(copies(cached), copies(plain))
@@ -109,7 +110,7 @@ def test_a_second_epoch_reads_and_announces_nothing(converted: Path, tmp_path: P
 
 def test_masks_boxes_and_twins_go_where_the_pixels_go(tmp_path: Path) -> None:
     scenes = convert_scenes(tmp_path / "scenes")
-    transform = [dp.Resize((60, 50)), dp.CenterCrop((48, 44)), dp.RandomResizedCrop(30), dp.RandomHorizontalFlip()]
+    transform = [T.Resize((60, 50)), T.CenterCrop((48, 44)), T.RandomResizedCrop(30), T.RandomHorizontalFlip()]
     plain, cached = (
         make(scenes, transform=transform, batch_size=4, output="dict", boxes="padded", cache=cache)
         for cache in (None, tmp_path / "cache")
@@ -137,7 +138,7 @@ def test_bad_samples_are_not_kept(tmp_path: Path, on_error: str, num_workers: in
     assert len(cached.bad_samples) == 4
     assert stats(cached).num_kept == NUM_SAMPLES - 2
     raising = make(folder, transform=RECIPES["resize"], cache=tmp_path / "cache")
-    with pytest.raises(dp.DecodeError, match=r"not an image|end marker"):
+    with pytest.raises(dp.errors.DecodeError, match=r"not an image|end marker"):
         list(raising)
 
 
@@ -155,7 +156,7 @@ def test_damaged_images_are_what_they_are_without(tmp_path: Path) -> None:
 
 def test_a_full_cache_stays_as_it_is(converted: Path, tmp_path: Path) -> None:
     transform, limit = RECIPES["resize"], 20_000
-    cached = make(converted, transform=transform, cache=tmp_path, cache_nbytes=limit)
+    cached = make(converted, transform=transform, cache=dp.Cache(tmp_path, limit))
     plain = make(converted, transform=transform)
     for _ in range(3):
         assert same(copies(cached), copies(plain))
@@ -214,7 +215,7 @@ def test_a_file_that_changes_is_decoded_anew(tmp_path: Path) -> None:
     assert not same(after, before)
     assert stats(cached).hits == NUM_SAMPLES - 1
     victim.unlink()
-    with pytest.raises(dp.MissingDataError):
+    with pytest.raises(dp.errors.MissingDataError):
         list(make(cached.dataset, **options, cache=tmp_path / "cache"))
 
 
@@ -231,7 +232,7 @@ def test_other_data_and_other_fronts_have_other_caches(folder: Path, tmp_path: P
         list(loader)
         assert stats(loader).hits == 0
     # what follows the front, the order, and what is taken of the dataset have no part in it
-    follow = make(folder, transform=[dp.CenterCrop((31, 27))], cache=place, seed=9)
+    follow = make(folder, transform=[T.CenterCrop((31, 27))], cache=place, seed=9)
     part = make(follow.dataset.select(range(5, 15)), transform=RECIPES["crop"], cache=place)
     (train, validation), *_ = follow.dataset.folds(3)
     copy = make(convert(folder, tmp_path / "two"), transform=RECIPES["crop"], cache=place)  # the same bytes
@@ -263,13 +264,13 @@ def test_several_datasets_as_one(folder: Path, uneven: Path, tmp_path: Path) -> 
 
 def test_memory_is_shared_by_loaders_ranks_and_processes(tmp_path: Path) -> None:
     path = make_folder(tmp_path / "set")  # no other loader has its cache
-    options: dict[str, Any] = {"transform": RECIPES["resize"], "cache": "ram", "world_size": 2}
-    ranks = [make(path, **options, rank=rank) for rank in range(2)]
+    options: dict[str, Any] = {"transform": RECIPES["resize"], "cache": "ram"}
+    ranks = [make(path, **options, ranks=(rank, 2)) for rank in range(2)]
     for rank in ranks:
         list(rank)
     assert stats(ranks[0]).num_kept == stats(ranks[1]).num_kept == NUM_SAMPLES
     sent = pickle.loads(pickle.dumps(ranks[1]))
-    assert same(copies(sent), copies(make(path, **(options | {"cache": None}), rank=1)))
+    assert same(copies(sent), copies(make(path, **(options | {"cache": None}), ranks=(1, 2))))
     assert stats(sent).hits == len(sent.dataset) // 2 + 1
     (tmp_path / "sent").write_bytes(pickle.dumps(ranks[0]))
     code = (
@@ -304,7 +305,7 @@ def test_observing_keeps_the_cache(converted: Path, tmp_path: Path) -> None:
 
 def test_explain_says_what_is_kept_and_where(converted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    loader = make(converted, transform=RECIPES["resize"], cache="disk", cache_nbytes=5_000_000)
+    loader = make(converted, transform=RECIPES["resize"], cache=dp.Cache("disk", 5_000_000))
     (line,) = (line for line in dp.explain(loader).lines if line.startswith("cache"))
     assert f"images behind [Resize(28)], in {tmp_path}/datapipe/decoded/" in line
     assert "has 0 in 0.0 MB of at most 5.0 MB" in line
@@ -321,9 +322,9 @@ def test_dali_is_refused(converted: Path) -> None:
     assert "a cache keeps decoded images" in choice.reason
     try:
         make(converted, transform=TRAIN, backend="dali")
-    except dp.DependencyError as exc:
+    except dp.errors.DependencyError as exc:
         pytest.skip(str(exc))
-    with pytest.raises(dp.OptionError, match=r"backend='dali': a cache keeps decoded images"):
+    with pytest.raises(dp.errors.OptionError, match=r"backend='dali': a cache keeps decoded images"):
         make(converted, transform=TRAIN, backend="dali", cache="ram")
 
 
@@ -339,19 +340,18 @@ class _NoEvidence:
     ("changes", "problem"),
     [
         ({"cache": "memory"}, "cache is 'memory'; choose 'ram', 'gpu' or 'disk'"),
-        ({"cache_nbytes": 5}, "cache_nbytes=5 without a cache"),
         ({"cache": "ram", "fields": ["label"], "transform": None}, "cache is for images, and batches have none"),
     ],
 )
 def test_wrong_arguments_are_refused(converted: Path, changes: dict[str, Any], problem: str) -> None:
-    with pytest.raises(dp.OptionError, match=problem):
+    with pytest.raises(dp.errors.OptionError, match=problem):
         make(converted, **({"transform": TRAIN} | changes))
 
 
 def test_a_place_that_cannot_be_had_is_an_error_of_its_own(converted: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     loader = make(converted, transform=TRAIN, cache=tmp_path / "file")
-    with pytest.raises(dp.StorageError, match="cannot be written"):
+    with pytest.raises(dp.errors.StorageError, match="cannot be written"):
         next(iter(loader))
 
 

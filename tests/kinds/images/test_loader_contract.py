@@ -13,6 +13,7 @@ import torch
 from recipes import CROP, SIZE, TRAIN, num_threads
 
 import datapipe as dp
+from datapipe import transforms as T
 from datapipe.testing.loaders.kind import copies, own_threads, same
 
 pytestmark = pytest.mark.usefixtures("backend")
@@ -53,7 +54,7 @@ def test_batches_have_the_promised_form(folder: Path) -> None:
     images, _ = next(iter(dp.DataLoader(folder, batch_size=5, transform=TRAIN)))
     assert images.dtype == torch.float32
     assert images.is_contiguous(memory_format=torch.channels_last)
-    plain, _ = next(iter(dp.DataLoader(folder, batch_size=5, transform=TRAIN, memory_format=torch.contiguous_format)))
+    plain, _ = next(iter(dp.DataLoader(dp.Images(folder, memory_format=torch.contiguous_format), batch_size=5, transform=TRAIN)))
     assert plain.is_contiguous()
     assert torch.equal(plain, images)
 
@@ -87,7 +88,7 @@ def test_a_loop_that_a_samplers_error_ends_leaves_nothing(folder: Path) -> None:
         yield from range(7)
         raise KeyError("mine")
 
-    loader = dp.DataLoader(folder, 5, transform=[dp.RandomResizedCrop(24)], num_workers=2, sampler=Sampled(places))
+    loader = dp.DataLoader(folder, 5, transform=[T.RandomResizedCrop(24)], num_workers=2, sampler=Sampled(places))
 
     def run() -> None:
         for _ in loader:

@@ -14,6 +14,7 @@ from fixtures import NUM_SAMPLES, encode, jpeg, listing, make_folder, picture
 from recipes import CROP, EVAL, SIZE, TRAIN
 
 import datapipe as dp
+from datapipe import transforms as T
 from datapipe.kinds.images.dali.pipeline import DaliPipeline, RunError
 from datapipe.kinds.images.dali_stage import MAX_GIVEN_UP, MAX_REFUSED, Fetched
 from datapipe.testing.loaders.kind import own_threads
@@ -47,9 +48,9 @@ def shares(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("transform", [
-    CROP, TRAIN, EVAL, [dp.Resize(30), dp.CenterCrop(SIZE)],
-    [dp.RandomCrop(SIZE, padding=8, fill=(1, 90, 250)), dp.RandomVerticalFlip()],
-    [*CROP, dp.ColorJitter(0.4, 0.4, 0.4), dp.ToDtype(torch.float16, scale=True)],
+    CROP, TRAIN, EVAL, [T.Resize(30), T.CenterCrop(SIZE)],
+    [T.RandomCrop(SIZE, padding=8, fill=(1, 90, 250)), T.RandomVerticalFlip()],
+    [*CROP, T.ColorJitter(0.4, 0.4, 0.4), T.ToDtype(torch.float16, scale=True)],
 ], ids=str)  # fmt: skip
 def test_pixels_are_those_of_images_cpu_to_within_their_tolerance(uneven: Path, transform: list[object]) -> None:
     ours, theirs = (images_of(make(uneven, transform=transform, backend=backend)) for backend in ("dali", "images_cpu"))
@@ -62,8 +63,8 @@ def test_pixels_are_those_of_images_cpu_to_within_their_tolerance(uneven: Path, 
 
 
 @pytest.mark.parametrize("transform", [
-    [dp.CenterCrop(36), dp.Resize((SIZE, SIZE))],  # pads some, which makes two cuts of it
-    [dp.Pad(2, fill=9), dp.CenterCrop(40)],  # shows no fill, one, or two, which makes two cuts of it
+    [T.CenterCrop(36), T.Resize((SIZE, SIZE))],  # pads some, which makes two cuts of it
+    [T.Pad(2, fill=9), T.CenterCrop(40)],  # shows no fill, one, or two, which makes two cuts of it
 ], ids=str)  # fmt: skip
 def test_a_sample_does_not_depend_on_its_neighbours(uneven: Path, transform: list[object], shares: list[tuple[int, int]]) -> None:
     """Samples whose geometry DALI cannot do are made by the decode threads, alone, whatever else is in their block."""
@@ -111,7 +112,7 @@ def test_batches_in_which_dali_has_no_part(tmp_path: Path, shares: list[tuple[in
 def test_extreme_sizes(size: tuple[int, int], tmp_path: Path) -> None:
     make_folder(tmp_path, num=3, size=(40, 48))
     listing(tmp_path)[1].write_bytes(jpeg(1, *size))
-    for transform in (CROP, EVAL, [dp.CenterCrop(SIZE)]):
+    for transform in (CROP, EVAL, [T.CenterCrop(SIZE)]):
         ours, theirs = (images_of(make(tmp_path, transform=transform, backend=name)) for name in ("dali", "images_cpu"))
         for sample, image in ours.items():
             assert float((image.float() - theirs[sample].float()).abs().mean()) <= 2.0
@@ -120,7 +121,7 @@ def test_extreme_sizes(size: tuple[int, int], tmp_path: Path) -> None:
 # -- failures ----------------------------------------------------------------------------------------
 
 
-PADDED = [dp.Resize(30), dp.RandomCrop(SIZE, padding=9, fill=(9, 80, 200))]
+PADDED = [T.Resize(30), T.RandomCrop(SIZE, padding=9, fill=(9, 80, 200))]
 
 
 @pytest.mark.parametrize("transform", [CROP, TRAIN, PADDED], ids=["uint8", "float32", "padded"])
@@ -184,12 +185,12 @@ def test_a_dali_that_only_fails_is_given_up(
                 assert torch.equal(image, expected[sample])
 
     said = r"failed on [3-9] batches in a row, .* the driver is gone; pass backend='images_cpu'"
-    with caplog.at_level(logging.WARNING), pytest.raises(dp.BackendError, match=said):
+    with caplog.at_level(logging.WARNING), pytest.raises(dp.errors.BackendError, match=said):
         check_all()
     assert [record.getMessage() for record in caplog.records] == [
         "images_cpu made a batch because DALI failed on it: the driver is gone"
     ] * (MAX_GIVEN_UP - 1)
-    with pytest.raises(dp.BackendError, match=said):  # of two threads, one may have made the next batch before
+    with pytest.raises(dp.errors.BackendError, match=said):  # of two threads, one may have made the next batch before
         check_all()
     iterator.close()
     assert own_threads() == []

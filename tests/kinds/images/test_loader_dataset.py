@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from pathlib import Path
 
@@ -32,9 +33,21 @@ def test_the_dataset_is_a_map_of_samples(folder: Path, shards: Path, converted: 
                 data[beyond]
 
 
-def test_a_path_is_no_index(folder: Path) -> None:
-    with pytest.raises(dp.OptionError, match=r"takes an index, not a path: DataLoader\(.*\)\.dataset"):
-        dp.Dataset(folder)  # type: ignore[arg-type]
+def test_what_is_no_set_of_images_is_refused(folder: Path) -> None:
+    with pytest.raises(dp.errors.OptionError, match=r"dataset: builtins\.int is custom Python code; pass the path of"):
+        dp.Images(3)  # type: ignore[arg-type]
+
+
+def test_settings_of_other_images_are_taken_over(folder: Path) -> None:
+    data = dp.Images(folder, fields=["label", "image"], memory_format=torch.contiguous_format)
+    kept = dp.Images(data.select(range(9)), cache="ram")
+    assert (len(kept), kept.settings.cache, kept.settings.memory_format) == (9, dp.Cache("ram"), torch.contiguous_format)
+    labels, images = next(iter(dp.DataLoader(kept, 4)))
+    assert images.is_contiguous()
+    assert not images.is_contiguous(memory_format=torch.channels_last)
+    assert labels.tolist() == data.targets[:4]
+    again = pickle.loads(pickle.dumps(kept))
+    assert (len(again), again.settings) == (9, kept.settings)
 
 
 def test_samples_of_a_dataset_do_not_share_memory(folder: Path) -> None:
@@ -73,7 +86,7 @@ def test_selections(folder: Path) -> None:
     assert len(make(data.select([]))) == 0
     assert list(make(data.select([]))) == []
     assert data.select(np.array([4, 5])).targets == data.targets[4:6]
-    with pytest.raises(dp.OptionError, match="beyond"):
+    with pytest.raises(dp.errors.OptionError, match="beyond"):
         data.select([37])
 
 

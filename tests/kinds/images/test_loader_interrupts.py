@@ -12,6 +12,7 @@ import torch
 from fixtures import NUM_SAMPLES
 
 import datapipe as dp
+from datapipe import transforms as T
 
 pytestmark = pytest.mark.slow
 
@@ -46,7 +47,7 @@ def test_a_sampler_is_asked_again_after_ctrl_c(folder: Path, num_workers: int, r
     with pytest.raises(KeyboardInterrupt):
         go_on(iterator)
     if not repeats:
-        with pytest.raises(dp.StateError, match="does not give the positions that it gave"):
+        with pytest.raises(dp.errors.StateError, match="does not give the positions that it gave"):
             go_on(iterator)
         return
     go_on(iterator)
@@ -58,7 +59,7 @@ def test_a_sampler_is_asked_again_after_ctrl_c(folder: Path, num_workers: int, r
 @pytest.mark.parametrize("backend", ["images_cpu", "dali"])
 def test_threads_of_ended_passes_are_not_freed_in_the_main_thread(folder: Path, backend: str) -> None:
     """Freeing a Thread runs Python code of `threading`, in which a Ctrl-C is swallowed."""
-    loader = dp.DataLoader(folder, 3, transform=dp.RandomResizedCrop(24), device="cpu", num_workers=2, backend=backend)
+    loader = dp.DataLoader(folder, 3, transform=T.RandomResizedCrop(24), device="cpu", num_workers=2, backend=backend)
     freed_in: list[threading.Thread] = []
     references: list[weakref.ref[threading.Thread]] = []
     for _ in range(4):

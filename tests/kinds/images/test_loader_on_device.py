@@ -13,27 +13,28 @@ from typing import Any
 import pytest
 import torch
 from fake_device import FakeDevice, assert_released_at_the_end, pretend_gpus
-from fixtures import jpeg
+from fixtures import jpeg, open_images
 from labelled_scenes import convert_scenes
 
 import datapipe as dp
+from datapipe import transforms as T
 from datapipe.kernel.pytree import map_nest, tensors_of
 from datapipe.kinds.images.dali.pipeline import DaliPipeline
 
 CUDA = torch.device("cuda", 3)
-CUT = [dp.RandomResizedCrop(24), dp.RandomHorizontalFlip()]
-NORMALISED = [*CUT, dp.ToDtype(torch.float32, scale=True), dp.Normalize((0.5, 0.4, 0.3), (0.2, 0.2, 0.1))]
+CUT = [T.RandomResizedCrop(24), T.RandomHorizontalFlip()]
+NORMALISED = [*CUT, T.ToDtype(torch.float32, scale=True), T.Normalize((0.5, 0.4, 0.3), (0.2, 0.2, 0.1))]
 
 CASES: dict[str, dict[str, Any]] = {
     "uint8": {"transform": CUT},
     "float32": {"transform": NORMALISED},
-    "colours": {"transform": [*CUT, dp.ColorJitter(0.4, 0.4, 0.4, 0.1), *NORMALISED[2:]]},
-    "mixed": {"transform": [*NORMALISED, dp.MixUp(num_classes=4)]},
-    "windows": {"transform": [dp.Resize((30, 30)), dp.RandomCrop(28, padding=4, fill=(1, 2, 3))]},
-    "named and masked": {"transform": NORMALISED, "output": "dict", "rename": {"image": "x"}, "tail": "mask"},
+    "colours": {"transform": [*CUT, T.ColorJitter(0.4, 0.4, 0.4, 0.1), *NORMALISED[2:]]},
+    "mixed": {"transform": [*NORMALISED, T.MixUp(num_classes=4)]},
+    "windows": {"transform": [T.Resize((30, 30)), T.RandomCrop(28, padding=4, fill=(1, 2, 3))]},
+    "named and masked": {"transform": NORMALISED, "output": {"image": "x"}, "tail": "mask"},
     "rows in memory order": {"transform": NORMALISED, "memory_format": torch.contiguous_format},
     "bad samples left out": {"transform": NORMALISED, "on_error": "skip", "output": "dict"},
-    "bad samples replaced": {"transform": [*CUT, dp.RandomGrayscale(0.5)], "on_error": "replace", "output": "dict"},
+    "bad samples replaced": {"transform": [*CUT, T.RandomGrayscale(0.5)], "on_error": "replace", "output": "dict"},
     "a function of the batch": {"transform": CUT, "batch_transform": lambda batch: (batch[0].float().mul(2), batch[1])},
     "in the caller's thread": {"transform": NORMALISED, "num_workers": 0},
     "a collate_fn that draws": {
@@ -86,7 +87,7 @@ def flawed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def batches(source: Path, **arguments: Any) -> dp.DataLoader:
     options = {"batch_size": 6, "shuffle": True, "num_workers": 2, "seed": 3, **arguments}
-    return dp.DataLoader(source, **options)
+    return open_images(source, **options)
 
 
 def read_later(fake: FakeDevice, batch: Any) -> Callable[[], Any]:
@@ -116,7 +117,7 @@ def test_batches_on_the_device_are_the_cpus(
 ) -> None:
     source, arguments = (flawed if "bad" in case else folder), CASES[case]
     if "collate_fn" in arguments and backend != "images_cpu":
-        with pytest.raises(dp.OptionError, match=r"collate_fn takes samples in host memory.*; pass a batch_transform"):
+        with pytest.raises(dp.errors.OptionError, match=r"collate_fn takes samples in host memory.*; pass a batch_transform"):
             next(iter(batches(source, device="cuda", backend=backend, **arguments)))
         return
     on_device = batches(source, device="cuda", backend=backend, **arguments)
@@ -165,10 +166,12 @@ def test_a_pass_that_ends_keeps_no_memory_that_the_device_is_done_with(
     assert_released_at_the_end(fake, loader, len(loader), monkeypatch, is_closed=is_closed)
 
 
-@pytest.mark.parametrize("operation", [dp.MixUp(num_classes=2), dp.CutMix(num_classes=2)], ids=repr)
+@pytest.mark.parametrize("operation", [T.MixUp(num_classes=2), T.CutMix(num_classes=2)], ids=repr)
 def test_a_label_that_no_class_has_never_reaches_the_device(folder: Path, fake: FakeDevice, operation: Any) -> None:
     loader = batches(folder, device="cuda", backend="images_cpu", transform=[*NORMALISED, operation], shuffle=False)
-    with pytest.raises(dp.OptionError, match=r"cat/.*: its label is 2, and .*num_classes=2\) takes 0 to 1; pass the dataset's"):
+    with pytest.raises(
+        dp.errors.OptionError, match=r"cat/.*: its label is 2, and .*num_classes=2\) takes 0 to 1; pass the dataset's"
+    ):
         list(loader)
 
 
@@ -188,20 +191,20 @@ def test_a_gpu_that_cannot_decode_regions_decodes_whole_images(
 
 # -- a cache on the device ---------------------------------------------------------------------------
 
-FRONT = dp.Resize((30, 32))
+FRONT = T.Resize((30, 32))
 KEPT: dict[str, dict[str, Any]] = {
     "nothing behind": {"transform": [FRONT]},
     "whole images": {"transform": [], "fields": ["image", "label"]},
-    "flips": {"transform": [FRONT, dp.RandomHorizontalFlip(), dp.RandomVerticalFlip()]},
-    "crops": {"transform": [FRONT, dp.CenterCrop(29), dp.RandomCrop((28, 20)), dp.RandomHorizontalFlip(), *NORMALISED[2:]]},
-    "padded": {"transform": [FRONT, dp.RandomCrop(30, padding=4, fill=(1, 2, 3)), dp.RandomVerticalFlip()]},
-    "padded twice": {"transform": [FRONT, dp.RandomHorizontalFlip(), dp.Pad(3, fill=9), dp.RandomCrop(34, padding=2, fill=200)]},
-    "colours": {"transform": [FRONT, dp.RandomHorizontalFlip(), dp.ColorJitter(0.4, 0.4, 0.4, 0.1)]},
-    "mixed": {"transform": [FRONT, *NORMALISED[2:], dp.MixUp(num_classes=4)], "output": "dict", "tail": "mask"},
-    "bad samples left out": {"transform": [FRONT, dp.RandomHorizontalFlip()], "on_error": "skip", "output": "dict"},
-    "bad samples replaced": {"transform": [FRONT, dp.RandomCrop(24)], "on_error": "replace", "output": "dict"},
-    "in the caller's thread": {"transform": [FRONT, dp.RandomCrop(24)], "num_workers": 0},
-    "room for few": {"transform": [FRONT, dp.RandomHorizontalFlip()], "cache_nbytes": 5 * 30 * 32 * 3 + 7},
+    "flips": {"transform": [FRONT, T.RandomHorizontalFlip(), T.RandomVerticalFlip()]},
+    "crops": {"transform": [FRONT, T.CenterCrop(29), T.RandomCrop((28, 20)), T.RandomHorizontalFlip(), *NORMALISED[2:]]},
+    "padded": {"transform": [FRONT, T.RandomCrop(30, padding=4, fill=(1, 2, 3)), T.RandomVerticalFlip()]},
+    "padded twice": {"transform": [FRONT, T.RandomHorizontalFlip(), T.Pad(3, fill=9), T.RandomCrop(34, padding=2, fill=200)]},
+    "colours": {"transform": [FRONT, T.RandomHorizontalFlip(), T.ColorJitter(0.4, 0.4, 0.4, 0.1)]},
+    "mixed": {"transform": [FRONT, *NORMALISED[2:], T.MixUp(num_classes=4)], "output": "dict", "tail": "mask"},
+    "bad samples left out": {"transform": [FRONT, T.RandomHorizontalFlip()], "on_error": "skip", "output": "dict"},
+    "bad samples replaced": {"transform": [FRONT, T.RandomCrop(24)], "on_error": "replace", "output": "dict"},
+    "in the caller's thread": {"transform": [FRONT, T.RandomCrop(24)], "num_workers": 0},
+    "room for few": {"transform": [FRONT, T.RandomHorizontalFlip()], "cache": dp.Cache("gpu", 5 * 30 * 32 * 3 + 7)},
 }
 
 
@@ -214,14 +217,14 @@ def test_batches_of_images_kept_on_the_device_are_those_without_a_cache(
         pytest.skip("without a cache images_cpu would decode: its two cuts are one too many for DALI's graph")
     if case == "whole images":
         source = convert_scenes(tmp_path)
-    room = arguments.pop("cache_nbytes", None)
-    loader = batches(source, device="cuda", backend=backend, cache="gpu", cache_nbytes=room, **arguments)
+    cache = arguments.pop("cache", "gpu")
+    loader = batches(source, device="cuda", backend=backend, cache=cache, **arguments)
     later = [[read_later(fake, batch) for batch in loader] for _ in range(3)]
     fake.drain()
     stats, num = loader.cache_stats, len(loader.dataset)
     assert stats is not None
     num_bad = 3 if "bad" in case else 0
-    assert stats.num_kept == (5 if room else num - num_bad)
+    assert stats.num_kept == (5 if case == "room for few" else num - num_bad)
     assert stats.nbytes <= stats.capacity
     if case in ("bad samples replaced", "mixed"):  # samples that come again in place of bad ones, and to fill the last batch
         assert stats.hits > 2 * stats.num_kept
@@ -239,7 +242,7 @@ def test_batches_of_images_kept_on_the_device_are_those_without_a_cache(
 def test_what_is_kept_is_not_read_again(folder: Path, fake: FakeDevice, backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("datapipe.kinds.images.explanation.region_problem", lambda device_id, hw_decoder_load: None)
     monkeypatch.setattr(DaliPipeline, "build", lambda self: "gpu")
-    loader = batches(folder, device="cuda", backend=backend, cache="gpu", transform=[FRONT, dp.RandomHorizontalFlip()])
+    loader = batches(folder, device="cuda", backend=backend, cache="gpu", transform=[FRONT, T.RandomHorizontalFlip()])
     assert f"has 0 of {len(loader.dataset)} images; all fit, in " in str(dp.explain(loader))
     list(loader)
     assert f"has {len(loader.dataset)} of {len(loader.dataset)} images; all fit, in " in str(dp.explain(loader))
@@ -260,14 +263,14 @@ def test_auto_measures_what_is_kept(folder: Path, fake: FakeDevice, monkeypatch:
     monkeypatch.setattr("datapipe.kinds.images.evidence.rates_of", rates_of)
     loader = batches(folder, device="cuda", cache="gpu", **KEPT["padded twice"])
     assert loader.choice.backend == "images_cpu"
-    assert {repr(one.recipe) for one in opened} == {repr(loader.recipe.split_front()[0])}
+    assert {repr(one._passes.kind.recipe) for one in opened} == {repr(loader._passes.kind.recipe.split_front()[0])}
     assert len(opened) > 1
 
 
 def test_masks_and_boxes_move_with_images_that_are_kept(
     fake: FakeDevice, monkeypatch: pytest.MonkeyPatch, backend: Any, tmp_path: Path
 ) -> None:
-    arguments: dict[str, Any] = {"transform": [FRONT, dp.RandomCrop(20), dp.RandomHorizontalFlip()], "backend": backend}
+    arguments: dict[str, Any] = {"transform": [FRONT, T.RandomCrop(20), T.RandomHorizontalFlip()], "backend": backend}
     arguments |= {"fields": ["image", "seg", "boxes"], "boxes": "padded", "output": "dict", "batch_size": 4}
     source = convert_scenes(tmp_path)
     loader = batches(source, device="cuda", cache="gpu", **arguments)
@@ -316,14 +319,14 @@ def _out_of_order(*arguments: object) -> None:
 
 @pytest.mark.parametrize(("arguments", "problem"), [
     ({"transform": CUT}, r"RandomResizedCrop\(24\) resamples each image in every epoch; pass cache='ram'"),
-    ({"transform": [dp.Resize(30)]}, r"images of one size, and these would differ; begin the transforms with Resize\(\(height"),
+    ({"transform": [T.Resize(30)]}, r"images of one size, and these would differ; begin the transforms with Resize\(\(height"),
     ({"transform": [FRONT, abs]}, r"cache='gpu': .* runs per sample on the CPU; pass cache='ram'"),
     ({"transform": [FRONT], "collate_fn": list}, r"collate_fn takes samples in host memory; pass a batch_tr"),
     ({"transform": [FRONT], "device": "cpu"}, r"keeps images on a GPU, and device is cpu; pass cache='ram'"),
-    ({"transform": [FRONT], "cache_nbytes": 100}, r"an image takes 2,880 bytes, and the cache may take 100 on meta"),
+    ({"transform": [FRONT], "cache": dp.Cache("gpu", 100)}, r"an image takes 2,880 bytes, and the cache may take 100 on meta"),
 ])  # fmt: skip
 def test_what_cannot_be_kept_on_a_device_is_refused(
     folder: Path, fake: FakeDevice, arguments: dict[str, Any], problem: str
 ) -> None:
-    with pytest.raises(dp.OptionError, match=problem):
+    with pytest.raises(dp.errors.OptionError, match=problem):
         list(batches(folder, **{"device": "cuda", "cache": "gpu", "backend": "images_cpu", **arguments}))

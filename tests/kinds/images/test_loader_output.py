@@ -11,6 +11,7 @@ from fixtures import NUM_SAMPLES, listing
 from recipes import TRAIN, make
 
 import datapipe as dp
+from datapipe import transforms as T
 from datapipe.testing.loaders.kind import copies, own_threads, same
 
 pytestmark = pytest.mark.usefixtures("backend")
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("backend")
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_mask_says_which_samples_are_real(folder: Path, rank: int) -> None:
-    batches = list(make(folder, tail="mask", rank=rank, world_size=3))
+    batches = list(make(folder, tail="mask", ranks=(rank, 3)))
     assert [tuple(mask.shape) for _, _, mask in batches] == [(5,)] * 3
     assert all(mask.dtype == torch.bool and len(images) == 5 for images, _, mask in batches)
     expected = [True] * 10 + [30 + rank * 5 + n < NUM_SAMPLES for n in range(5)]
@@ -30,7 +31,7 @@ def test_dicts_name_their_fields(folder: Path) -> None:
     assert {name: value.dtype for name, value in batch.items()} == {
         "image": torch.uint8, "label": torch.int64, "real": torch.bool, "id": torch.int64,
     }  # fmt: skip
-    renamed = next(iter(make(folder, output="dict", rename={"image": "pixel_values", "label": "labels"})))
+    renamed = next(iter(make(folder, output={"image": "pixel_values", "label": "labels"})))
     assert list(renamed) == ["pixel_values", "labels", "id"]
     assert torch.equal(renamed["pixel_values"], batch["image"])
 
@@ -46,8 +47,8 @@ def test_samples_without_labels(folder: Path, tmp_path: Path) -> None:
     assert [len(batch) for batch in batches] == [1] * 8
     assert "label" not in next(iter(make(tmp_path, output="dict")))
     assert len(loader.dataset[0]) == 1
-    with pytest.raises(dp.OptionError, match=r"MixUp.* labels"):
-        make(tmp_path, transform=[*TRAIN, dp.MixUp(num_classes=3)])
+    with pytest.raises(dp.errors.OptionError, match=r"MixUp.* labels"):
+        make(tmp_path, transform=[*TRAIN, T.MixUp(num_classes=3)])
 
 
 def test_batch_transform_comes_last(folder: Path) -> None:
@@ -59,7 +60,7 @@ def test_batch_transform_comes_last(folder: Path) -> None:
 
 
 def test_collate_fn_gets_dicts_where_asked(folder: Path) -> None:
-    (first, *_) = next(iter(make(folder, output="dict", rename={"image": "x"}, collate_fn=list, tail="mask")))
+    (first, *_) = next(iter(make(folder, output={"image": "x"}, collate_fn=list, tail="mask")))
     assert {name: type(value) for name, value in first.items()} == {"x": torch.Tensor, "label": int, "real": bool, "id": int}
 
 

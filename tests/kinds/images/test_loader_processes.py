@@ -20,6 +20,7 @@ from fixtures import NUM_SAMPLES
 from recipes import CROP, TRAIN
 
 import datapipe as dp
+from datapipe import transforms as T
 from datapipe.testing.loaders.kind import copies, same
 from datapipe.testing.loaders.processes import in_forked_child
 
@@ -97,7 +98,7 @@ def test_a_spawned_process_gets_the_same_batches(folder: Path, tmp_path: Path) -
 
 _ENDLESS = """
     import sys, datapipe as dp
-    loader = dp.DataLoader(sys.argv[1], batch_size=3, shuffle=True, transform=dp.RandomResizedCrop(24), device="cpu",
+    loader = dp.DataLoader(sys.argv[1], batch_size=3, shuffle=True, transform=dp.transforms.RandomResizedCrop(24), device="cpu",
                            num_workers=int(sys.argv[2]), backend=sys.argv[3])
     kept = iter(loader)  # one more pass left open
     next(kept)
@@ -139,7 +140,7 @@ def test_a_script_may_end_in_mid_pass(folder: Path, tmp_path: Path, backend: str
         tmp_path / "ends.py",
         """
         import os, sys, datapipe as dp
-        crop = dp.RandomResizedCrop(24)
+        crop = dp.transforms.RandomResizedCrop(24)
         loader = dp.DataLoader(sys.argv[1], batch_size=1, transform=crop, num_workers=3, device="cpu", backend=sys.argv[2])
         list(loader)
         child = os.fork()
@@ -169,7 +170,8 @@ def test_a_daemon_thread_goes_on_while_others_are_waited_for(folder: Path, tmp_p
         tmp_path / "fed.py",
         """
         import queue, sys, threading, datapipe as dp
-        loader = dp.DataLoader(sys.argv[1], batch_size=1, transform=dp.RandomResizedCrop(24), num_workers=2, device="cpu")
+        transform = dp.transforms.RandomResizedCrop(24)
+        loader = dp.DataLoader(sys.argv[1], batch_size=1, transform=transform, num_workers=2, device="cpu")
         batches = queue.Queue(2)
 
         def feed():
@@ -196,6 +198,7 @@ _RANK = """
     import torch
     import torch.distributed as dist
     import datapipe as dp
+    from datapipe import transforms as T
 
     path, state_path, out, stop_after, rendezvous = sys.argv[1:]
 
@@ -206,7 +209,7 @@ _RANK = """
             os.environ[name] = "0"  # torch.distributed is asked before the environment
         torch.manual_seed(6 + rank if world_size == 2 else 7)  # rank 0's counts, and is in the state
         loader = dp.DataLoader(path, batch_size=8 // world_size, shuffle=True, output="dict", num_workers=1,
-                               transform=dp.RandomResizedCrop(24))
+                               transform=dp.transforms.RandomResizedCrop(24))
         if os.path.exists(state_path):
             loader.load_state_dict(json.load(open(state_path)))
         seen = []
@@ -253,7 +256,7 @@ def test_two_ranks_under_torchrun_resume_as_four(converted: Path, tmp_path: Path
                 seen.update(zip(ids, sums, strict=True))
     assert sorted(seen) == list(range(NUM_SAMPLES))
     assert repeats == -(NUM_SAMPLES % 8) % 4, "only the padding of the last step"
-    crop = dp.RandomResizedCrop(24)
+    crop = T.RandomResizedCrop(24)
     alone = dp.DataLoader(converted, batch_size=37, shuffle=True, seed=6, output="dict", num_workers=0, transform=crop)
     (batch,) = list(alone)
     assert seen == dict(zip(batch["id"].tolist(), batch["image"].sum((1, 2, 3)).tolist(), strict=True))

@@ -15,11 +15,12 @@ import numpy as np
 import pytest
 import torch
 from faulty_store import FaultyStore, PlantedFault
-from fixtures import entry_of, flip_bit, make_folder
+from fixtures import entry_of, flip_bit, make_folder, open_images
 from labelled_scenes import FIELDS, convert_scenes
 from stand_in_stores import BUCKET, directory_store, needs_obstore
 
 import datapipe as dp
+from datapipe import transforms as T
 from datapipe.containers import open_index
 from datapipe.core.user_cache import REMOTE_INDEXES, user_cache
 from datapipe.testing.loaders.kind import copies, same
@@ -28,7 +29,7 @@ pytestmark = [needs_obstore, pytest.mark.slow]
 
 URL = f"s3://{BUCKET}/train"
 OPTIONS: dict[str, Any] = {"batch_size": 8, "shuffle": True, "seed": 3, "num_workers": 2}
-RECIPE = [dp.RandomResizedCrop(24), dp.RandomHorizontalFlip()]
+RECIPE = [T.RandomResizedCrop(24), T.RandomHorizontalFlip()]
 
 
 @pytest.fixture
@@ -40,7 +41,7 @@ def store(converted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
 
 
 def open_remote(**options: Any) -> dp.DataLoader:
-    return dp.DataLoader(URL, **{**OPTIONS, "transform": RECIPE, **options})
+    return open_images(URL, **{**OPTIONS, "transform": RECIPE, **options})
 
 
 def wait_until_idle() -> None:
@@ -93,7 +94,7 @@ def test_two_ranks_go_on_as_four(store: FaultyStore, converted: Path) -> None:
 
     def loaders(source: str, world_size: int, batch_size: int) -> list[dp.DataLoader]:
         options = {**OPTIONS, "batch_size": batch_size, "transform": RECIPE, "output": "dict"}
-        return [dp.DataLoader(source, **options, rank=rank, world_size=world_size) for rank in range(world_size)]
+        return [dp.DataLoader(source, **options, ranks=(rank, world_size)) for rank in range(world_size)]
 
     two = loaders(URL, 2, 4)
     for iterator in map(iter, two):
@@ -127,8 +128,8 @@ def test_only_what_is_needed_is_fetched(store: FaultyStore) -> None:
 def test_fields_other_than_images(tmp_path: Path) -> None:
     scenes = convert_scenes(tmp_path)
     with directory_store(tmp_path / "served", train=scenes):
-        options = {"batch_size": 4, "fields": list(FIELDS), "seed": 0, "shuffle": True, "transform": [dp.CenterCrop(24)]}
-        here, there = dp.DataLoader(str(scenes), **options), dp.DataLoader(URL, **options)
+        options = {"batch_size": 4, "fields": list(FIELDS), "seed": 0, "shuffle": True, "transform": [T.CenterCrop(24)]}
+        here, there = open_images(str(scenes), **options), open_images(URL, **options)
         for one, other in zip(here, there, strict=True):
             assert repr(one) == repr(other)
 
@@ -141,7 +142,7 @@ def test_mixed_with_a_local_set(store: FaultyStore, converted: Path) -> None:
 
 
 def test_a_cache_of_decoded_images(store: FaultyStore, tmp_path: Path) -> None:
-    recipe = [dp.Resize((32, 32)), dp.RandomCrop(24)]
+    recipe = [T.Resize((32, 32)), T.RandomCrop(24)]
     plain = open_remote(transform=recipe)
     kept = open_remote(transform=recipe, cache=str(tmp_path / "decoded"))
     first, second = copies(plain), copies(plain)
@@ -209,11 +210,11 @@ def test_a_diagnosis_names_the_network(store: FaultyStore, converted: Path) -> N
 
 def test_explain_tells_of_the_store(store: FaultyStore, converted: Path) -> None:
 
-    loader = open_remote(rank=0, world_size=4)
+    loader = open_remote(ranks=(0, 4))
     copies(loader)
     told = "\n".join(dp.explain(loader).lines)
     assert "store     a request for each sample" in told
-    assert "shards are not cached: remote=datapipe.Remote(cache_dir=...)" in told
+    assert "shards are not cached: Images(..., remote=datapipe.Remote(cache_dir=...)) caches them" in told
     assert "store " not in "\n".join(dp.explain(dp.DataLoader(str(converted), **OPTIONS)).lines)
 
 
@@ -234,7 +235,7 @@ def test_a_store_that_stays_away_is_an_error_not_a_bad_sample(store: FaultyStore
     loader = open_remote(on_error="skip", remote=dp.Remote(timeout_s=0.5))
     store.weather.faults = [PlantedFault("status", status=503, path=".tar")]
     said = rf"{URL}/shard-0+\d\.tar: no success in \d s and \d+ attempts, with 0.5 s at most: the store throttles requests"
-    with pytest.raises(dp.StorageError, match=said):
+    with pytest.raises(dp.errors.StorageError, match=said):
         copies(loader)
     assert loader.bad_samples == []
 
@@ -244,7 +245,7 @@ def test_credentials_that_expire(store: FaultyStore) -> None:
     iterator = iter(loader)
     next(iterator)
     store.weather.faults = [PlantedFault("status", status=400, code="ExpiredToken")]
-    with pytest.raises(dp.StorageError, match="the credentials have expired; renew them, and resume from the saved state"):
+    with pytest.raises(dp.errors.StorageError, match="the credentials have expired; renew them, and resume from the saved state"):
         copies(loader)
     wait_until_idle()
     store.weather.faults = []
@@ -260,7 +261,9 @@ def test_a_shard_replaced_in_mid_epoch(store: FaultyStore, tmp_path: Path) -> No
     assert same(copies(loader), before), "the same bytes, by their checksums, whatever their etag"
     for path in shards:
         path.write_bytes(path.read_bytes()[::-1])
-    with pytest.raises(dp.StorageError, match=r"\.tar: changed since the loader opened it \(etag .+ -> .+\); open it again"):
+    with pytest.raises(
+        dp.errors.StorageError, match=r"\.tar: changed since the loader opened it \(etag .+ -> .+\); open it again"
+    ):
         copies(loader)
     for path in shards:
         path.write_bytes(path.read_bytes()[::-1])
@@ -271,7 +274,7 @@ def test_a_shard_that_is_gone(store: FaultyStore, tmp_path: Path) -> None:
     loader = open_remote(on_error="skip")
     for path in (tmp_path / "served" / BUCKET / "train").glob("*.tar"):
         path.unlink()
-    with pytest.raises(dp.MissingDataError, match=rf"{URL}/.*\.tar: no such object"):
+    with pytest.raises(dp.errors.MissingDataError, match=rf"{URL}/.*\.tar: no such object"):
         copies(loader)
 
 
@@ -284,7 +287,7 @@ def test_a_manifest_replaced(store: FaultyStore, tmp_path: Path) -> None:
     served = tmp_path / "served" / BUCKET / "train"
     for path in other.iterdir():
         (served / path.name).write_bytes(path.read_bytes())
-    with pytest.raises(dp.FormatError, match=r"index\.arrow: differs from what the manifest says \(sha256\): replaced"):
+    with pytest.raises(dp.errors.FormatError, match=r"index\.arrow: differs from what the manifest says \(sha256\): replaced"):
         copies(loader)
     assert len(open_remote().dataset) == 30
 
@@ -292,7 +295,7 @@ def test_a_manifest_replaced(store: FaultyStore, tmp_path: Path) -> None:
 def test_a_byte_damaged_in_the_store(store: FaultyStore, converted: Path, tmp_path: Path) -> None:
     path, offset, nbytes = entry_of(open_index(converted), 7)
     flip_bit(tmp_path / "served" / BUCKET / "train" / Path(path).name, offset + nbytes // 2)
-    with pytest.raises(dp.IntegrityError, match=r"crc32c .*, fetched twice: damaged"):
+    with pytest.raises(dp.errors.IntegrityError, match=r"crc32c .*, fetched twice: damaged"):
         copies(open_remote())
     loader = open_remote(on_error="skip")
     batches = copies(loader)
@@ -302,7 +305,7 @@ def test_a_byte_damaged_in_the_store(store: FaultyStore, converted: Path, tmp_pa
 
 def test_a_server_without_ranges(store: FaultyStore) -> None:
     store.weather.faults = [PlantedFault("whole", path=".tar")]
-    with pytest.raises(dp.StorageError, match="the server ignores ranges"):
+    with pytest.raises(dp.errors.StorageError, match="the server ignores ranges"):
         copies(open_remote())
 
 
@@ -358,7 +361,7 @@ def test_a_pass_that_is_collected_by_the_thread_of_requests(store: FaultyStore) 
 
 @pytest.mark.parametrize("value", [{"requests": 0}, {"timeout_s": 0}, {"cache_nbytes": -1}])
 def test_settings_that_make_no_sense(value: dict[str, Any]) -> None:
-    with pytest.raises(dp.OptionError):
+    with pytest.raises(dp.errors.OptionError):
         dp.Remote(**value)
 
 

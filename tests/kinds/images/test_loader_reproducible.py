@@ -11,6 +11,7 @@ from fixtures import NUM_SAMPLES, convert
 from recipes import CROP, EVAL, TRAIN
 
 import datapipe as dp
+from datapipe import transforms as T
 from datapipe.testing.loaders.kind import copies, same
 
 pytestmark = [pytest.mark.usefixtures("backend"), pytest.mark.slow]
@@ -57,7 +58,7 @@ def test_a_samples_crop_depends_on_seed_epoch_and_id_only(folder: Path) -> None:
     others = [
         samples(dp.DataLoader(folder, batch_size=3, shuffle=True, num_workers=2, **common)),
         samples(dp.DataLoader(folder, batch_size=11, sampler=range(36, -1, -1), num_workers=2, **common)),
-        *[samples(dp.DataLoader(folder, batch_size=4, shuffle=True, rank=rank, world_size=3, **common)) for rank in range(3)],
+        *[samples(dp.DataLoader(folder, batch_size=4, shuffle=True, ranks=(rank, 3), **common)) for rank in range(3)],
         samples(dp.DataLoader(dataset.select([30, 2, 17]), batch_size=2, **common)),
         samples(dp.DataLoader(folder, batch_size=1, sampler=[8, 2, 30], **common)),
     ]
@@ -83,7 +84,7 @@ def test_a_sample_that_comes_again_in_an_epoch_is_cropped_anew(folder: Path) -> 
         assert same(list(again), [second])
 
 
-@pytest.mark.parametrize("operation", [dp.MixUp(num_classes=3), dp.CutMix(num_classes=3)], ids=repr)
+@pytest.mark.parametrize("operation", [T.MixUp(num_classes=3), T.CutMix(num_classes=3)], ids=repr)
 def test_mixing_is_drawn_per_batch(folder: Path, operation: object) -> None:
     transform = [*TRAIN, operation]
     expected = passes(folder, transform=transform, num_workers=0)
@@ -111,9 +112,8 @@ def test_mixing_differs_between_ranks_and_steps(folder: Path) -> None:
             folder,
             batch_size=9,
             shuffle=True,
-            transform=[*TRAIN, dp.MixUp(num_classes=3)],
-            rank=rank,
-            world_size=2,
+            transform=[*TRAIN, T.MixUp(num_classes=3)],
+            ranks=(rank, 2),
             drop_last=True,
         )
         for _ in range(4):
@@ -125,19 +125,19 @@ def test_mixing_differs_between_ranks_and_steps(folder: Path) -> None:
 
 
 def test_mixing_needs_labels_and_no_collate_fn(folder: Path) -> None:
-    with pytest.raises(dp.OptionError, match=r"MixUp.*collate_fn would have to"):
-        dp.DataLoader(folder, batch_size=4, transform=[*TRAIN, dp.MixUp(num_classes=3)], collate_fn=list)
+    with pytest.raises(dp.errors.OptionError, match=r"MixUp.*collate_fn would have to"):
+        dp.DataLoader(folder, batch_size=4, transform=[*TRAIN, T.MixUp(num_classes=3)], collate_fn=list)
 
 
 def test_another_seed_needs_no_other_decoders(folder: Path, backend: str) -> None:
     """Nor does `explain`, which opens them before there is a seed."""
-    mixed = [*CROP, dp.ToDtype(torch.float32, scale=True), dp.MixUp(num_classes=3)]
+    mixed = [*CROP, T.ToDtype(torch.float32, scale=True), T.MixUp(num_classes=3)]
     arguments: dict[str, Any] = {"shuffle": True, "num_workers": 1, "transform": mixed, "backend": backend, "device": "cpu"}
     loader = dp.DataLoader(folder, 5, **arguments)
-    loader.decoder_device()
-    opened = loader._images.batch_maker(loader._passes.settings())
+    loader._passes.kind.decoder_device(loader._passes.settings())
+    opened = loader._passes.kind.batch_maker(loader._passes.settings())
     torch.manual_seed(1)
     assert same(copies(loader), copies(dp.DataLoader(folder, 5, seed=1, **arguments)))
-    again = loader._images.batch_maker(loader._passes.settings(1))
+    again = loader._passes.kind.batch_maker(loader._passes.settings(1))
     assert again.resources is opened.resources
     assert again.dali is opened.dali

@@ -9,7 +9,7 @@ import pytest
 from recipes import CROP, TRAIN
 
 import datapipe as dp
-from datapipe.core.errors import StateError
+from datapipe.errors import StateError
 from datapipe.testing.loaders.kind import copies, same
 
 pytestmark = [pytest.mark.usefixtures("backend"), pytest.mark.slow]

@@ -19,7 +19,7 @@ import datapipe as dp
 from datapipe.containers import open_index
 from datapipe.containers.hdf5 import rows as hdf5_rows
 from datapipe.containers.parquet import rows as parquet_rows
-from datapipe.core.errors import DatapipeError, IntegrityError, StateError
+from datapipe.errors import DatapipeError, IntegrityError, StateError
 from datapipe.index.entries import RowGroup
 from datapipe.testing.loaders.kind import copies, same
 
@@ -93,10 +93,10 @@ def test_each_row_group_is_read_once(grouped: Path, reads: Counter[RowGroup], sh
 
 def test_ranks_share_the_row_groups_out(grouped: Path, reads: Counter[RowGroup]) -> None:
     """A rank owns whole lanes. Two meet in a row group only where the lane of one ends and that of the other begins."""
-    arguments: dict[str, Any] = {"shuffle": True, "batch_size": 2, "tail": "drop", "world_size": 2}
+    arguments: dict[str, Any] = {"shuffle": True, "batch_size": 2, "tail": "drop"}
     for rank in range(2):
         before = reads.copy()
-        copies(make(grouped, rank=rank, **arguments))
+        copies(make(grouped, ranks=(rank, 2), **arguments))
         assert set((reads - before).values()) == {1}
     num_lanes = 4
     assert reads.total() <= NUM_GROUPS[grouped.name] + num_lanes
@@ -114,9 +114,7 @@ def test_resumes_exactly_on_other_numbers_of_ranks(grouped: Path, world_size: in
     state = saved.state_dict()
     by_rank = []
     for rank in range(world_size):
-        loader = make(
-            grouped, output="dict", shuffle=True, batch_size=8 // world_size, rank=rank, world_size=world_size, tail="mask"
-        )
+        loader = make(grouped, output="dict", shuffle=True, batch_size=8 // world_size, ranks=(rank, world_size), tail="mask")
         loader.load_state_dict({**state, "tail": "mask"})
         by_rank.append([{*batch["id"][batch["real"]].tolist()} for batch in loader])
     found = [set().union(*step) for step in zip(*by_rank, strict=True)]

@@ -119,13 +119,13 @@ def test_a_samplers_error_comes_after_the_batches_before_it(folder: Path) -> Non
 
 @pytest.mark.parametrize("sampler", [[1.5], ["a"], [[1, 2]], [None]], ids=str)
 def test_samplers_of_something_else_are_refused(folder: Path, sampler: list[Any]) -> None:
-    with pytest.raises(dp.OptionError, match="must give whole numbers"):
+    with pytest.raises(dp.errors.OptionError, match="must give whole numbers"):
         list(make(folder, sampler=sampler))
 
 
 @pytest.mark.parametrize("position", [NUM_SAMPLES, -NUM_SAMPLES - 1, 10**9])
 def test_positions_out_of_range_are_refused(folder: Path, position: int) -> None:
-    with pytest.raises(dp.OptionError, match="beyond the dataset's 37 samples"):
+    with pytest.raises(dp.errors.OptionError, match="beyond the dataset's 37 samples"):
         list(make(folder, sampler=[0, position]))
 
 
@@ -148,7 +148,7 @@ def test_a_sampler_that_does_not_repeat_itself_is_not_resumed(folder: Path) -> N
             assert ids_of(resumed) == [[8, 9, 10, 11]]
             assert ids_of(resumed) == ids_of(loader(first))
         else:
-            with pytest.raises(dp.StateError, match="does not give the positions that it gave"):
+            with pytest.raises(dp.errors.StateError, match="does not give the positions that it gave"):
                 next(iter(resumed))
 
 

@@ -12,8 +12,9 @@ from fixtures import CLASSES, listing, write_webdataset
 from PIL import Image
 
 import datapipe as dp
+from datapipe import transforms as T
 
-TO_FLOAT = [dp.ToDtype(torch.float32, scale=True)]
+TO_FLOAT = [T.ToDtype(torch.float32, scale=True)]
 NUM = 40
 
 
@@ -43,7 +44,7 @@ def test_equal_images_need_no_geometry(pngs: Path, tmp_path: Path) -> None:
         assert (images.shape, images.dtype) == ((NUM, 3, 14, 12), torch.float32)
         for image, file in zip(images, expected, strict=True):
             assert torch.allclose(image.permute(1, 2, 0), torch.from_numpy(np.array(Image.open(file))) / 255)
-    shorter = next(iter(make(pngs, transform=[dp.Resize(6), *TO_FLOAT])))[0]
+    shorter = next(iter(make(pngs, transform=[T.Resize(6), *TO_FLOAT])))[0]
     assert shorter.shape == (7, 3, 7, 6), "equal ones stay equal where only one side is named"
     assert sum(len(labels) for _, labels in make(pngs, on_error="skip")) == NUM
 
@@ -51,7 +52,7 @@ def test_equal_images_need_no_geometry(pngs: Path, tmp_path: Path) -> None:
 def test_sizes_that_differ_are_told(pngs: Path, tmp_path: Path) -> None:
     for number in range(4):
         write(tmp_path / "set" / "a" / f"{number}.png", number, (14, 12 + number // 2))
-    with pytest.raises(dp.OptionError) as caught:
+    with pytest.raises(dp.errors.OptionError) as caught:
         make(tmp_path / "set")
     said = str(caught.value)
     assert "images would differ in size: the recipe's geometry has no crop or resize, and " in said
@@ -64,7 +65,9 @@ def test_one_that_differs_and_was_not_looked_at_is_named(pngs: Path, tmp_path: P
     for number in range(NUM):
         write(tmp_path / "set" / "a" / f"{number:03}.png", number, (14, 11 if number == 1 else 12))
     loader = iter(make(tmp_path / "set"))
-    with pytest.raises(dp.OptionError, match=r"differ in size: sample \d is 14 x 1\d, sample 1 14 x 11; end the geometry with"):
+    with pytest.raises(
+        dp.errors.OptionError, match=r"differ in size: sample \d is 14 x 1\d, sample 1 14 x 11; end the geometry with"
+    ):
         next(loader)
 
 
@@ -74,7 +77,7 @@ def test_images_that_cannot_be_read_say_nothing_of_sizes(tmp_path: Path) -> None
     images, _ = next(iter(make(tmp_path / "set", on_error="skip")))
     assert images.shape == (1, 3, 14, 12)
     (tmp_path / "set" / "a" / "0.png").write_bytes(b"none")
-    with pytest.raises(dp.OptionError, match="would differ in size"):
+    with pytest.raises(dp.errors.OptionError, match="would differ in size"):
         make(tmp_path / "set")
 
 
@@ -89,7 +92,7 @@ def test_images_that_cannot_be_read_say_nothing_of_sizes(tmp_path: Path) -> None
 )
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_what_the_last_transform_gives_makes_no_batch(pngs: Path, last: Any, said: str, num_workers: int) -> None:
-    with pytest.raises(dp.OptionError, match=rf"the last transform, .*{said}") as caught:
-        list(make(pngs, transform=[dp.CenterCrop(8), last], num_workers=num_workers))
+    with pytest.raises(dp.errors.OptionError, match=rf"the last transform, .*{said}") as caught:
+        list(make(pngs, transform=[T.CenterCrop(8), last], num_workers=num_workers))
     assert "ToTensor(), or pass a collate_fn" in str(caught.value)
-    assert len(next(iter(make(pngs, transform=[dp.CenterCrop(8), last], collate_fn=list)))) == 7
+    assert len(next(iter(make(pngs, transform=[T.CenterCrop(8), last], collate_fn=list)))) == 7

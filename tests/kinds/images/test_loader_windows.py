@@ -79,9 +79,9 @@ def test_another_order_than_a_full_shuffle_that_states_tell_apart(converted: Pat
     num = len(open_index(converted).manifest.shards)
     assert kind == f"windows over {num} groups in 5 lanes"
     assert "shuffled in windows over" in "\n".join(_explained(loader))
-    with pytest.raises(dp.StateError, match="order="):
+    with pytest.raises(dp.errors.StateError, match="order="):
         full.load_state_dict(loader.state_dict())
-    with pytest.raises(dp.StateError, match="pass the same shuffle"):
+    with pytest.raises(dp.errors.StateError, match="pass the same shuffle"):
         loader.load_state_dict({**loader.state_dict(), "order": kind.replace("5 lanes", "7 lanes")})
 
 
@@ -104,8 +104,8 @@ def test_exactly_once_in_equal_steps_and_resumed_on_other_ranks(
     index = open_index(gaps_ids)
 
     def loaders(world_size: int, batch_size: int) -> list[dp.DataLoader]:
-        options = {**WINDOWS, "batch_size": batch_size, "tail": tail, "seed": seed, "world_size": world_size}
-        return [make(gaps_ids, **options, rank=rank) for rank in range(world_size)]
+        options = {**WINDOWS, "batch_size": batch_size, "tail": tail, "seed": seed}
+        return [make(gaps_ids, **options, ranks=(rank, world_size)) for rank in range(world_size)]
 
     def picked(loader: dp.DataLoader, first: int) -> list[list[int]]:
         plan = loader._passes.begin().settings.source
@@ -155,13 +155,13 @@ def test_row_groups_are_windows_of_their_own(folder: Path, tmp_path: Path) -> No
 
 
 def test_what_has_no_shards_is_refused(folder: Path, converted: Path) -> None:
-    with pytest.raises(dp.OptionError, match=r"shuffle='windows' goes by shards, and these are single files"):
+    with pytest.raises(dp.errors.OptionError, match=r"shuffle='windows' goes by shards, and these are single files"):
         make(folder, shuffle="windows")
-    with pytest.raises(dp.OptionError, match="its datasets are shuffled in full"):
+    with pytest.raises(dp.errors.OptionError, match="its datasets are shuffled in full"):
         make(dp.mix([str(converted)]), shuffle="windows")
-    with pytest.raises(dp.OptionError, match="shuffle is 'window'; pass True, False or 'windows'"):
+    with pytest.raises(dp.errors.OptionError, match="shuffle is 'window'; pass True, False or 'windows'"):
         make(converted, shuffle="window")
-    with pytest.raises(dp.OptionError, match="exclude each other"):
+    with pytest.raises(dp.errors.OptionError, match="exclude each other"):
         make(converted, shuffle="windows", sampler=[1, 2])
 
 

@@ -11,7 +11,7 @@ import torch
 from table_values import write_table
 
 import datapipe as dp
-from datapipe.core.errors import OptionError
+from datapipe.errors import OptionError
 from datapipe.kinds.tables.host_parts import HostTableParts
 from datapipe.order.row_order import ShuffledRows
 
@@ -26,7 +26,7 @@ def loader_of(tmp_path: Path, **options: Any) -> dp.TableLoader:
         "cache": tmp_path / "kept", "num_workers": 2, "window_nbytes": 20_000,
         "transform": dp.Columns({"C*": dp.Columns.HashBucket(100)}),
     }  # fmt: skip
-    return dp.TableLoader(tmp_path / "t.parquet", 64, True, **(arguments | options))
+    return dp.TableLoader(tmp_path / "t.parquet", **({"batch_size": 64, "shuffle": True} | arguments | options))
 
 
 def rows_of(batches: list[Any]) -> np.ndarray:
@@ -112,10 +112,9 @@ def test_ranks_share_it_and_resume_on_another_number(tmp_path: Path, world_size:
     state = one.state_dict()
     rest = []
     for rank in range(world_size):
-        loader = loader_of(tmp_path, rank=rank, world_size=world_size)
-        loader = dp.TableLoader(**(loader._arguments | {"batch_size": 64 // world_size})) if 64 % world_size == 0 else None
-        if loader is None:
+        if 64 % world_size:
             return
+        loader = loader_of(tmp_path, ranks=(rank, world_size), batch_size=64 // world_size)
         loader.load_state_dict(state)
         rest += list(loader)
     assert sorted(rows_of([*seen, *rest])) == list(range(NUM))
@@ -140,9 +139,8 @@ def test_rows_of_another_boot_are_not_trusted(tmp_path: Path, filled: list[tuple
     [({"on_error": "skip"}, "on_error='raise'"), ({"shuffle": False}, "shuffle=True"), ({"cache": "ram"}, "choose 'disk'")],
 )
 def test_what_does_not_go_together_is_refused(tmp_path: Path, options: dict[str, Any], words: str) -> None:
-    arguments = loader_of(tmp_path)._arguments | options
     with pytest.raises(OptionError, match=words):
-        dp.TableLoader(**arguments)
+        loader_of(tmp_path, **options)
 
 
 def test_a_place_that_cannot_be_used_is_named(tmp_path: Path) -> None:

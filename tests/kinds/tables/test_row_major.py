@@ -16,7 +16,7 @@ from table_values import table_of
 import datapipe as dp
 from converters.tables.conversion import convert_table
 from converters.tables.options import TableConversion
-from datapipe.core.errors import FormatError, IntegrityError, OptionError, StateError
+from datapipe.errors import FormatError, IntegrityError, OptionError, StateError
 from datapipe.order.row_order import ShuffledRows
 
 NUM = 1000
@@ -85,7 +85,7 @@ def test_the_values_are_those_of_parquet(tmp_path: Path, case: str) -> None:
 @pytest.mark.parametrize("world_size", [1, 2, 3, 8])
 def test_ranks_share_the_rows(tmp_path: Path, world_size: int) -> None:
     source = write_rows(tmp_path)
-    parts = [batches(source, 48 // world_size, rank=rank, world_size=world_size) for rank in range(world_size)]
+    parts = [batches(source, 48 // world_size, ranks=(rank, world_size)) for rank in range(world_size)]
     assert len({len(part) for part in parts}) == 1
     steps = [np.concatenate([check_values(*part[step]) for part in parts]) for step in range(len(parts[0]))]
     one = [check_values(x, y) for x, y in batches(source, 48)]
@@ -103,7 +103,7 @@ def test_a_state_goes_on_with_another_number_of_ranks(tmp_path: Path) -> None:
     state = json.loads(json.dumps(first.state_dict()))
     rest = []
     for rank in range(2):
-        loader = dp.TableLoader(source, 32, True, **options, rank=rank, world_size=2)
+        loader = dp.TableLoader(source, 32, True, **options, ranks=(rank, 2))
         loader.load_state_dict(state)
         rest += list(loader)
     rows = np.concatenate([check_values(x, y) for x, y in [*seen, *rest]])

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import datapipe as dp
-from datapipe.core.errors import OptionError
+from datapipe.errors import OptionError
 
 NUM = 300
 PadList = dp.Columns.PadList
@@ -122,7 +122,7 @@ def test_operations_after_padding(source: Path, tmp_path: Path) -> None:
 def test_a_state_knows_its_lists(source: Path) -> None:
     jagged = loader_of(source, columns=["tags"], lists="jagged")
     padded = loader_of(source, columns=["tags"], transform=dp.Columns({"tags": PadList(2)}))
-    with pytest.raises(dp.StateError, match="was saved with"):
+    with pytest.raises(dp.errors.StateError, match="was saved with"):
         padded.load_state_dict(jagged.state_dict())
 
 

@@ -114,23 +114,23 @@ def test_any_table_any_split(
 ) -> None:
     """Exactly once and equal steps over ranks; a resumed pass is the rest of the whole one."""
     path, num = write_groups(tmp_path / "t.parquet", sizes), sum(sizes)
-    options = {"batch_size": batch_size, "window_nbytes": budget, "tail": tail, "shuffle": shuffle, "world_size": world_size}
+    options = {"batch_size": batch_size, "window_nbytes": budget, "tail": tail, "shuffle": shuffle}
     seen: list[np.ndarray] = []
     lengths = set()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("warnings.warn", lambda *args, **kwargs: None)
         for rank in range(world_size):
-            loader = load(path, rank=rank, num_workers=0, **options)
+            loader = load(path, ranks=(rank, world_size), num_workers=0, **options)
             batches = list(loader)
             lengths |= {len(batches), len(loader)}
             found = [rows_of(batch)[batch[2].numpy()] if tail == "mask" else rows_of(batch) for batch in batches]
             seen += found
-            again = load(path, rank=rank, num_workers=1, **options)
+            again = load(path, ranks=(rank, world_size), num_workers=1, **options)
             taken = min(cut, len(batches))
             iterator = iter(again)
             for _ in range(taken):
                 next(iterator)
-            resumed = load(path, rank=rank, num_workers=0, **options)
+            resumed = load(path, ranks=(rank, world_size), num_workers=0, **options)
             resumed.load_state_dict(again.state_dict())
             rest = [rows_of(batch)[batch[2].numpy()] if tail == "mask" else rows_of(batch) for batch in resumed]
             assert [one.tolist() for one in rest] == [one.tolist() for one in found[taken:]]
@@ -153,10 +153,10 @@ def test_states_say_what_differs(table: Path, tmp_path: Path) -> None:
         ({"batch_size": 32}, "batch_size x world_size = 64"),
     ]
     for options, reason in refusals:
-        with pytest.raises(dp.StateError, match=reason):
+        with pytest.raises(dp.errors.StateError, match=reason):
             load(table, **options).load_state_dict(state)
     write_table(tmp_path / "other.parquet", 3210)
-    with pytest.raises(dp.StateError, match="another dataset"):
+    with pytest.raises(dp.errors.StateError, match="another dataset"):
         load(tmp_path / "other.parquet").load_state_dict(state)
 
 
@@ -191,7 +191,7 @@ def test_memory_is_bounded_by_the_windows(table: Path, num_workers: int) -> None
     """
     held_before = windows_in_memory()
     loader = load(table, batch_size=64, window_nbytes=48 * 100 * 8, num_workers=num_workers)
-    order = loader.plan().order
+    order = loader._passes.source().order
     assert order.kind == "row windows of 1 groups in 4 lanes"
     iterator, most = iter(loader), 0
     for step in range(len(loader)):
@@ -205,7 +205,7 @@ def test_memory_is_bounded_by_the_windows(table: Path, num_workers: int) -> None
 def test_a_pass_that_an_error_ends_leaves_no_threads_and_no_memory(tmp_path: Path, num_workers: int) -> None:
     before, held_before = threading.active_count(), windows_in_memory()
     pq.write_table(pa.table({"x": pa.array([*range(500), None], pa.int64())}), tmp_path / "t.parquet")
-    with pytest.raises(dp.OptionError, match="column 'x' has 1 null in row group 0"):
+    with pytest.raises(dp.errors.OptionError, match="column 'x' has 1 null in row group 0"):
         list(dp.TableLoader(tmp_path / "t.parquet", 10, columns=["x"], num_workers=num_workers))
     assert windows_in_memory() == held_before
     assert threading.active_count() == before
@@ -243,7 +243,7 @@ def test_a_bad_row_group_raises_and_the_pass_goes_on(damaged: Path, num_workers:
     for _ in range(len(loader)):
         try:
             found += rows_of(next(iterator)).tolist()
-        except dp.IntegrityError as exc:
+        except dp.errors.IntegrityError as exc:
             errors.append(str(exc))
     assert found == [*range(400), *range(500, 1000)]
     assert len(errors) == 2
@@ -267,12 +267,12 @@ def test_a_bad_row_group_is_replaced(damaged: Path) -> None:
     rows = [row for rows in batches for row in rows]
     assert set(rows) == {*range(400), *range(500, 1000)}
     assert epoch_of(load(damaged, num_workers=0, **options)) == batches
-    halves = [epoch_of(load(damaged, rank=rank, world_size=2, **{**options, "batch_size": 25})) for rank in range(2)]
+    halves = [epoch_of(load(damaged, ranks=(rank, 2), **{**options, "batch_size": 25})) for rank in range(2)]
     assert [sorted([*one, *other]) for one, other in zip(*halves, strict=True)] == [sorted(step) for step in batches]
 
 
 def test_a_window_of_bad_row_groups_cannot_be_replaced(damaged: Path) -> None:
-    with pytest.raises(dp.DecodeError, match="all 1 row groups of a window are bad"):
+    with pytest.raises(dp.errors.DecodeError, match="all 1 row groups of a window are bad"):
         list(load(damaged, on_error="replace", shuffle=False))
 
 
@@ -298,13 +298,13 @@ def test_a_window_of_bad_row_groups_cannot_be_replaced(damaged: Path) -> None:
     ],
 )
 def test_arguments_that_make_no_sense(table: Path, options: dict[str, Any], reason: str) -> None:
-    with pytest.raises(dp.OptionError, match=reason):
+    with pytest.raises(dp.errors.OptionError, match=reason):
         load(table, **options)
 
 
 def test_too_few_row_groups_for_the_ranks_is_said(table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_table(tmp_path / "t.parquet", 300)
-    loader = load(path, batch_size=8, rank=0, world_size=4)
+    loader = load(path, batch_size=8, ranks=(0, 4))
     with pytest.warns(RuntimeWarning, match=r"3 row groups make 1 lane\(s\) for 4 ranks"):
         next(iter(loader))
     print(dp.explain(loader))
@@ -321,12 +321,16 @@ def test_explain(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "seed      5, as given" in out
 
 
-def test_a_data_loader_names_the_table_loader(table: Path) -> None:
-    with pytest.raises(dp.FormatError, match="TableLoader"):
+def test_a_path_of_a_table_is_recognised(table: Path) -> None:
+    with pytest.raises(dp.errors.OptionError, match=r"columns: the group 'x' has row .* give each kind a group of its own"):
         dp.DataLoader(table / "a.parquet")
+    with pytest.raises(dp.errors.FormatError, match=r"read a table of numbers with datapipe\.Table"):
+        dp.Images(table / "a.parquet")
+    loader = dp.DataLoader(dp.Table([table / "a.parquet"], columns=["I0"]), 4)
+    assert next(iter(loader)).shape == (4, 1)
 
 
 def test_values_that_no_dtype_holds_are_named_with_their_file(tmp_path: Path) -> None:
     pq.write_table(pa.table({"u": pa.array([2**63] * 9, pa.uint64())}), tmp_path / "t.parquet")
-    with pytest.raises(dp.DecodeError, match=r"t\.parquet: row group 0: column 'u' holds unsigned values beyond int64"):
+    with pytest.raises(dp.errors.DecodeError, match=r"t\.parquet: row group 0: column 'u' holds unsigned values beyond int64"):
         list(dp.TableLoader(tmp_path, 4))

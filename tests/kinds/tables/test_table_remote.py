@@ -96,14 +96,14 @@ def test_a_bad_network_changes_nothing(store: FaultyStore, table: Path) -> None:
 def test_a_store_that_stays_away_is_an_error_under_every_policy(store: FaultyStore) -> None:
     loader = dp.TableLoader(URL, **OPTIONS, on_error="skip", remote=dp.Remote(timeout_s=0.5))
     store.weather.faults = [PlantedFault("status", status=503, path=".parquet")]
-    with pytest.raises(dp.StorageError, match=r"no success in \d s and \d+ attempts, with 0.5 s at most"):
+    with pytest.raises(dp.errors.StorageError, match=r"no success in \d s and \d+ attempts, with 0.5 s at most"):
         rows_of(loader)
     assert loader.bad_samples == []
 
 
 def test_settings_of_requests_hold_for_the_opening(store: FaultyStore) -> None:
     store.weather.faults = [PlantedFault("status", status=503, path=".parquet")]
-    with pytest.raises(dp.StorageError, match=r"attempts, with 0.5 s at most"):
+    with pytest.raises(dp.errors.StorageError, match=r"attempts, with 0.5 s at most"):
         dp.TableLoader([f"{URL}/part-a.parquet"], **OPTIONS, remote=dp.Remote(timeout_s=0.5))
 
 
@@ -124,7 +124,7 @@ def test_settings_of_requests_hold_for_each_pass(store: FaultyStore, table: Path
 
 def test_a_cache_of_shards_is_refused(store: FaultyStore, tmp_path: Path) -> None:
     for source in (URL, [f"{URL}/part-a.parquet"]):
-        with pytest.raises(dp.OptionError, match=r"keeps shards of images, and this is a table; .* pass cache='disk'"):
+        with pytest.raises(dp.errors.OptionError, match=r"keeps shards of images, and this is a table; .* pass cache='disk'"):
             dp.TableLoader(source, **OPTIONS, remote=dp.Remote(cache_dir=tmp_path))
 
 
@@ -139,7 +139,7 @@ def test_the_cache_of_rows_takes_its_place(store: FaultyStore, table: Path, tmp_
 
 @pytest.mark.parametrize("remote", [{"timeout_s": 1}, 5, "s3"])
 def test_settings_of_another_type_are_refused(remote: Any, table: Path) -> None:
-    with pytest.raises(dp.OptionError, match=r"remote is .*; pass datapipe\.Remote"):
+    with pytest.raises(dp.errors.OptionError, match=r"remote is .*; pass datapipe\.Remote"):
         dp.TableLoader(table, **OPTIONS, remote=remote)
 
 
@@ -148,18 +148,18 @@ def test_a_file_replaced_since_the_table_was_opened(store: FaultyStore, table: P
     loader = dp.TableLoader(f"s3://{BUCKET}/replaced", **OPTIONS)
     write_table(tmp_path / "part-a.parquet", 2000, first=7)
     upload(tmp_path, "replaced")
-    with pytest.raises(dp.StorageError, match="changed since the loader opened it"):
+    with pytest.raises(dp.errors.StorageError, match="changed since the loader opened it"):
         rows_of(loader)
 
 
 def test_what_is_no_table_is_refused(store: FaultyStore, tmp_path: Path) -> None:
     (tmp_path / "x.tar").write_bytes(b"x" * 1024)
     upload(tmp_path, "tars")
-    with pytest.raises(dp.FormatError, match="of the tables in stores Parquet is read, not tar"):
+    with pytest.raises(dp.errors.FormatError, match="of the tables in stores Parquet is read, not tar"):
         dp.TableLoader(f"s3://{BUCKET}/tars", **OPTIONS)
     (tmp_path / "x.tar").rename(tmp_path / "x.parquet")
     upload(tmp_path, "damaged")
-    with pytest.raises(dp.FormatError, match=r"x\.parquet: not a Parquet file, or truncated"):
+    with pytest.raises(dp.errors.FormatError, match=r"x\.parquet: not a Parquet file, or truncated"):
         dp.TableLoader(f"s3://{BUCKET}/damaged", **OPTIONS)
-    with pytest.raises(dp.MissingDataError):
+    with pytest.raises(dp.errors.MissingDataError):
         dp.TableLoader(f"s3://{BUCKET}/none", **OPTIONS)

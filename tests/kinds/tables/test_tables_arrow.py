@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from datapipe.columns.layout import Matrix, MatrixColumn, MatrixLayout
 from datapipe.columns.values import values_of
 from datapipe.containers.tables.types import column_of
-from datapipe.core.errors import DecodeError, OptionError
+from datapipe.errors import DecodeError, OptionError
 from datapipe.index.tables import TableFile, TableGroup
 from datapipe.kinds.tables.arrow import BLOCK, pack
 

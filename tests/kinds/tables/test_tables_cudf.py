@@ -26,6 +26,7 @@ from benchmarks.gpu.cudf_stand_in import CONTENTS, Functions
 from datapipe.columns import hashing
 from datapipe.columns.layout import layout_of
 from datapipe.containers.tables.files import open_table
+from datapipe.kernel.loader import Loader
 from datapipe.kinds.tables.cudf import reader
 from datapipe.kinds.tables.cudf.library import Library, library, stream_ordered_memory
 from datapipe.kinds.tables.cudf.packing import SortedIds, bucket_of, keys_of_numbers
@@ -119,10 +120,10 @@ def test_a_cudf_that_does_not_load_says_what_to_do(monkeypatch: pytest.MonkeyPat
     library.cache_clear()
     monkeypatch.setattr("datapipe.kinds.tables.cudf.library.version_of", lambda name: None)
     monkeypatch.setitem(__import__("sys").modules, "pylibcudf", None)
-    with pytest.raises(dp.DependencyError, match=r"cuDF is not installed; pip install 'gpu-datapipe\[cudf-cu1[23]\]'"):
+    with pytest.raises(dp.errors.DependencyError, match=r"cuDF is not installed; pip install 'gpu-datapipe\[cudf-cu1[23]\]'"):
         library()
     monkeypatch.setattr("datapipe.kinds.tables.cudf.library.version_of", lambda name: "26.10")
-    with pytest.raises(dp.DependencyError, match="cuDF is installed twice, for CUDA 12 and 13"):
+    with pytest.raises(dp.errors.DependencyError, match="cuDF is installed twice, for CUDA 12 and 13"):
         library()
 
 
@@ -196,12 +197,14 @@ def test_other_files_are_refused(table: Path, tmp_path: Path) -> None:
     feather.write_feather(pq.read_table(table), tmp_path / "t.feather")
     with (
         fake_gpu(),
-        pytest.raises(dp.OptionError, match=r"'tables_cudf': .*t\.feather is no Parquet file; pass backend='tables_arrow'"),
+        pytest.raises(
+            dp.errors.OptionError, match=r"'tables_cudf': .*t\.feather is no Parquet file; pass backend='tables_arrow'"
+        ),
     ):
         next(iter(load(tmp_path / "t.feather")))
-    with fake_gpu(), pytest.raises(dp.OptionError, match="a cache keeps rows in host memory"):
+    with fake_gpu(), pytest.raises(dp.errors.OptionError, match="a cache keeps rows in host memory"):
         next(iter(load(table, cache=tmp_path / "cache")))
-    with pytest.raises(dp.OptionError, match="'tables_cudf' needs a GPU, and device is cpu"):
+    with pytest.raises(dp.errors.OptionError, match="'tables_cudf' needs a GPU, and device is cpu"):
         next(iter(load(table, device="cpu")))
 
 
@@ -218,9 +221,21 @@ def failing(error: Exception) -> Callable[..., Any]:
 @pytest.mark.parametrize(
     ("error", "kind", "words"),
     [
-        (RuntimeError("CUDA error at: x.cu:5: cudaErrorIllegalAddress"), dp.BackendError, "the device failed while cuDF read it"),
-        (MemoryError("std::bad_alloc: out_of_memory"), dp.BackendError, "cuDF found no memory on meta .*lower window_nbytes"),
-        (RuntimeError("CUDF failure at: page.cu:1: bad page"), dp.DecodeError, r"t\.parquet: row group \d+: does not decode"),
+        (
+            RuntimeError("CUDA error at: x.cu:5: cudaErrorIllegalAddress"),
+            dp.errors.BackendError,
+            "the device failed while cuDF read it",
+        ),
+        (
+            MemoryError("std::bad_alloc: out_of_memory"),
+            dp.errors.BackendError,
+            "cuDF found no memory on meta .*lower window_nbytes",
+        ),
+        (
+            RuntimeError("CUDF failure at: page.cu:1: bad page"),
+            dp.errors.DecodeError,
+            r"t\.parquet: row group \d+: does not decode",
+        ),
     ],
 )
 def test_failures_of_cudf(
@@ -236,7 +251,7 @@ def test_a_unit_that_differs_is_refused(table: Path, tmp_path: Path) -> None:
         pq.write_table(pa.table({"t": pa.array([1, 2], pa.timestamp(unit))}), tmp_path / f"u{number}.parquet")
     with (
         fake_gpu(),
-        pytest.raises(dp.OptionError, match="cuDF reads column 't' in us, the table has it in ns; pass backend='tables_"),
+        pytest.raises(dp.errors.OptionError, match="cuDF reads column 't' in us, the table has it in ns; pass backend='tables_"),
     ):
         list(load(tmp_path / "u*.parquet", batch_size=1, shuffle=False, columns=["t"]))
 
@@ -249,7 +264,7 @@ def test_auto_takes_what_was_measured(table: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("datapipe.kinds.tables.kind.rates_of", lambda candidates, open_loader, **about: [1e6, lead * 1e6])
     with fake_gpu() as fake:
         loader = load(table, backend="auto")
-        choice = loader.choice()
+        choice = loader.choice
         assert choice.backend == chosen
         assert "measured here, rows/s" in choice.reason
         later = [on_host(fake, batch) for batch in loader]
@@ -261,31 +276,31 @@ def test_auto_measures_both_and_remembers(table: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr("datapipe.kernel.calibration._MEASURED_S", 0.0)
     opened: list[str] = []
-    make = dp.TableLoader.__init__
+    make = Loader.__init__
 
-    def counting(self: Any, *arguments: Any, **options: Any) -> None:
-        opened.append(options["backend"])
-        make(self, *arguments, **options)
+    def counting(self: Any, arguments: dict[str, Any], open_loader: Any) -> None:
+        opened.append(arguments["backend"])
+        make(self, arguments, open_loader)
 
-    monkeypatch.setattr(dp.TableLoader, "__init__", counting)
+    monkeypatch.setattr(Loader, "__init__", counting)
     with fake_gpu(is_fair=True):
-        reasons = {load(table, backend="auto").choice().reason for _ in range(2)}
+        reasons = {load(table, backend="auto").choice.reason for _ in range(2)}
     assert opened == ["auto", "tables_arrow", "tables_cudf", "tables_cudf", "tables_arrow", "auto"]
     assert len(reasons) == 1
 
 
 def test_auto_says_why_it_took_arrow(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert load(table, backend="auto", device="cpu").choice().reason == "cuDF needs an NVIDIA GPU"
+    assert load(table, backend="auto", device="cpu").choice.reason == "cuDF needs an NVIDIA GPU"
     pq.write_table(pa.table({"a": pa.array([1, 2], pa.uint64())}), tmp_path / "u.parquet")
     with fake_gpu():
-        assert load(tmp_path / "u.parquet", backend="auto", columns=["a"]).choice().reason == "cuDF cannot: column 'a' is uint64"
+        assert load(tmp_path / "u.parquet", backend="auto", columns=["a"]).choice.reason == "cuDF cannot: column 'a' is uint64"
 
     def missing() -> Library:
-        raise dp.DependencyError("cuDF is not installed")
+        raise dp.errors.DependencyError("cuDF is not installed")
 
     monkeypatch.setattr("datapipe.kinds.tables.choice.library", missing)
     with fake_gpu(), pytest.warns(RuntimeWarning, match="tables are read on the CPU: cuDF is not installed"):
-        assert load(table, backend="auto").choice().backend == "tables_arrow"
+        assert load(table, backend="auto").choice.backend == "tables_arrow"
 
 
 def test_explain_tells_the_choice(table: Path, capsys: pytest.CaptureFixture[str]) -> None:

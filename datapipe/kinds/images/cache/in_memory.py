@@ -17,9 +17,9 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from datapipe.core.errors import StorageError
 from datapipe.core.printable import get_logger
 from datapipe.core.waiting import reported_wait
+from datapipe.errors import StorageError
 from datapipe.kinds.images.cache.store import StoreFiles
 
 logger = get_logger(__name__)

@@ -1,22 +1,19 @@
-"""Choose a store's location, name and capacity, and open it."""
+"""Name the store of a cache, find its capacity, and open it."""
 
 from __future__ import annotations
 
 import hashlib
-import operator
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, cast
 
 from datapipe.core import atomic
-from datapipe.core.checks import path_name
-from datapipe.core.errors import OptionError, StorageError
-from datapipe.core.user_cache import IMAGES, open_private, private_directory, user_cache
+from datapipe.core.user_cache import IMAGES, open_private, private_directory
+from datapipe.errors import StorageError
 from datapipe.index.concat import AnyIndex, wholes
 from datapipe.index.file_list import FileListIndex
 from datapipe.index.sample_index import SampleIndex
+from datapipe.kernel.cache_settings import Cache
 from datapipe.kinds.images.cache.entries import FORMAT_VERSION
 from datapipe.kinds.images.cache.in_memory import open_in_memory
 from datapipe.kinds.images.cache.store import Store, StoreFiles
@@ -26,48 +23,16 @@ _UNLIMITED = 1 << 60
 _V1_UNLIMITED = 1 << 62  # and more, rounded to pages: version 1's value for no limit
 
 
-@dataclass(frozen=True, slots=True)
-class CacheOptions:
-    """The cache that a user requests. Raises OptionError for an invalid location or size."""
-
-    place: Path | Literal["ram", "gpu"]  # a directory, the node's memory, or that of this rank's accelerator
-    nbytes: int | None  # None: a share of the free space
-
-    def __post_init__(self) -> None:
-        if self.nbytes is not None and self.nbytes < 1:
-            raise OptionError(f"cache_nbytes is {self.nbytes}; it must be at least 1, or None for a share of what is free")
-
-    @classmethod
-    def of(cls, cache: str | os.PathLike[str] | None, nbytes: int | None) -> CacheOptions | None:
-        """Return the options from the arguments of a loader."""
-        if cache is None:
-            if nbytes is not None:
-                raise OptionError(f"cache_nbytes={nbytes} without a cache; pass cache='ram', 'gpu', 'disk' or a directory too")
-            return None
-        if not isinstance(cache, (str, os.PathLike)):
-            raise OptionError(f"cache is {cache!r}; choose 'ram', 'gpu', 'disk' or a directory")
-        try:
-            nbytes = None if nbytes is None else operator.index(nbytes)
-        except TypeError as exc:
-            raise OptionError(f"cache_nbytes is {nbytes!r}; it must be a whole number of bytes") from exc
-        if cache in ("ram", "gpu"):
-            return cls(cast(Literal["ram", "gpu"], cache), nbytes)
-        if cache == "disk":
-            return cls(user_cache(IMAGES), nbytes)
-        if isinstance(cache, str) and os.sep not in cache and not os.path.isdir(cache):
-            raise OptionError(f"cache is {cache!r}; choose 'ram', 'gpu' or 'disk', or write a new directory as {'./' + cache!r}")
-        return cls(Path(path_name(cache, "cache")), nbytes)
-
-
-def open_store(options: CacheOptions, *, about: dict[str, str]) -> Store:
+def open_store(cache: Cache, *, about: dict[str, str]) -> Store:
     """Open the store described by `about`, JSON-safe texts by name: equal descriptions share a store. Raises StorageError."""
+    directory = cache.directory(IMAGES)
     text = "\n".join(f"{name}: {about[name]}" for name in sorted(about))
     name = hashlib.sha256(f"{FORMAT_VERSION}\n{text}".encode(errors="surrogateescape")).hexdigest()[:24]
-    files = open_on_disk(options.place / name, about) if isinstance(options.place, Path) else open_in_memory(name)
+    files = open_in_memory(name) if directory is None else open_on_disk(directory / name, about)
     try:
-        return Store(files, capacity=_capacity(files) if options.nbytes is None else options.nbytes)
+        return Store(files, capacity=_capacity(files) if cache.nbytes is None else cache.nbytes)
     except OSError as exc:
-        remedy = "another directory, on a local disk" if isinstance(options.place, Path) else "a directory on a local disk"
+        remedy = "a directory on a local disk" if directory is None else "another directory, on a local disk"
         raise StorageError(exc.errno, f"cache: {files.where}: cannot be used ({exc.strerror}); pass {remedy}") from exc
 
 

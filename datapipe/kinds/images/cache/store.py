@@ -21,8 +21,8 @@ from typing import NamedTuple
 import crc32c
 
 from datapipe.core.atomic import write_at
-from datapipe.core.errors import StorageError
 from datapipe.core.printable import get_logger
+from datapipe.errors import StorageError
 from datapipe.kinds.images.cache.entries import (
     ENTRY_NBYTES,
     HEAD_NBYTES,

@@ -17,7 +17,7 @@ from PIL import Image
 
 from datapipe.codecs.decode import import_nvimgcodec
 from datapipe.codecs.probe import ImageHeader
-from datapipe.core.errors import OptionError
+from datapipe.errors import OptionError
 from datapipe.order.draws import Draws
 from datapipe.transforms import Recipe
 from datapipe.transforms.protocols import Cuts, Interpolation

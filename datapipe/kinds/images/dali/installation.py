@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from datapipe.core.environment import version_of
-from datapipe.core.errors import DependencyError
+from datapipe.errors import DependencyError
 
 # Before 13.2 nvJPEG cannot decode a region of a JPEG with halved chroma and interpolate that chroma smoothly at the
 # same time; nvImageCodec would silently fall back to the CPU.

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch.utils.dlpack import from_dlpack
 
-from datapipe.core.errors import BackendError
+from datapipe.errors import BackendError
 from datapipe.kinds.images.dali.settings import GraphOptions
 from datapipe.transforms.protocols import Cuts
 

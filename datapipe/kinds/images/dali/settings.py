@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from datapipe.core.checks import real_number, whole_number
-from datapipe.core.errors import OptionError
+from datapipe.errors import OptionError
 from datapipe.kinds.images.dali.gate import CutForm
 
 HUFFMAN_THRESHOLD = 1_000_000  # pixels; DALI's default

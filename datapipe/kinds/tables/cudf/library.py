@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from datapipe.core.environment import version_of
-from datapipe.core.errors import DependencyError
+from datapipe.errors import DependencyError
 
 # Bytes that RMM's pool keeps when they are free: about what a few reads take. RMM's default is never to return any, and memory
 # of its pool is lost to torch's allocator.

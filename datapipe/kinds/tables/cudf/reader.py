@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import torch
 
-from datapipe.core.errors import BackendError, DecodeError, IntegrityError, MissingDataError, OptionError, StorageError
+from datapipe.errors import BackendError, DecodeError, IntegrityError, MissingDataError, OptionError, StorageError
 from datapipe.index.tables import ColumnKind, TableColumn, TableFile, TableGroup
 from datapipe.kernel.cuda_runtime import CudaDevice
 from datapipe.kernel.device_runtime import Stream

@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from datapipe.core.errors import FormatError, StorageError, copied
+from datapipe.errors import FormatError, StorageError, copied
 
 
 class _OddError(Exception):

@@ -12,6 +12,21 @@ import os
 
 from datapipe.core.printable import printable
 
+__all__ = [
+    "BackendError",
+    "DatapipeError",
+    "DecodeError",
+    "DependencyError",
+    "FormatError",
+    "IntegrityError",
+    "LifecycleError",
+    "MissingDataError",
+    "OptionError",
+    "StateError",
+    "StorageError",
+    "UnfinishedError",
+]
+
 
 class DatapipeError(Exception):
     """The root of all errors that datapipe raises on purpose. Its text is one printable line, whatever names it holds."""

@@ -1,0 +1,58 @@
+"""What was public in 0.1 and goes in 0.3: names and arguments that go on working until then, with a warning."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import warnings
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_TRANSFORMS = """
+    IMAGENET_MEAN IMAGENET_STD CenterCrop ColorJitter CutMix GaussianBlur MixUp Normalize Pad RandAugment RandomAdjustSharpness
+    RandomApply RandomAutocontrast RandomChoice RandomCrop RandomEqualize RandomErasing RandomGrayscale RandomHorizontalFlip
+    RandomInvert RandomOrder RandomPosterize RandomResizedCrop RandomSolarize RandomVerticalFlip Resize ToDtype
+    TrivialAugmentWide
+"""
+_ERRORS = """
+    BackendError DatapipeError DecodeError DependencyError FormatError IntegrityError LifecycleError MissingDataError OptionError
+    StateError StorageError UnfinishedError
+"""
+# Names of `datapipe` -> the module, and the name there.
+FORMER_NAMES = {
+    **{name: ("datapipe.transforms", name) for name in _TRANSFORMS.split()},
+    **{name: ("datapipe.errors", name) for name in _ERRORS.split()},
+    "Dataset": ("datapipe.kinds.images.data", "Images"),
+}
+
+
+def warn_deprecated(former: str, now: str, *, stacklevel: int) -> None:
+    """Warn that `former` goes, and say what to write. `stacklevel`: that of the user's line, as `warnings.warn` counts here."""
+    warnings.warn(f"From datapipe 0.3 on there is no {former}; write {now}", DeprecationWarning, stacklevel=stacklevel + 1)
+
+
+def former_arguments(*translations: Callable[[dict[str, Any]], list[tuple[str, str]]]) -> Callable[[F], F]:
+    """Return a decorator of a function that is called with the arguments of an earlier release, too.
+
+    Each translation gets the arguments by name. It replaces former ones by those of now, and returns what they were, and what to
+    write.
+    """
+
+    def decorate(function: F) -> F:
+        names = list(inspect.signature(function).parameters)
+
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if kwargs.keys() <= known:
+                return function(*args, **kwargs)
+            named = dict(zip(names, args, strict=False)) | kwargs
+            for former, now in [told for translation in translations for told in translation(named)]:
+                warn_deprecated(former, now, stacklevel=2)
+            return function(**named)
+
+        known = frozenset(names)
+        return wrapper  # type: ignore[return-value]
+
+    return decorate

@@ -1,0 +1,370 @@
+"""`Images`: samples, mostly images, wherever they lie: one at a time, parts of them, and several mixed."""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.utils.data
+
+from datapipe.containers import open_index
+from datapipe.core.checks import positions_of, real_number, whole_number
+from datapipe.core.printable import counted, listed, printable
+from datapipe.datasets import Original, SeenStream, Unseen, see_through, webdataset_stream
+from datapipe.errors import DecodeError, IntegrityError, OptionError
+from datapipe.fetch.files import open_files
+from datapipe.fetch.row_groups import row_groups_of_windows
+from datapipe.index.concat import AnyIndex, concatenated, select
+from datapipe.index.stored_order import StoredOrder, stored_order
+from datapipe.kernel.accelerators import accelerator
+from datapipe.kernel.bad_samples import located
+from datapipe.kernel.cache_settings import Cache
+from datapipe.kernel.kind import Data
+from datapipe.kernel.options import one_of
+from datapipe.kernel.shown import shown_device
+from datapipe.kinds.images.collate import BoxesForm
+from datapipe.kinds.images.fields import IMAGE, LABEL, BatchFields, FurtherFields
+from datapipe.kinds.images.kind import ImageKind
+from datapipe.kinds.images.mixing import Mixture, warn_of_classes
+from datapipe.order.draws import key64
+from datapipe.order.sample_order import Permutation
+from datapipe.stores.location import is_url
+from datapipe.stores.requests import apply_settings
+from datapipe.stores.settings import Remote, remote_settings
+from datapipe.transforms import Recipe
+
+AnySource = str | os.PathLike[str] | torch.utils.data.Dataset[Any] | AnyIndex
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSettings:
+    """What a sample is: its fields and their form, and how they are read and kept. `Images` documents each."""
+
+    fields: tuple[str, ...] | None = None
+    boxes: BoxesForm = "list"
+    memory_format: torch.memory_format = torch.channels_last
+    cache: Cache | None = None
+    remote: Remote = field(default_factory=Remote)
+
+    def __post_init__(self) -> None:
+        one_of(BoxesForm, self.boxes, "boxes")
+        if self.memory_format not in (torch.channels_last, torch.contiguous_format):
+            raise OptionError(f"memory_format is {self.memory_format!r}; choose torch.channels_last or torch.contiguous_format")
+
+
+@dataclass(frozen=True, slots=True)
+class _Samples:
+    """Which samples there are, and where they come from."""
+
+    source: AnySource  # what can be opened again; of parts and mixtures the index
+    index: AnyIndex
+    mixture: Mixture | None = None
+    original: Original | None = None  # the torch Dataset that they were made of
+    recipe: Recipe | None = None  # the transforms that came with it
+    fields: tuple[str, ...] | None = None  # those that it gives, if it is a pipeline
+
+    @classmethod
+    def open(cls, source: AnySource, remote: Remote) -> _Samples:
+        """Open a source. Raises what `open_index` raises, and OptionError for a torch Dataset whose files cannot be seen."""
+        if isinstance(source, str) and is_url(source):
+            apply_settings(remote)  # for the opening too
+        if isinstance(source, (str, os.PathLike)):
+            return cls(source, open_index(source))
+        if isinstance(source, AnyIndex):
+            return cls(source, source)
+        stream = webdataset_stream(source)
+        if isinstance(stream, SeenStream):
+            return cls(source, stream.index, recipe=_recipe_of(stream.transform), fields=stream.fields)
+        seen = Unseen(stream) if stream is not None else see_through(source)
+        if isinstance(seen, Unseen):
+            raise OptionError(
+                f"dataset: {seen.reason}; pass the path of a converted dataset, of WebDataset shards or of an image folder, or "
+                "for a Dataset of your own datapipe.from_torch(torch.utils.data.DataLoader(dataset, ...))"
+            )
+        return cls(source, seen.index, original=Original.of(source), recipe=_recipe_of(seen.transform))
+
+
+class Images(Data):
+    """Samples, mostly images with labels: what a loader reads. Also a map-style dataset, as torch's. Thread-safe.
+
+    >>> data = datapipe.Images("shards/coco", fields=["image", "boxes"], boxes="padded", cache="ram")
+    >>> loader = datapipe.DataLoader(data, batch_size=64, shuffle=True, transform=[datapipe.transforms.Resize((224, 224))])
+    >>> image, boxes = data[0]                 # (3, h, w) uint8, and (k, 5) float32
+
+    source: a converted dataset, by its path or its URL in an object store; a directory, glob pattern or file of shards; an image
+      folder; a torch Dataset whose files can be seen (`ImageFolder`, `Subset`, `ConcatDataset`, a Hugging Face Dataset) or a
+      webdataset pipeline over shards, whose transform loaders then apply; or other `Images`: what is not given here is as there.
+    fields: the fields that batches have, in this order; None: all of a converted dataset, image and label of data that others
+      wrote. Masks, boxes and further images are cut and flipped with the image.
+    boxes: "list", a (k, 5) tensor for each sample, or "padded", one (b, k, 5) tensor, padding rows having the label -1.
+    memory_format: of the images of a batch, (b, 3, h, w): torch.channels_last or torch.contiguous_format.
+    cache: keep decoded images between epochs, after the leading transforms that draw nothing (Resize, CenterCrop, Pad): "ram",
+      "disk", a directory, or a `Cache(...)`, which also has a capacity; or "gpu", for images of one size that are only cropped
+      and flipped after that. Pixels are the same with and without. Decodes on the CPU, but for "gpu".
+    remote: a `datapipe.Remote(...)`: how samples are read if the source is the URL of an object store.
+
+    `d[i]` is the decoded, untransformed sample, as a tuple of the fields that a loader's batches have: the image a (3, h, w)
+    uint8 tensor, the label an int, other kinds as in `docs/loader.md`. It has the attributes of torchvision's folders.
+
+    Raises OptionError for settings that do not fit the data, and what `datapipe.containers.open_index` raises.
+    """
+
+    def __init__(
+        self,
+        source: AnySource | Images,
+        *,
+        fields: Iterable[str] | None = None,
+        boxes: BoxesForm = "list",
+        memory_format: torch.memory_format = torch.channels_last,
+        cache: Cache | str | os.PathLike[str] | None = None,
+        remote: Remote | None = None,
+    ) -> None:
+        names = None if fields is None else (fields,) if isinstance(fields, str) else tuple(fields)
+        settings = ImageSettings(names, boxes, memory_format, Cache.of(cache), remote_settings(remote))
+        if isinstance(source, Images):
+            named = {name: getattr(settings, name) for name in _DEFAULTS.__dataclass_fields__}
+            given = {name: value for name, value in named.items() if value != getattr(_DEFAULTS, name)}
+            self._set(source._samples, replace(source.settings, **given), source.fields if names is None else None)
+        else:
+            self._set(_Samples.open(source, settings.remote), settings, None)
+
+    def _set(self, samples: _Samples, settings: ImageSettings, fields: BatchFields | None) -> None:
+        """`fields`: None for those that the settings name."""
+        self._samples, self.settings, self.index = samples, settings, samples.index
+        names = samples.fields if settings.fields is None else settings.fields
+        self.fields = BatchFields.of(self.index, names) if fields is None else fields
+        if settings.cache is not None and not self.fields.has_image:
+            raise OptionError("cache is for images, and batches have none; leave it out")
+        self._stored = FurtherFields(self.fields.stored, index=self.index, files=open_files(self.index), geometry=None)
+        self._targets: list[int] | None = None
+        self._stored_order: StoredOrder | None = None
+
+    @classmethod
+    def _of(cls, samples: _Samples, settings: ImageSettings, fields: BatchFields | None) -> Images:
+        images = cls.__new__(cls)
+        images._set(samples, settings, fields)
+        return images
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        samples = self._samples
+        if samples.source is samples.index:
+            return Images._of, (replace(samples, original=None), self.settings, self.fields)
+        return _opened_again, (samples.source, self.settings)  # a path is shorter than an index
+
+    @property
+    def mixture(self) -> Mixture | None:
+        """How often the samples of each part come in an epoch, if this is a mixture."""
+        return self._samples.mixture
+
+    def __repr__(self) -> str:
+        return printable(f"<datapipe.Images: {self.shown}>")
+
+    @property
+    def shown(self) -> str:
+        """The samples and where they lie, in words."""
+        container = self.index.manifest.container
+        form = "loose files" if container == "folder" else container
+        text = f"{counted(len(self), 'sample')} ({listed(self.fields.names)}) in {form} at {self.index.where}"
+        return text if self.mixture is None else f"{sum(self.mixture.counts):,} an epoch of {text}"
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def __getitem__(self, position: int) -> tuple[Any, ...]:
+        """Return the sample at a position. Raises IndexError, DecodeError or IntegrityError."""
+        number = operator.index(position)
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"sample {number} of a dataset of {len(self)}")
+        ids = self.index.ids(np.array([number % len(self)], np.int64))
+        try:
+            values = self._stored.load_stored(self._stored.look_up(ids))
+        except (DecodeError, IntegrityError) as exc:
+            raise located(exc, self.index.describe(int(ids[0]))) from exc
+        if self.fields.has_label:
+            values[LABEL] = int(self.index.look_up(ids, self.fields.looked_up(self.index)).labels[0])
+        return tuple(values[name] for name in self.fields.names)
+
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
+        return (self[position] for position in range(len(self)))
+
+    @property
+    def classes(self) -> list[str]:
+        """Class names by label. Raises AttributeError if the data names none."""
+        names = self.index.manifest.classes
+        if names is None:
+            raise AttributeError(f"{self.index.where}: no class names, or they differ between its parts")
+        return list(names)
+
+    @property
+    def class_to_idx(self) -> dict[str, int]:
+        """Label by class name. Raises AttributeError if the data names none."""
+        labels = self.index.manifest.class_to_idx
+        if labels is None:
+            raise AttributeError(f"{self.index.where}: no class names, or they differ between its parts")
+        return dict(labels)
+
+    @property
+    def targets(self) -> list[int]:
+        """The label of every sample, in order; read from the index once."""
+        if self._targets is None:
+            self._targets = self.index.labels().tolist()
+        return self._targets
+
+    @property
+    def samples(self) -> list[tuple[str, int]]:
+        """The path and the label of every sample, in order. Raises AttributeError if samples are not files of their own."""
+        positions = np.arange(len(self), dtype=np.int64)
+        entries = self.index.look_up(self.index.ids(positions), self.fields.looked_up(self.index))
+        if not entries.extents.one_file_each:
+            raise AttributeError(f"{self.index.where}: its samples lie in shards and are not files of their own")
+        return list(zip(entries.extents.paths, entries.labels.tolist(), strict=True))
+
+    @property
+    def imgs(self) -> list[tuple[str, int]]:
+        """The same as `samples`: torchvision's `ImageFolder` has both names."""
+        return self.samples
+
+    @property
+    def root(self) -> str:
+        """The path or URL of the data."""
+        return self.index.where
+
+    @property
+    def transform(self) -> object:
+        """The transform of the torch Dataset from which this was made; None if it was made from none. Read-only.
+
+        `d[i]` is untransformed, and the loader has transforms of its own.
+        """
+        return None if self._samples.original is None else self._samples.original.transform
+
+    @transform.setter
+    def transform(self, value: object) -> None:
+        raise OptionError("a dataset's transform is fixed once a loader has it; make a loader with transform=")
+
+    def stored_order(self) -> StoredOrder:
+        """Return what a shuffle in windows of shards goes by. Raises OptionError where there is no such order."""
+        if self._stored_order is None:
+            if self.mixture is not None:
+                raise OptionError(
+                    "shuffle='windows' of what mix() or repeat() made: its datasets are shuffled in full; pass True"
+                )
+            self._stored_order = stored_order(self.index, [spec.name for spec in self.fields.stored])
+        if self._stored_order is None:
+            raise OptionError(f"{self.index.where}: shuffle='windows' goes by shards, and these are single files; pass True")
+        return self._stored_order
+
+    def select(self, indices: Iterable[int]) -> Images:
+        """Return a dataset of the samples at these positions, in this order. They keep their ids, and so their random crops."""
+        if self.mixture is not None:
+            raise OptionError("select() on a dataset of mix() or repeat(): select from each dataset first, then mix or repeat")
+        index = select(self.index, positions_of(indices, "select()"))
+        return Images._of(_Samples(index, index), self.settings, self.fields)
+
+    def take(self, num_samples: int) -> Images:
+        """Return the first `num_samples` samples, or all if there are fewer."""
+        return self.select(range(min(whole_number(num_samples, "num_samples", least=0), len(self))))
+
+    def repeat(self, times: float) -> Images:
+        """Return the same samples, each of which comes `times` times in an epoch, such as 3 or 0.1.
+
+        All come once before any comes again, also across epochs; a sample that comes again in an epoch is augmented again.
+        """
+        count = round(len(self) * real_number(times, "times"))
+        if self.mixture is not None or count < 1:
+            problem = "of what mix() or repeat() made" if self.mixture is not None else "makes an epoch of no samples"
+            raise OptionError(f"repeat({times}) {problem}; pass num_samples to mix()")
+        return Images._of(_Samples(self.index, self.index, Mixture((len(self),), (count,))), self.settings, self.fields)
+
+    def folds(self, num_folds: int, *, seed: int = 0) -> list[tuple[Images, Images]]:
+        """Return `num_folds` pairs of training and validation samples, for cross-validation.
+
+        Each sample is in the validation part of one pair; `seed` decides which. Parts keep the dataset's order.
+        """
+        seed = whole_number(seed, "seed")
+        if not 2 <= whole_number(num_folds, "num_folds") <= len(self):
+            raise OptionError(f"folds({num_folds}) of {len(self)} samples; pass at least 2 and at most the number of samples")
+        fold_of = Permutation(len(self), int(key64(seed, num_folds)))(np.arange(len(self), dtype=np.int64)) % num_folds
+        return [
+            (self.select(np.flatnonzero(fold_of != fold)), self.select(np.flatnonzero(fold_of == fold)))
+            for fold in range(num_folds)
+        ]
+
+    def mixed(self, others: Sequence[Images], *, weights: Sequence[float] | None, num_samples: int | None) -> Images:
+        """Return these samples and others, of each of which an epoch has a fixed share. See `mix`."""
+        parts = [self, *others]
+        for part in parts:
+            if part.mixture is not None:
+                raise OptionError("mix() on a dataset of mix() or repeat(): pass all datasets to one mix()")
+            if replace(part.settings, fields=None) != replace(self.settings, fields=None):
+                raise OptionError("mix() of Images with different settings; pass them to one: Images(mix([...]), cache=...)")
+        indexes = [part.index for part in parts]
+        mixture = Mixture.of(indexes, weights, num_samples)
+        warn_of_classes(indexes, stacklevel=3)
+        index, fields = concatenated(indexes), self.fields if all(part.fields == self.fields for part in parts) else None
+        return Images._of(_Samples(index, index, mixture), replace(self.settings, fields=None), fields)
+
+    # -- a loader's data --------------------------------------------------------------------------
+
+    def check_unchanged(self) -> None:
+        """Raise LifecycleError if a torch Dataset that this was made of has changed since."""
+        if self._samples.original is not None:
+            self._samples.original.check_unchanged()
+
+    def open_kind(
+        self, arguments: Mapping[str, Any], *, device: Callable[[], torch.device], open_loader: Callable[..., Iterable[Any]]
+    ) -> ImageKind:
+        recipe = self._recipe(arguments["transform"])
+        self.fields.check_recipe(recipe)
+        cache, where = self.settings.cache, arguments["device"]
+        if cache is not None and cache.where == "gpu" and (accelerator() is None or str(where).startswith("cpu")):
+            raise OptionError(f"cache='gpu' keeps images on a GPU, and device is {shown_device(where)}; pass cache='ram'")
+        if arguments["shuffle"] == "windows":
+            self.stored_order()
+        row_groups = row_groups_of_windows(len(self.fields.stored))
+        files = open_files(self.index, row_groups=row_groups, remote=self.settings.remote)
+        return ImageKind(self, files=files, recipe=recipe, device=device, open_loader=open_loader)
+
+    def measured(self) -> Images:
+        """Return the same samples as a backend is measured with them: image and label, kept nowhere, the torch Dataset aside."""
+        names = [spec.name for spec in self.index.manifest.fields]
+        fields = tuple(name for name in (IMAGE, LABEL) if name in names)
+        samples = replace(self._samples, original=None, recipe=None)
+        return Images._of(samples, replace(self.settings, fields=fields, cache=None), None)
+
+    def _recipe(self, transform: object) -> Recipe:
+        """Return the transforms of a loader: those that it was given, or those of the torch Dataset."""
+        if self._samples.recipe is None:
+            return Recipe.of(transform)
+        if transform is not None:
+            raise OptionError("dataset has a transform of its own, and transform= is given too; leave one of them out")
+        return self._samples.recipe
+
+
+def of_torch_dataset(dataset: Any, index: AnyIndex, settings: ImageSettings) -> Images:
+    """Return the samples that `from_torch` saw in a dataset. Its transforms are left to the caller."""
+    original = None if isinstance(dataset, torch.utils.data.IterableDataset) else Original.of(dataset)
+    return Images._of(_Samples(index, index, original=original), settings, None)
+
+
+def of(source: Any, index: AnyIndex | None) -> Images | None:
+    """Return the samples of a source: a path, whose index was claimed, or a torch Dataset. None for other objects."""
+    if index is not None:
+        return Images._of(_Samples(source, index), ImageSettings(), None)
+    is_dataset = isinstance(source, torch.utils.data.IterableDataset) or hasattr(source, "__getitem__")
+    return Images(source) if is_dataset and not isinstance(source, (list, tuple)) else None
+
+
+def _recipe_of(transform: object) -> Recipe | None:
+    return None if transform is None else Recipe.of(transform, input_kind="pil")
+
+
+def _opened_again(source: AnySource, settings: ImageSettings) -> Images:
+    return Images._of(_Samples.open(source, settings.remote), settings, None)
+
+
+_DEFAULTS = ImageSettings()

@@ -1,0 +1,57 @@
+"""Mix several sets of samples: how often those of each come, and in which order."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from datapipe.core.checks import whole_number
+from datapipe.core.printable import printable
+from datapipe.errors import OptionError
+from datapipe.index.concat import AnyIndex
+from datapipe.order.sample_order import Order, SequentialOrder, ShuffledOrder
+from datapipe.order.sampling import MixedOrder, checked_weights, own_seed, shares
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """How often the samples of several datasets, concatenated in one index, come in an epoch."""
+
+    lengths: tuple[int, ...]  # samples of each dataset
+    counts: tuple[int, ...]  # samples of each in an epoch
+
+    @classmethod
+    def of(cls, indexes: Sequence[AnyIndex], weights: Sequence[float] | None, num_samples: int | None) -> Mixture:
+        """Return the mixture by these weights. Raises OptionError for weights that fit no epoch, or datasets without samples."""
+        lengths = tuple(len(index) for index in indexes)
+        given: Sequence[float] = (
+            lengths if weights is None else checked_weights(weights, num=len(indexes), what="dataset").tolist()
+        )
+        length = sum(lengths) if num_samples is None else whole_number(num_samples, "num_samples", least=1)
+        counts = tuple(shares(given, length))
+        for index, count in zip(indexes, counts, strict=True):
+            if count and not len(index):
+                raise OptionError(f"{index.where}: has no samples, and its weight asks for {count} of an epoch; leave it out")
+        return cls(lengths, counts)
+
+
+def mixed_order(mixture: Mixture, *, seed: int, shuffle: object) -> MixedOrder:
+    """Return the order of a mixture. A mixture of one dataset is shuffled as that dataset alone."""
+    orders: list[Order] = [
+        ShuffledOrder(length, own_seed(seed, place) if place else seed) if shuffle else SequentialOrder(length)
+        for place, length in enumerate(mixture.lengths)
+    ]
+    return MixedOrder(orders, mixture.counts, bool(shuffle))
+
+
+def warn_of_classes(indexes: Sequence[AnyIndex], *, stacklevel: int) -> None:
+    """Warn if datasets that are mixed name different classes: then one label means different things."""
+    named = {tuple(index.manifest.classes): index for index in indexes if index.manifest.classes}
+    if len(named) > 1:
+        listed = printable("; ".join(f"{index.where}: {', '.join(classes[:5])}" for classes, index in named.items()))
+        warnings.warn(
+            f"mix() of datasets that name different classes ({listed:.400}): each keeps its own labels, so one label means "
+            "several things; convert them with the same classes, or do not use the labels",
+            stacklevel=stacklevel + 1,
+        )
