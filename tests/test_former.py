@@ -76,7 +76,7 @@ OF_IMAGES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]]
     "cache_nbytes": (
         {"cache": "ram", "cache_nbytes": 1 << 20}, {"cache": dp.Cache("ram", 1 << 20)}, {}, r"cache=, cache_nbytes=; .*=1048576",
     ),
-    "remote": ({"remote": dp.Remote(requests=8)}, {"remote": dp.Remote(requests=8)}, {}, r"remote=Remote\("),
+    "remote": ({"remote": dp.Remote(requests=8)}, {"remote": dp.Remote(requests=8)}, {}, r"remote=; write .*remote=\.\.\."),
     "rename": (
         {"output": "dict", "rename": {"image": "x"}}, {}, {"output": {"image": "x"}}, r"rename=; write output=\{'image'",
     ),
@@ -95,7 +95,7 @@ def test_arguments_of_a_loader_of_images(folder: Path, case: str) -> None:
     assert ours.dataset.settings == now.dataset.settings
     assert same(copies(ours), copies(now))
     assert ours.state_dict() == now.state_dict()
-    assert same(copies(pickle.loads(pickle.dumps(ours))), copies(now.__class__(now.dataset, **common, **options)))
+    assert same(copies(pickle.loads(pickle.dumps(ours))), copies(dp.DataLoader(now.dataset, **common, **options)))
 
 
 @pytest.mark.parametrize(("arguments", "problem"), [
@@ -109,6 +109,13 @@ def test_what_made_no_sense_makes_none(folder: Path, arguments: dict[str, Any], 
         dp.DataLoader(folder, **arguments)
     with pytest.raises(TypeError, match="unexpected keyword argument 'shuffled'"):
         dp.DataLoader(folder, shuffled=True)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="multiple values for argument 'batch_size'"):
+        dp.DataLoader(folder, 8, batch_size=4, rank=0, world_size=1)  # type: ignore[misc]
+    with pytest.raises(TypeError, match="missing a required argument: 'dataset'"):
+        dp.DataLoader(cache="ram")  # type: ignore[arg-type]
+    loader = dp.DataLoader(folder)
+    with pytest.raises(dp.errors.OptionError, match="cache cannot be set on a loader that exists"):
+        loader.cache = "disk"
 
 
 def test_a_table_loader_and_the_attributes_of_loaders(folder: Path, table: Path) -> None:
@@ -146,7 +153,7 @@ def test_arguments_of_from_torch(folder: Path) -> None:
         ({"cache": "ram", "cache_nbytes": 1 << 20}, {"cache": dp.Cache("ram", 1 << 20)}),
         (contiguous, contiguous),
     ):
-        with pytest.warns(DeprecationWarning, match=r"write data=datapipe\.Images\(loader\.dataset, \.\.\.\)") as told:
+        with pytest.warns(DeprecationWarning, match=r"write data=datapipe\.Images\(loader\.dataset, cache=") as told:
             ours: Any = dp.from_torch(theirs(), **former)
         assert told[0].filename == __file__
         loader = theirs()
@@ -155,8 +162,11 @@ def test_arguments_of_from_torch(folder: Path) -> None:
         assert same(copies(ours), copies(now))
     with pytest.warns(DeprecationWarning, match=r"no reseed=; write faithful=True"):
         assert isinstance(dp.from_torch(theirs(), reseed=False), dp.DataLoader)
+    own = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.arange(6)), 2)
+    with pytest.warns(DeprecationWarning, match="no memory_format=; write data="):
+        assert len(list(dp.from_torch(own, memory_format=torch.contiguous_format))) == 3
     faithful = dp.from_torch(theirs(), faithful=True)
-    assert "left to torch's workers: faithful=True" in str(dp.explain(faithful))
+    assert "left to torch's workers: faithful=True leaves" in str(dp.explain(faithful))
     assert same(copies(faithful), copies(theirs()))
 
 

@@ -62,33 +62,36 @@ class _Handling(NamedTuple):
 
 
 def _with_former(arguments: dict[str, Any]) -> list[tuple[str, str]]:
-    """Replace the arguments of `from_torch` in 0.1."""
+    """Replace the arguments of `from_torch` that go in 0.3."""
     told = []
     handling = {name: arguments.pop(name) for name in ("defer", "reseed") if name in arguments}
     if handling:
-        told.append((", ".join(f"{name}=" for name in handling), "faithful=True, which leaves all of it to torch, or nothing"))
+        now = "faithful=True, or DATAPIPE_DEFER=0 in the environment for defer=False alone"
+        told.append((", ".join(f"{name}=" for name in handling), now))
         arguments["faithful"] = _Handling(True, bool(handling.get("defer", True)), bool(handling.get("reseed", True)))
-    given = {name: arguments.pop(name) for name in ("memory_format", "cache", "cache_nbytes") if name in arguments}
+    given = {name: arguments.pop(name) for name in _FORMER_SETTINGS if name in arguments}
     if given:
-        listed = ", ".join(f"{name}=" for name in given)
-        cache = with_capacity(given.get("cache"), given.pop("cache_nbytes")) if "cache_nbytes" in given else given.get("cache")
-        told.append((listed, "data=datapipe.Images(loader.dataset, ...) with cache= and memory_format="))
+        now = "data=datapipe.Images(loader.dataset, cache=..., memory_format=...)"
+        told.append((", ".join(f"{name}=" for name in given), now))
+        cache = Cache.of(given.get("cache"))
+        if given.get("cache_nbytes") is not None:
+            cache = with_capacity(given.get("cache"), given["cache_nbytes"])
         memory_format = given.get("memory_format", torch.channels_last)
-        arguments["data"] = _Settings(arguments.get("data"), ImageSettings(memory_format=memory_format, cache=Cache.of(cache)))
+        arguments["data"] = _Settings(arguments.get("data"), ImageSettings(memory_format=memory_format, cache=cache))
     return told
 
 
+_FORMER_SETTINGS = ("memory_format", "cache", "cache_nbytes")
+
+
 class _Settings(NamedTuple):
-    """`data=`, and the settings that arguments of 0.1 give it."""
+    """`data=`, and the settings that former arguments give it."""
 
     data: Any
     settings: ImageSettings
 
-    def __repr__(self) -> str:
-        return "datapipe.Images(loader.dataset, ...)"
 
-
-@former_arguments(_with_former)
+@former_arguments(("defer", "reseed", *_FORMER_SETTINGS), _with_former)
 def from_torch(
     loader: torch.utils.data.DataLoader[Any] | Loader,
     *,
@@ -143,16 +146,20 @@ def from_torch(
     Raises OptionError for an object that is not a loader, for a subclass of torch's with batches of its own, and for arguments
     that such a loader does not support.
     """
+    data, settings = data if isinstance(data, _Settings) else (data, None)
+    cache = None if settings is None else settings.cache
+    if not isinstance(faithful, (bool, _Handling)):
+        raise OptionError(f"faithful is {faithful!r:.60}; pass True or False")
     if isinstance(loader, (Loader, TorchLoader, PrefetchedLoader)):
         return loader
     if (inner := inside_of_stages(loader)) is not None:
         stages = "its WebLoader has stages or epochs of its own, which run after its batches; in the dataset they could be seen"
-        _refuse(stages, data=(data, None), backend=(backend, "auto"), on_error=(on_error, "raise"))
+        _refuse(stages, data=(data, None), cache=(cache, None), backend=(backend, "auto"), on_error=(on_error, "raise"))
         return _unchanged(loader, inner, stages, resolve_device(device)(), shares=share_among_ranks)
     taken = unwrap_torch_loader(loader)
     source = seed_source(seed, generator_of(taken) if seed is None else None)
     may = faithful if isinstance(faithful, _Handling) else _Handling(not faithful, not faithful, not faithful)
-    asks_for_ours = on_error != "raise" or backend != "auto" or data is not None
+    asks_for_ours = on_error != "raise" or backend != "auto" or (data, cache) != (None, None)
     found = introspect(
         taken,
         source,
@@ -161,12 +168,12 @@ def from_torch(
         draws_in_workers=not may.reseeds or (taken.num_workers > 0 and not asks_for_ours),
     )
     if isinstance(found, Introspection) and not may.sees:
-        found = Unseen("faithful=True")
+        found = Unseen("faithful=True leaves its samples to them")
     defers = may.defers and not is_switched_off()
     if isinstance(found, Introspection) and found.in_workers is not None and defers and not found.recipe.saves_decoding:
         found = Unseen(found.in_workers)  # to decode whole images, and no more, costs more than Pillow
     if isinstance(found, Introspection) and found.in_workers is None:
-        images = _images_of(taken.dataset, found, data)
+        images = _images_of(taken.dataset, found, data, settings)
         as_theirs = functools.partial(as_default_collate, memory_format=images.settings.memory_format)
         ours = DataLoader(
             images,
@@ -182,14 +189,14 @@ def from_torch(
         carry_attributes(loader, ours)
         return ours
     why = found.in_workers if isinstance(found, Introspection) else found.reason
-    _refuse(why, data=(data, None))
+    _refuse(why, data=(data, None), cache=(cache, None))
     if on_error != "raise":
         _check_policy(taken, found, on_error, why, reseeds=may.reseeds)
     place, is_seen = resolve_device(device)(), isinstance(found, Introspection)
     rows = None if is_seen or has_collate_fn(taken) or taken.batch_sampler is None else rows_of(taken.dataset)
     decoding = None if is_seen or rows is not None or not defers or _is_stream(taken) else choose_decoder(taken, backend, place)
     if decoding is None:
-        _refuse(why if defers else "their images are not deferred", backend=(backend, "auto"))
+        _refuse(why if defers or not may.sees else "their images are not deferred", backend=(backend, "auto"))
     if isinstance(found, Unseen) and _is_stream(taken):
         return _unchanged(loader, taken, found.reason, place, shares=share_among_ranks)
     result: Any = _kept(
@@ -204,19 +211,19 @@ def from_torch(
     return result  # type: ignore[no-any-return]
 
 
-def _images_of(dataset: Any, found: Introspection, data: Any) -> Images:
-    """Return the samples of a dataset that was seen, read from `data` if that is given."""
-    settings = None
-    if isinstance(data, _Settings):
-        data, settings = data
+def _images_of(dataset: Any, found: Introspection, data: Any, former: ImageSettings | None) -> Images:
+    """Return the samples of a dataset that was seen, read from `data` if that is given, by former settings or its own."""
     if data is not None and not isinstance(data, Images):
         data = Images(data)
-    settings = settings or (ImageSettings() if data is None else data.settings)
+    settings = ImageSettings() if data is None else data.settings
+    if data is not None and (data.mixture is not None or settings.fields is not None):
+        what = "is a mixture" if data.mixture is not None else f"has fields={settings.fields}"
+        raise OptionError(f"data={data!r:.100} {what}; the torch loader decides which samples come, and what is in them")
+    if former is not None:
+        settings = dataclasses.replace(settings, cache=former.cache, memory_format=former.memory_format)
     is_same = data is None or data.index.fingerprint == found.index.fingerprint
     index = found.index if is_same else converted_index(dataset, data.index)
-    if found.fields is not None:
-        settings = dataclasses.replace(settings, fields=found.fields)
-    return of_torch_dataset(dataset, index, settings)
+    return of_torch_dataset(dataset, index, dataclasses.replace(settings, fields=found.fields))
 
 
 # -- torch's workers --------------------------------------------------------------------------------

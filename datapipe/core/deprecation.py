@@ -1,11 +1,11 @@
-"""What was public in 0.1 and goes in 0.3: names and arguments that go on working until then, with a warning."""
+"""Names and arguments that were public and go in 0.3: they go on working until then, with a warning."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -33,26 +33,28 @@ def warn_deprecated(former: str, now: str, *, stacklevel: int) -> None:
     warnings.warn(f"From datapipe 0.3 on there is no {former}; write {now}", DeprecationWarning, stacklevel=stacklevel + 1)
 
 
-def former_arguments(*translations: Callable[[dict[str, Any]], list[tuple[str, str]]]) -> Callable[[F], F]:
-    """Return a decorator of a function that is called with the arguments of an earlier release, too.
+def former_arguments(names: Iterable[str], *translations: Callable[[dict[str, Any]], list[tuple[str, str]]]) -> Callable[[F], F]:
+    """Return a decorator of a function that is called with the arguments `names` of an earlier release, too.
 
     Each translation gets the arguments by name. It replaces former ones by those of now, and returns what they were, and what to
     write.
     """
+    former = frozenset(names)
 
     def decorate(function: F) -> F:
-        names = list(inspect.signature(function).parameters)
+        signature = inspect.signature(function)
+        others = next((name for name, one in signature.parameters.items() if one.kind is one.VAR_KEYWORD), "")
 
         @functools.wraps(function)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            if kwargs.keys() <= known:
+            if former.isdisjoint(kwargs):
                 return function(*args, **kwargs)
-            named = dict(zip(names, args, strict=False)) | kwargs
-            for former, now in [told for translation in translations for told in translation(named)]:
-                warn_deprecated(former, now, stacklevel=2)
+            named = signature.bind(*args, **{name: value for name, value in kwargs.items() if name not in former}).arguments
+            named |= named.pop(others, {}) | {name: value for name, value in kwargs.items() if name in former}
+            for was, now in [told for translation in translations for told in translation(named)]:
+                warn_deprecated(was, now, stacklevel=2)
             return function(**named)
 
-        known = frozenset(names)
         return wrapper  # type: ignore[return-value]
 
     return decorate

@@ -1,9 +1,9 @@
 """The contract of a kind of data: what a folder of `datapipe/kinds` implements, and all that the kernel knows of it.
 
-`Data` is what users pass to a loader, and a `Kind` what one loader makes of it. For each pass that opens a `BatchMaker`, whose
-methods make a batch in this order: `begin`
-looks it up, `fill` writes the rows of each of its `pieces`, a lane decodes it as a whole if there are lanes, `finish` hands it
-over. Threads, order, prefetch, states, ranks and the treatment of bad samples are the kernel's.
+`Data` is what users pass to a loader, and a `Kind` what one loader makes of it. For each pass a kind opens a `BatchMaker`, whose
+methods make a batch in this order: `begin` looks it up, `fill` writes the rows of each of its `pieces`, a lane decodes it as a
+whole if there are lanes, `finish` hands it over. Threads, order, prefetch, states, ranks and the treatment of bad samples are the
+kernel's.
 """
 
 from __future__ import annotations
@@ -202,6 +202,15 @@ class Data(Protocol):
         """The samples and where they lie, in words."""
 
     def __len__(self) -> int: ...
+
+    @property
+    def own_transform(self) -> object:
+        """The transforms that came with a torch Dataset, which a loader applies unless it has others; None: there are none."""
+        return None
+
+    def without_transform(self) -> Data:
+        """Return the same data without transforms of its own."""
+        return self
 
     def open_kind(
         self, arguments: Mapping[str, Any], /, *, device: Callable[[], torch.device], open_loader: Callable[..., Iterable[Any]]

@@ -10,10 +10,10 @@ import torch
 from datapipe.core.observe import Observer, check_observer
 from datapipe.kernel.bad_samples import BadSample
 from datapipe.kernel.iteration import BatchIterator
-from datapipe.kernel.kind import Kind
+from datapipe.kernel.kind import Data
 from datapipe.kernel.options import SETTABLE, LoaderOptions, check_settable, parse_options
 from datapipe.kernel.passes import Passes
-from datapipe.kernel.ranks import resolve_device
+from datapipe.kernel.ranks import resolve_device, resolve_rank
 from datapipe.kernel.seeding import Seed, seed_source
 from datapipe.kernel.shown import refuse_position, shown_loader
 from datapipe.kernel.state import LoaderProgress
@@ -31,14 +31,17 @@ from datapipe.order.plan import Tail
 class Loader:
     """A loader of batches of one kind of data: what frameworks and scripts expect of torch's DataLoader, and saved states.
 
-    `arguments`: those that the loader was made with, `dataset` being the data. `open_loader(**arguments)`: opens others.
+    `arguments`: those that the loader was made with. `open_loader(**arguments)`: opens another. `transform`: in place of theirs.
     """
 
-    def __init__(self, arguments: dict[str, Any], open_loader: Callable[..., Loader]) -> None:
+    def __init__(
+        self, data: Data, arguments: dict[str, Any], *, open_loader: Callable[..., Loader], transform: object = None
+    ) -> None:
         seed = Seed(seed_source(arguments["seed"], arguments["generator"]))
         self._resolve_device = resolve_device(arguments["device"])
-        self.dataset: Any = arguments["dataset"]
-        kind: Kind = self.dataset.open_kind(arguments, device=self._resolve_device, open_loader=open_loader)
+        self.dataset: Any = data
+        meant = {**arguments, "transform": transform}
+        kind = data.open_kind(meant, device=self._resolve_device, open_loader=open_loader)
         options = parse_options(arguments, kind.block_sizes)
         self._passes = Passes(kind, LoaderProgress(seed, kind.fingerprint, arguments["ranks"]))
         self._open_loader = open_loader
@@ -178,7 +181,15 @@ class Loader:
         return list(self._passes.bad_samples.latest)
 
 
-def _from_arguments(cls: type[Loader], arguments: dict[str, Any], open_loader: Callable[..., Loader]) -> Loader:
+def check_arguments(arguments: Mapping[str, Any]) -> None:
+    """Raise OptionError for arguments that make no sense, whatever the data is."""
+    parse_options(arguments)
+    seed_source(arguments["seed"], arguments["generator"])
+    resolve_device(arguments["device"])
+    resolve_rank(arguments["ranks"])
+
+
+def _from_arguments(cls: type[Loader], arguments: dict[str, Any], open_loader: type[Loader]) -> Loader:
     loader = cls.__new__(cls)
-    Loader.__init__(loader, arguments, open_loader)
+    open_loader.__init__(loader, **arguments)
     return loader

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 from datapipe.core.checks import callable_or_none, iterable_or_none, real_number, whole_number
 from datapipe.core.environment import num_usable_cores, positive_environment
@@ -155,8 +155,8 @@ def _parse_output(output: object) -> tuple[Literal["tuple", "dict"], Mapping[str
     """Return the form of a batch, and the new names of a dict's keys."""
     if isinstance(output, Mapping):
         return "dict", dict(output)
-    if output == "tuple" or output == "dict":
-        return output, {}
+    if isinstance(output, str) and output in ("tuple", "dict"):
+        return cast(Literal["tuple", "dict"], output), {}
     raise OptionError(f"output is {output!r:.60}; choose 'tuple', 'dict', or new names for a dict: {{'image': 'pixel_values'}}")
 
 

@@ -1,4 +1,4 @@
-"""Arguments and attributes of the loaders of 0.1, until they go in 0.3: what takes their place, and what to write."""
+"""Arguments and attributes of loaders that go in 0.3: what takes their place, and what to write."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from datapipe.kernel.cache_settings import Cache
 from datapipe.kinds.registry import part
 
 _OF_IMAGES = ("fields", "boxes", "memory_format", "cache", "remote")
+OF_RANKS = ("rank", "world_size")
+OF_LOADERS = (*_OF_IMAGES, "cache_nbytes", "rename", *OF_RANKS)
 
 
 def with_images(arguments: dict[str, Any]) -> list[tuple[str, str]]:
@@ -22,7 +24,13 @@ def with_images(arguments: dict[str, Any]) -> list[tuple[str, str]]:
         given["cache"] = with_capacity(given.get("cache"), arguments.pop("cache_nbytes"))
     if not former:
         return []
-    arguments["dataset"] = part("images", "data").Images(arguments["dataset"], **given)
+    dataset = arguments["dataset"]
+    images = part("images", "data").Images
+    if hasattr(dataset, "open_kind") and not isinstance(dataset, images):
+        raise OptionError(
+            f"{_listed(former)} is for images, and the data is {dataset!r:.80}; leave it out, or pass it to the data"
+        )
+    arguments["dataset"] = images(dataset, **given)
     return [(_listed(former), f"DataLoader(datapipe.Images(source, {written(given)}), ...)")]
 
 
@@ -44,12 +52,12 @@ def with_output(arguments: dict[str, Any]) -> list[tuple[str, str]]:
         raise OptionError("rename needs output='dict'; pass output= with the new names")
     if rename:
         arguments["output"] = rename
-    return [("rename=", f"output={rename!r:.80}")]
+    return [("rename=", f"output={rename!r}")]
 
 
 def with_ranks(arguments: dict[str, Any]) -> list[tuple[str, str]]:
     """Replace `rank` and `world_size`, which `ranks` says now."""
-    given = [name for name in ("rank", "world_size") if name in arguments]
+    given = [name for name in OF_RANKS if name in arguments]
     if not given:
         return []
     pair = arguments.pop("rank", None), arguments.pop("world_size", None)
@@ -60,8 +68,9 @@ def with_ranks(arguments: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def written(arguments: dict[str, Any]) -> str:
-    """Return arguments as a call has them."""
-    return ", ".join(f"{name}={value!r:.60}" for name, value in arguments.items())
+    """Return arguments as a call has them, long values left out."""
+    texts = {name: repr(value).replace("Cache(where=", "datapipe.Cache(") for name, value in arguments.items()}
+    return ", ".join(f"{name}={text if len(text) < 60 else '...'}" for name, text in texts.items())
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -70,21 +79,24 @@ def _listed(names: Sequence[str]) -> str:
 
 def _attribute(now: str, find: Callable[[Any], Any]) -> Callable[[str, Any], Any]:
     def found(name: str, loader: Any) -> Any:
+        try:
+            value = find(loader)
+        except AttributeError as exc:
+            raise AttributeError(f"{type(loader).__name__!r} object has no attribute {name!r}") from exc
         warn_deprecated(f"loader.{name}", now, stacklevel=3)
-        return find(loader)
+        return value
 
     return found
 
 
-# Attributes of the loaders of 0.1.
 FORMER_ATTRIBUTES = {
     "fields": _attribute("loader.dataset.fields", lambda loader: loader.dataset.fields),
     "layout": _attribute("loader.dataset.layout", lambda loader: loader.dataset.layout),
-    "recipe": _attribute("datapipe.explain(loader)", lambda loader: loader._passes.kind.recipe),
-    "plan": _attribute("datapipe.explain(loader)", lambda loader: loader._passes.source),
-    "store_facts": _attribute("datapipe.explain(loader)", lambda loader: loader._passes.kind.store_facts),
+    "recipe": _attribute("datapipe.explain(loader), which says it", lambda loader: loader._passes.kind.recipe),
+    "plan": _attribute("datapipe.explain(loader), which says it", lambda loader: loader._passes.source),
+    "store_facts": _attribute("datapipe.explain(loader), which says it", lambda loader: loader._passes.kind.store_facts),
     "decoder_device": _attribute(
-        "datapipe.explain(loader)",
+        "datapipe.explain(loader), which says it",
         lambda loader: lambda: loader._passes.kind.decoder_device(loader._passes.settings()),
     ),
 }

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 import torch.utils.data
 
 from datapipe.core.deprecation import former_arguments
+from datapipe.errors import OptionError
 from datapipe.kernel.kind import Data
-from datapipe.kernel.loader import Loader
-from datapipe.kernel.options import OnError, Output, Shuffle, parse_options
+from datapipe.kernel.loader import Loader, check_arguments
+from datapipe.kernel.options import OnError, Output, Shuffle, check_settable
 from datapipe.kernel.samplers import WeightedSampler
-from datapipe.kinds.former import FORMER_ATTRIBUTES, with_images, with_output, with_ranks
+from datapipe.kinds.former import FORMER_ATTRIBUTES, OF_LOADERS, with_images, with_output, with_ranks
 from datapipe.kinds.registry import open_data
 
 
@@ -26,8 +27,8 @@ class DataLoader(Loader):
     ...     train(images, labels)
 
     dataset: `Images`, a `Table`, or what `mix(...)` or `images.select(...)` returned: what a sample is. Or where they lie, which
-      is recognised: a path, a glob pattern, the URL of an object store; or a torch Dataset whose files can be seen
-      (`ImageFolder`, `Subset`, `ConcatDataset`): for others there is `from_torch`.
+      is recognised: a path, a glob pattern, the URL of an object store, the paths of one table; or a torch Dataset whose files
+      can be seen (`ImageFolder`, `Subset`, `ConcatDataset`): for others there is `from_torch`.
     batch_size, sampler, batch_sampler, collate_fn, pin_memory, drop_last, timeout, worker_init_fn, generator, prefetch_factor:
       torch's; docs/loader.md says what each means here. multiprocessing_context, persistent_workers, pin_memory_device and
       in_order are accepted, and mean nothing: there are no workers, and batches come in order.
@@ -53,10 +54,10 @@ class DataLoader(Loader):
     raises.
     """
 
-    @former_arguments(with_images, with_output, with_ranks)
+    @former_arguments(OF_LOADERS, with_images, with_output, with_ranks)
     def __init__(
         self,
-        dataset: Data | str | os.PathLike[str] | torch.utils.data.Dataset[Any],
+        dataset: Data | str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | torch.utils.data.Dataset[Any],
         batch_size: int = 1,
         shuffle: Shuffle | None = None,
         sampler: Iterable[int] | WeightedSampler | None = None,
@@ -85,10 +86,22 @@ class DataLoader(Loader):
         ranks: tuple[int, int] | None = None,
     ) -> None:
         arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
-        parse_options(arguments)  # before anything is opened
-        super().__init__({**arguments, "dataset": open_data(dataset)}, DataLoader)
+        check_arguments(arguments)  # before anything is opened
+        data = open_data(dataset)
+        if data is not dataset and data.own_transform is not None:  # a torch Dataset's
+            if transform is not None:
+                raise OptionError("dataset has a transform of its own, and transform= is given too; leave one of them out")
+            data, transform = data.without_transform(), data.own_transform
+        super().__init__(data, arguments, open_loader=DataLoader, transform=transform)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in OF_LOADERS:
+            check_settable(name)
+        super().__setattr__(name, value)
 
     def __getattr__(self, name: str) -> Any:
+        if hasattr(type(self), name):
+            return object.__getattribute__(self, name)  # a property that raised AttributeError: again, for its own message
         if name in FORMER_ATTRIBUTES:
             return FORMER_ATTRIBUTES[name](name, self)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")

@@ -14,13 +14,17 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from datapipe.core.checks import path_name
-from datapipe.errors import DatapipeError, FormatError, OptionError, UnfinishedError
+from datapipe.errors import FormatError, OptionError
+from datapipe.stores.location import is_url
+from datapipe.stores.requests import apply_settings
+from datapipe.stores.settings import Remote
 
 if TYPE_CHECKING:
     from datapipe.kernel.kind import Data
 
-# Where each kind is. Asked in this order whether something is theirs.
-KINDS = {"images": "datapipe.kinds.images", "tables": "datapipe.kinds.tables"}
+# Where each kind is. Asked in this order whether a local path is theirs: images last, as they keep an index next to shards that
+# others wrote. What lies in a store is asked for in reverse, since no index is kept there.
+KINDS = {"tables": "datapipe.kinds.tables", "images": "datapipe.kinds.images"}
 
 
 def part(kind: str, name: str) -> Any:
@@ -30,14 +34,15 @@ def part(kind: str, name: str) -> Any:
 
 def recognise(path: str | os.PathLike[str]) -> tuple[str, Any]:
     """Return the kind of what lies at a path or URL, and its index. Raises what the kinds' `claim` raise if it is of none."""
-    text, problem = path_name(path, "the path to the dataset"), None
-    for kind in KINDS:
+    text = path_name(path, "the path to the dataset")
+    problem: FormatError | None = None
+    for kind in reversed(KINDS) if is_url(text) else KINDS:
         try:
             index = part(kind, "inspection").claim(text)
-        except UnfinishedError:
-            raise
-        except DatapipeError as exc:
-            problem = exc  # a later kind raises only for what can be of no other
+        except FormatError as exc:
+            if not is_url(text):
+                raise
+            problem = problem or exc
             continue
         if index is not None:
             return kind, index
@@ -46,10 +51,12 @@ def recognise(path: str | os.PathLike[str]) -> tuple[str, Any]:
 
 def open_data(source: Any) -> Data:
     """Return what a user passed as `dataset`: data, or that of a path or another object. Raises OptionError for what is none."""
-    if hasattr(source, "open_kind"):
+    if hasattr(source, "open_kind") and not isinstance(source, type):
         data: Data = source
         return data
     if isinstance(source, (str, os.PathLike)):
+        if is_url(os.fspath(source)):
+            apply_settings(Remote())  # another loader may have applied others
         kind, index = recognise(source)
         return part(kind, "data").of(source, index)  # type: ignore[no-any-return]
     for kind in KINDS:
@@ -58,7 +65,7 @@ def open_data(source: Any) -> Data:
             return found
     raise OptionError(
         f"dataset is {source!r:.80}; pass the path of a converted dataset, of shards, of an image folder or of a table; or "
-        "datapipe.Images(...), datapipe.Table(...), or a torch Dataset"
+        "datapipe.Images(...), datapipe.Table(...), or a torch Dataset; a loader of torch's goes into datapipe.from_torch"
     )
 
 
@@ -73,7 +80,7 @@ def mix(datasets: Sequence[Any], weights: Sequence[float] | None = None, *, num_
     Raises OptionError for invalid weights, an epoch of no samples, datasets of several kinds, and those without samples or a
     common field.
     """
-    if not isinstance(datasets, Sequence) or isinstance(datasets, (str, bytes)) or not len(datasets):
+    if isinstance(datasets, (str, bytes, os.PathLike)) or not len(datasets):
         raise OptionError(f"mix({datasets!r:.60}): pass a list of at least one dataset")
     first, *others = [open_data(dataset) for dataset in datasets]
     for other in others:

@@ -115,6 +115,29 @@ def test_data_that_is_another_is_refused(root: Path, converted: Path, tmp_path: 
         dp.from_torch(theirs(Numbers()), data=converted)
 
 
+@pytest.mark.parametrize(("change", "said"), [
+    (lambda data: data.repeat(2), "is a mixture; the torch loader decides"),
+    (lambda data: dp.Images(data, fields=["image"]), r"has fields=\('image',\); the torch loader decides"),
+])  # fmt: skip
+def test_data_that_says_more_than_the_torch_loader_is_refused(root: Path, change: Any, said: str) -> None:
+    folder = folders.ImageFolder(root, transform=CENTRE)
+    with pytest.raises(dp.errors.OptionError, match=said):
+        dp.from_torch(theirs(folder), data=change(dp.Images(folder)))
+
+
+def test_a_loader_applies_the_transform_of_a_dataset_unless_it_has_one(root: Path) -> None:
+    folder = folders.ImageFolder(root, transform=CENTRE)
+    for data in (folder, dp.Images(folder), dp.Images(folder).select(range(8))):
+        images, _ = next(iter(dp.DataLoader(data, 4)))
+        assert images.shape[2:] == (24, 24)
+    resized, _ = next(iter(dp.DataLoader(dp.Images(folder), 4, transform=[T.Resize((9, 8))])))
+    assert resized.shape[2:] == (9, 8)
+    with pytest.raises(dp.errors.OptionError, match="dataset has a transform of its own"):
+        dp.DataLoader(folder, 4, transform=[T.Resize((9, 8))])
+    again = dp.DataLoader(dp.DataLoader(folder, 4).dataset, 4, transform=[T.Resize((9, 8))])
+    assert next(iter(again))[0].shape[2:] == (9, 8)
+
+
 # -- seen through -----------------------------------------------------------------------------------
 
 

@@ -59,7 +59,7 @@ def open_table(source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
     `TableIndex.widened` reports. Raises MissingDataError if there are no files, FormatError for files that are not such tables or
     do not agree, StorageError if one cannot be read.
     """
-    paths = _paths(source)
+    paths = table_paths(source)
     if len(paths) > 1 and (others := [path for path in paths if SUFFIXES[Path(path).suffix.lower()] == "hdf5"]):
         raise FormatError(
             f"{others[0]}: a row-major file is a table of its own; open it alone, without the {len(paths) - 1} others"
@@ -91,7 +91,8 @@ def open_table(source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
     )
 
 
-def _paths(source: object) -> list[str]:
+def table_paths(source: object) -> list[str]:
+    """Return the files of the table at `source`. Raises as `open_table` does where there are none."""
     if isinstance(source, (str, os.PathLike)):
         return _of_path(path_name(source, "the path to the table"))
     if not isinstance(source, Sequence) or not source:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ import torch.utils.data
 from datapipe.containers import open_index
 from datapipe.core.checks import positions_of, real_number, whole_number
 from datapipe.core.printable import counted, listed, printable
-from datapipe.datasets import Original, SeenStream, Unseen, see_through, webdataset_stream
+from datapipe.datasets import Original, Seen, SeenStream, Unseen, see_through, webdataset_stream
 from datapipe.errors import DecodeError, IntegrityError, OptionError
 from datapipe.fetch.files import open_files
 from datapipe.fetch.row_groups import row_groups_of_windows
@@ -59,34 +60,35 @@ class ImageSettings:
 
 @dataclass(frozen=True, slots=True)
 class _Samples:
-    """Which samples there are, and where they come from."""
+    """Which samples there are, and what came with them."""
 
-    source: AnySource  # what can be opened again; of parts and mixtures the index
     index: AnyIndex
     mixture: Mixture | None = None
     original: Original | None = None  # the torch Dataset that they were made of
-    recipe: Recipe | None = None  # the transforms that came with it
-    fields: tuple[str, ...] | None = None  # those that it gives, if it is a pipeline
+    recipe: Recipe | None = None  # its transforms
+    fields: tuple[str, ...] | None = None  # those that it gives, if it is a webdataset pipeline
 
     @classmethod
     def open(cls, source: AnySource, remote: Remote) -> _Samples:
-        """Open a source. Raises what `open_index` raises, and OptionError for a torch Dataset whose files cannot be seen."""
-        if isinstance(source, str) and is_url(source):
-            apply_settings(remote)  # for the opening too
+        """Open a source. Raises what `open_index` raises, and OptionError for an object whose files cannot be seen."""
         if isinstance(source, (str, os.PathLike)):
-            return cls(source, open_index(source))
+            if is_url(os.fspath(source)):
+                apply_settings(remote)  # for the opening too
+            return cls(open_index(source))
         if isinstance(source, AnyIndex):
-            return cls(source, source)
+            return cls(source)
         stream = webdataset_stream(source)
         if isinstance(stream, SeenStream):
-            return cls(source, stream.index, recipe=_recipe_of(stream.transform), fields=stream.fields)
+            return cls(stream.index, recipe=_recipe_of(stream.transform), fields=stream.fields)
         seen = Unseen(stream) if stream is not None else see_through(source)
-        if isinstance(seen, Unseen):
-            raise OptionError(
-                f"dataset: {seen.reason}; pass the path of a converted dataset, of WebDataset shards or of an image folder, or "
-                "for a Dataset of your own datapipe.from_torch(torch.utils.data.DataLoader(dataset, ...))"
-            )
-        return cls(source, seen.index, original=Original.of(source), recipe=_recipe_of(seen.transform))
+        if isinstance(seen, Seen):
+            return cls(seen.index, original=Original.of(source), recipe=_recipe_of(seen.transform))
+        if not _is_dataset(source):
+            raise OptionError(f"source is {source!r:.80}; pass a path, or a torch Dataset whose files can be seen")
+        raise OptionError(
+            f"dataset: {seen.reason}; pass the path of a converted dataset, of WebDataset shards or of an image folder, or "
+            "for a Dataset of your own datapipe.from_torch(torch.utils.data.DataLoader(dataset, ...))"
+        )
 
 
 class Images(Data):
@@ -97,12 +99,14 @@ class Images(Data):
     >>> image, boxes = data[0]                 # (3, h, w) uint8, and (k, 5) float32
 
     source: a converted dataset, by its path or its URL in an object store; a directory, glob pattern or file of shards; an image
-      folder; a torch Dataset whose files can be seen (`ImageFolder`, `Subset`, `ConcatDataset`, a Hugging Face Dataset) or a
-      webdataset pipeline over shards, whose transform loaders then apply; or other `Images`: what is not given here is as there.
+      folder; a torch Dataset whose files can be seen (`ImageFolder`, `Subset`, `ConcatDataset`, a Hugging Face Dataset), or the
+      shards of a webdataset pipeline: loaders apply its transform, unless they have one; or other `Images`, whose settings are
+      taken over where None is given here.
     fields: the fields that batches have, in this order; None: all of a converted dataset, image and label of data that others
       wrote. Masks, boxes and further images are cut and flipped with the image.
-    boxes: "list", a (k, 5) tensor for each sample, or "padded", one (b, k, 5) tensor, padding rows having the label -1.
-    memory_format: of the images of a batch, (b, 3, h, w): torch.channels_last or torch.contiguous_format.
+    boxes: "list", a (k, 5) tensor for each sample, or "padded", one (b, k, 5) tensor, padding rows having the label -1; None:
+      "list".
+    memory_format: of the images of a batch, (b, 3, h, w): torch.contiguous_format, or torch.channels_last, which None means.
     cache: keep decoded images between epochs, after the leading transforms that draw nothing (Resize, CenterCrop, Pad): "ram",
       "disk", a directory, or a `Cache(...)`, which also has a capacity; or "gpu", for images of one size that are only cropped
       and flipped after that. Pixels are the same with and without. Decodes on the CPU, but for "gpu".
@@ -119,18 +123,23 @@ class Images(Data):
         source: AnySource | Images,
         *,
         fields: Iterable[str] | None = None,
-        boxes: BoxesForm = "list",
-        memory_format: torch.memory_format = torch.channels_last,
+        boxes: BoxesForm | None = None,
+        memory_format: torch.memory_format | None = None,
         cache: Cache | str | os.PathLike[str] | None = None,
         remote: Remote | None = None,
     ) -> None:
-        names = None if fields is None else (fields,) if isinstance(fields, str) else tuple(fields)
-        settings = ImageSettings(names, boxes, memory_format, Cache.of(cache), remote_settings(remote))
+        named: dict[str, Any] = {
+            "fields": fields if fields is None else _names_of(fields),
+            "boxes": boxes,
+            "memory_format": memory_format,
+            "cache": Cache.of(cache),
+            "remote": remote if remote is None else remote_settings(remote),
+        }
+        given = {name: value for name, value in named.items() if value is not None}
         if isinstance(source, Images):
-            named = {name: getattr(settings, name) for name in _DEFAULTS.__dataclass_fields__}
-            given = {name: value for name, value in named.items() if value != getattr(_DEFAULTS, name)}
-            self._set(source._samples, replace(source.settings, **given), source.fields if names is None else None)
+            self._set(source._samples, replace(source.settings, **given), source.fields if fields is None else None)
         else:
+            settings = ImageSettings(**given)
             self._set(_Samples.open(source, settings.remote), settings, None)
 
     def _set(self, samples: _Samples, settings: ImageSettings, fields: BatchFields | None) -> None:
@@ -140,9 +149,13 @@ class Images(Data):
         self.fields = BatchFields.of(self.index, names) if fields is None else fields
         if settings.cache is not None and not self.fields.has_image:
             raise OptionError("cache is for images, and batches have none; leave it out")
-        self._stored = FurtherFields(self.fields.stored, index=self.index, files=open_files(self.index), geometry=None)
         self._targets: list[int] | None = None
         self._stored_order: StoredOrder | None = None
+
+    @functools.cached_property
+    def _stored(self) -> FurtherFields:
+        files = open_files(self.index, remote=self.settings.remote)
+        return FurtherFields(self.fields.stored, index=self.index, files=files, geometry=None)
 
     @classmethod
     def _of(cls, samples: _Samples, settings: ImageSettings, fields: BatchFields | None) -> Images:
@@ -151,10 +164,7 @@ class Images(Data):
         return images
 
     def __reduce__(self) -> tuple[Any, ...]:
-        samples = self._samples
-        if samples.source is samples.index:
-            return Images._of, (replace(samples, original=None), self.settings, self.fields)
-        return _opened_again, (samples.source, self.settings)  # a path is shorter than an index
+        return Images._of, (replace(self._samples, original=None), self.settings, self.fields)
 
     @property
     def mixture(self) -> Mixture | None:
@@ -263,7 +273,7 @@ class Images(Data):
         if self.mixture is not None:
             raise OptionError("select() on a dataset of mix() or repeat(): select from each dataset first, then mix or repeat")
         index = select(self.index, positions_of(indices, "select()"))
-        return Images._of(_Samples(index, index), self.settings, self.fields)
+        return self._part(_Samples(index, recipe=self._samples.recipe))
 
     def take(self, num_samples: int) -> Images:
         """Return the first `num_samples` samples, or all if there are fewer."""
@@ -278,7 +288,7 @@ class Images(Data):
         if self.mixture is not None or count < 1:
             problem = "of what mix() or repeat() made" if self.mixture is not None else "makes an epoch of no samples"
             raise OptionError(f"repeat({times}) {problem}; pass num_samples to mix()")
-        return Images._of(_Samples(self.index, self.index, Mixture((len(self),), (count,))), self.settings, self.fields)
+        return self._part(_Samples(self.index, Mixture((len(self),), (count,)), recipe=self._samples.recipe))
 
     def folds(self, num_folds: int, *, seed: int = 0) -> list[tuple[Images, Images]]:
         """Return `num_folds` pairs of training and validation samples, for cross-validation.
@@ -300,13 +310,26 @@ class Images(Data):
         for part in parts:
             if part.mixture is not None:
                 raise OptionError("mix() on a dataset of mix() or repeat(): pass all datasets to one mix()")
-            if replace(part.settings, fields=None) != replace(self.settings, fields=None):
-                raise OptionError("mix() of Images with different settings; pass them to one: Images(mix([...]), cache=...)")
+            for name in ("boxes", "memory_format", "cache", "remote"):
+                ours, theirs = getattr(self.settings, name), getattr(part.settings, name)
+                if ours != theirs:
+                    raise OptionError(
+                        f"mix() of Images with {name}={ours!r} and {name}={theirs!r}; give it to the mixture: "
+                        f"datapipe.Images(datapipe.mix([...]), {name}=...)"
+                    )
+            if part._samples.recipe != self._samples.recipe:
+                raise OptionError(
+                    "mix() of torch Datasets with different transforms; leave them out, and pass transform= to the loader"
+                )
         indexes = [part.index for part in parts]
         mixture = Mixture.of(indexes, weights, num_samples)
         warn_of_classes(indexes, stacklevel=3)
         index, fields = concatenated(indexes), self.fields if all(part.fields == self.fields for part in parts) else None
-        return Images._of(_Samples(index, index, mixture), replace(self.settings, fields=None), fields)
+        samples = _Samples(index, mixture, recipe=self._samples.recipe)
+        return Images._of(samples, replace(self.settings, fields=None), fields)
+
+    def _part(self, samples: _Samples) -> Images:
+        return Images._of(samples, self.settings, self.fields)
 
     # -- a loader's data --------------------------------------------------------------------------
 
@@ -318,7 +341,7 @@ class Images(Data):
     def open_kind(
         self, arguments: Mapping[str, Any], *, device: Callable[[], torch.device], open_loader: Callable[..., Iterable[Any]]
     ) -> ImageKind:
-        recipe = self._recipe(arguments["transform"])
+        recipe = Recipe.of(self._samples.recipe if arguments["transform"] is None else arguments["transform"])
         self.fields.check_recipe(recipe)
         cache, where = self.settings.cache, arguments["device"]
         if cache is not None and cache.where == "gpu" and (accelerator() is None or str(where).startswith("cpu")):
@@ -336,35 +359,45 @@ class Images(Data):
         samples = replace(self._samples, original=None, recipe=None)
         return Images._of(samples, replace(self.settings, fields=fields, cache=None), None)
 
-    def _recipe(self, transform: object) -> Recipe:
-        """Return the transforms of a loader: those that it was given, or those of the torch Dataset."""
-        if self._samples.recipe is None:
-            return Recipe.of(transform)
-        if transform is not None:
-            raise OptionError("dataset has a transform of its own, and transform= is given too; leave one of them out")
+    @property
+    def own_transform(self) -> Recipe | None:
+        """The transforms that came with a torch Dataset, which a loader applies unless it has others; None: there are none."""
         return self._samples.recipe
+
+    def without_transform(self) -> Images:
+        """Return the same samples without transforms of their own."""
+        return Images._of(replace(self._samples, recipe=None), self.settings, self.fields)
 
 
 def of_torch_dataset(dataset: Any, index: AnyIndex, settings: ImageSettings) -> Images:
     """Return the samples that `from_torch` saw in a dataset. Its transforms are left to the caller."""
     original = None if isinstance(dataset, torch.utils.data.IterableDataset) else Original.of(dataset)
-    return Images._of(_Samples(index, index, original=original), settings, None)
+    return Images._of(_Samples(index, original=original), settings, None)
 
 
 def of(source: Any, index: AnyIndex | None) -> Images | None:
     """Return the samples of a source: a path, whose index was claimed, or a torch Dataset. None for other objects."""
     if index is not None:
-        return Images._of(_Samples(source, index), ImageSettings(), None)
-    is_dataset = isinstance(source, torch.utils.data.IterableDataset) or hasattr(source, "__getitem__")
-    return Images(source) if is_dataset and not isinstance(source, (list, tuple)) else None
+        return Images._of(_Samples(index), ImageSettings(), None)
+    if isinstance(source, torch.utils.data.IterableDataset):
+        name = type(source).__qualname__
+        raise OptionError(
+            f"dataset: {name} is an IterableDataset; pass datapipe.from_torch(torch.utils.data.DataLoader(dataset, ...))"
+        )
+    return Images(source) if _is_dataset(source) else None
+
+
+def _is_dataset(source: object) -> bool:
+    """Return whether this is one of torch's or of Hugging Face's."""
+    return isinstance(source, torch.utils.data.Dataset) or type(source).__module__.startswith("datasets.")
 
 
 def _recipe_of(transform: object) -> Recipe | None:
     return None if transform is None else Recipe.of(transform, input_kind="pil")
 
 
-def _opened_again(source: AnySource, settings: ImageSettings) -> Images:
-    return Images._of(_Samples.open(source, settings.remote), settings, None)
-
-
-_DEFAULTS = ImageSettings()
+def _names_of(fields: Iterable[str]) -> tuple[str, ...]:
+    try:
+        return (fields,) if isinstance(fields, str) else tuple(fields)
+    except TypeError as exc:
+        raise OptionError(f"fields is {fields!r:.60}; pass names of fields, such as ['image', 'label']") from exc

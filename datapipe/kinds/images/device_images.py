@@ -75,7 +75,7 @@ class DeviceImages:
         if num_samples and not self._num_places:
             raise OptionError(
                 f"cache='gpu': an image takes {self._row_nbytes:,} bytes, and the cache may take {limit:,} on {runtime.device}; "
-                "pass a larger cache_nbytes, or cache='ram'"
+                "pass a larger cache=datapipe.Cache('gpu', nbytes), or cache='ram'"
             )
         self._images: torch.Tensor | None = None  # (num_places, h, w, 3) uint8, from the first batch on
         self._lock = threading.Lock()
@@ -194,7 +194,7 @@ class DeviceImages:
             except RuntimeError as exc:  # torch.OutOfMemoryError is one
                 raise BackendError(
                     f"cache='gpu': {self._runtime.device} has no {size_text(self._num_places * self._row_nbytes)} for images "
-                    f"({str(exc).strip():.120}); pass a smaller cache_nbytes, or cache='ram'"
+                    f"({str(exc).strip():.120}); pass a smaller cache=datapipe.Cache('gpu', nbytes), or cache='ram'"
                 ) from exc
         return self._images
 
@@ -285,5 +285,7 @@ class Filling:
 def _share_of_free(runtime: DeviceRuntime) -> int:
     free = runtime.free_nbytes()
     if free is None:
-        raise OptionError(f"cache='gpu': torch does not know the free memory of {runtime.device}; pass cache_nbytes")
+        raise OptionError(
+            f"cache='gpu': torch does not know the free memory of {runtime.device}; pass cache=datapipe.Cache('gpu', nbytes)"
+        )
     return free // _SHARE

@@ -13,7 +13,7 @@ from datapipe.columns.layout import ColumnGroups, MatrixLayout, layout_of
 from datapipe.columns.recipe import Columns
 from datapipe.containers.tables.files import open_table
 from datapipe.core.printable import counted, listed, printable
-from datapipe.errors import OptionError
+from datapipe.errors import FormatError, MissingDataError, OptionError
 from datapipe.index.tables import TableIndex
 from datapipe.kernel.cache_settings import Cache
 from datapipe.kernel.kind import Data
@@ -127,8 +127,14 @@ class Table(Data):
 
 def of(source: Any, index: TableIndex | None) -> Table | None:
     """Return the table of a source: a path, whose index was claimed, or a list of paths. None for other objects."""
-    is_list = isinstance(source, Sequence) and bool(source) and all(isinstance(one, (str, os.PathLike)) for one in source)
-    return Table._of(source, TableSettings(), index) if index is not None or is_list else None
+    if index is not None:
+        return Table._of(source, TableSettings(), index)
+    if not isinstance(source, (list, tuple)) or not source or not all(isinstance(one, (str, os.PathLike)) for one in source):
+        return None
+    try:
+        return Table(source)
+    except (FormatError, MissingDataError) as exc:
+        raise type(exc)(f"{exc}; a list of paths is one table: for images of several sets pass datapipe.mix([...])") from exc
 
 
 def _requests_for(source: object, remote: Remote) -> Remote | None:

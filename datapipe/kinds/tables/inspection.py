@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from datapipe.containers.formats import TEXT_SUFFIXES, container_of
-from datapipe.containers.tables.files import SUFFIXES, null_counts, open_table
+from datapipe.containers.listing import is_image_name
+from datapipe.containers.tables.files import SUFFIXES, null_counts, open_table, table_paths
 from datapipe.core.printable import counted
 from datapipe.errors import DatapipeError, OptionError
 from datapipe.index.manifest import MANIFEST_NAME
 from datapipe.index.tables import ColumnKind, TableIndex
 from datapipe.stores.location import is_url
 
+_OF_SAMPLES = ("tar", "tfrecord")  # containers
 _BYTES = ("binary", "large_binary", "binary_view")  # encoded images
 _MAX_SHOWN = 30  # columns
 _LARGE_GROUP_NBYTES = 256 << 20  # uncompressed: few of them fit into the windows that rows are shuffled in
@@ -27,15 +29,33 @@ def claim(path: str) -> TableIndex | None:
 
     Raises as `open_table` does for a file that can only be a table, by its name, and is none.
     """
-    if os.path.lexists(os.path.join(path, MANIFEST_NAME)):
+    if os.path.lexists(os.path.join(path, MANIFEST_NAME)) or _holds_samples(path):
         return None
     try:
+        first, *others = table_paths(path)
+        if others and not is_url(path) and _has_bytes(open_table(first)):
+            return None  # shards of images, of which there may be thousands
         table = open_table(path)
     except DatapipeError:
         if not is_url(path) and os.path.isfile(path) and (path.lower().endswith(TEXT_SUFFIXES) or _is_only_table(path)):
             raise
         return None
-    return table if is_url(path) or not any(column.type in _BYTES for column in table.columns) else None
+    return table if is_url(path) or not _has_bytes(table) else None
+
+
+def _has_bytes(table: TableIndex) -> bool:
+    return any(column.type in _BYTES for column in table.columns)
+
+
+def _holds_samples(path: str) -> bool:
+    """Return whether a directory has images, or shards that no table is, in it or in a directory in it."""
+    if is_url(path):
+        return False
+    for _, _, names in os.walk(path):
+        for name in names:
+            if is_image_name(os.fsencode(name)) or container_of(name) in _OF_SAMPLES:
+                return True
+    return False
 
 
 def describe(index: TableIndex, args: argparse.Namespace) -> dict[str, Any]:

@@ -96,10 +96,10 @@ class TableKind(Kind):
     def configure(self, arguments: Mapping[str, Any], options: LoaderOptions) -> None:
         """Use these arguments for passes that begin from now on. Raises OptionError for those that a table does not serve."""
         for name, remedy in _NOT_SERVED.items():
-            if arguments[name] is not None and not (name == "output" and arguments[name] == "tuple"):
+            if arguments[name] is not None and not (name == "output" and options.output == "tuple"):
                 raise OptionError(f"{name} is {arguments[name]!r:.60}, and the data is a table; {remedy}")
         backend = arguments["backend"]
-        if backend not in TABLE_BACKENDS:
+        if not isinstance(backend, str) or backend not in TABLE_BACKENDS:
             raise OptionError(f"backend is {backend!r:.60}; choose one of {', '.join(TABLE_BACKENDS)}")
         if self._kept is None:
             self._kept = _open_kept(self.settings.cache, options, self.index, self.layout)

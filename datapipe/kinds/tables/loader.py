@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from datapipe.core.deprecation import former_arguments
-from datapipe.kinds.former import with_ranks
+from datapipe.kinds.former import OF_RANKS, with_ranks
 from datapipe.kinds.loader import DataLoader
 from datapipe.kinds.tables.data import Table, TableSource
 
@@ -23,7 +23,7 @@ class TableLoader(DataLoader):
     `cache`, `window_nbytes` and `remote` are those of `Table`, all other arguments those of `DataLoader`.
     """
 
-    @former_arguments(with_ranks)
+    @former_arguments(OF_RANKS, with_ranks)
     def __init__(self, source: TableSource, batch_size: int, shuffle: bool = False, **options: Any) -> None:
         table = {name: options.pop(name) for name in _OF_TABLES if name in options}
         super().__init__(Table(source, **table), batch_size, shuffle, **options)

@@ -2,7 +2,7 @@
 
 few_descriptors.py LIMIT JSON
 
-JSON: a list of paths with the loader's options.
+JSON: a list of paths, with the directory of a cache or null, and the loader's options.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ import datapipe as dp
 from datapipe import transforms as T
 
 
-def epochs(path: str, options: dict[str, Any]) -> list[int] | str:
+def epochs(path: str, cache: str | None, options: dict[str, Any]) -> list[int] | str:
     """How many samples came in each, none of them bad; or what was raised."""
     crop = [T.Resize(8), T.CenterCrop(8)]
     try:
-        loader = dp.DataLoader(path, batch_size=16, shuffle=True, num_workers=2, device="cpu", transform=crop, **options)
+        data = dp.Images(path, cache=cache)
+        loader = dp.DataLoader(data, batch_size=16, shuffle=True, num_workers=2, device="cpu", transform=crop, **options)
         counts = [sum(len(images) for images, _ in loader) for _ in range(2)]
     except Exception as exc:
         return repr(exc)
     found = repr(loader.bad_samples) if loader.bad_samples else counts
-    del loader
+    del loader, data
     gc.collect()  # the files of one loader are no concern of the next
     return found
 
@@ -36,4 +37,4 @@ if __name__ == "__main__":
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     dp.DataLoader  # noqa: B018 -- imported here, so that no collection walks over torch
     gc.freeze()
-    print(json.dumps([epochs(path, options) for path, options in json.loads(sys.argv[2])]))
+    print(json.dumps([epochs(path, cache, options) for path, cache, options in json.loads(sys.argv[2])]))

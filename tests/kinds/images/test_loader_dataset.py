@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import pickle
+import shutil
 import threading
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
-from fixtures import CLASSES, NUM_SAMPLES, listing
+from fixtures import CLASSES, NUM_SAMPLES, listing, make_folder
 from PIL import Image
 from recipes import ids_of, make
 
@@ -34,7 +37,7 @@ def test_the_dataset_is_a_map_of_samples(folder: Path, shards: Path, converted: 
 
 
 def test_what_is_no_set_of_images_is_refused(folder: Path) -> None:
-    with pytest.raises(dp.errors.OptionError, match=r"dataset: builtins\.int is custom Python code; pass the path of"):
+    with pytest.raises(dp.errors.OptionError, match=r"source is 3; pass a path"):
         dp.Images(3)  # type: ignore[arg-type]
 
 
@@ -48,6 +51,38 @@ def test_settings_of_other_images_are_taken_over(folder: Path) -> None:
     assert labels.tolist() == data.targets[:4]
     again = pickle.loads(pickle.dumps(kept))
     assert (len(again), again.settings) == (9, kept.settings)
+
+
+def test_a_setting_that_is_given_counts_and_others_are_kept(folder: Path) -> None:
+    data = dp.Images(folder, boxes="padded", cache="ram", memory_format=torch.contiguous_format)
+    changed = dp.Images(data, boxes="list", memory_format=torch.channels_last)
+    assert (changed.settings.boxes, changed.settings.memory_format) == ("list", torch.channels_last)
+    assert changed.settings.cache == dp.Cache("ram")
+    with pytest.raises(dp.errors.OptionError, match=r"with boxes='list' and boxes='padded'; give it to the mix"):
+        dp.mix([changed, data])
+    with pytest.raises(dp.errors.OptionError, match="fields is 5; pass names"):
+        dp.Images(folder, fields=5)  # type: ignore[arg-type]
+
+
+def test_a_pickle_holds_the_samples_as_they_were(tmp_path: Path) -> None:
+    root = make_folder(tmp_path / "set", num=5, size=(20, 24))
+    data, loader = (pickle.dumps(one) for one in (dp.Images(root), dp.DataLoader(root, 4)))
+    first = min(root.rglob("*.jpg"))
+    shutil.copy(first, first.with_name("zzz.jpg"))
+    assert len(pickle.loads(data)) == 5
+    assert len(pickle.loads(loader).dataset) == 6, "a loader is opened again"
+
+
+def test_a_folder_with_a_table_beside_its_images_is_no_table(tmp_path: Path) -> None:
+    root = make_folder(tmp_path / "set", num=5, size=(20, 24))
+    pq.write_table(pa.table({"a": [1, 2]}), root / "metadata.parquet")
+    with pytest.raises(dp.errors.FormatError, match="no images that can be read"):
+        dp.DataLoader(root)
+    pq.write_table(pa.table({"a": [1, 2]}), tmp_path / "t.parquet")
+    (tmp_path / "t").mkdir()
+    shutil.move(tmp_path / "t.parquet", tmp_path / "t")
+    assert isinstance(dp.DataLoader(tmp_path / "t").dataset, dp.Table)
+    assert [path.name for path in (tmp_path / "t").iterdir()] == ["t.parquet"]
 
 
 def test_samples_of_a_dataset_do_not_share_memory(folder: Path) -> None:

@@ -50,8 +50,8 @@ def epochs(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     root = tmp_path_factory.mktemp("descriptors")
     paths = [str(make(folder, root / name)) for name, make in SETS.items()]
     assert all(sum(file.is_file() for file in Path(path).rglob("*")) > LIMIT for path in paths)
-    cached = {"cache": str(root / "cache"), "on_error": "skip"}  # one in memory stays open until the process ends
-    asked = json.dumps([[path, options] for path in paths for options in ({}, cached)])
+    cached = str(root / "cache"), {"on_error": "skip"}  # one in memory stays open until the process ends
+    asked = json.dumps([[path, *how] for path in paths for how in ((None, {}), cached)])
     done = subprocess.run(
         [sys.executable, str(DRIVER), str(LIMIT), asked],
         env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=300, check=False,
