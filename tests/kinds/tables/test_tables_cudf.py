@@ -278,9 +278,9 @@ def test_auto_measures_both_and_remembers(table: Path, monkeypatch: pytest.Monke
     opened: list[str] = []
     make = Loader.__init__
 
-    def counting(self: Any, arguments: dict[str, Any], open_loader: Any) -> None:
+    def counting(self: Any, data: Any, arguments: dict[str, Any], **others: Any) -> None:
         opened.append(arguments["backend"])
-        make(self, arguments, open_loader)
+        make(self, data, arguments, **others)
 
     monkeypatch.setattr(Loader, "__init__", counting)
     with fake_gpu(is_fair=True):
