@@ -1,4 +1,4 @@
-"""Make lists of the lines `name: meaning` that docstrings have for arguments, so that the site shows them one below the other."""
+"""Make lists of the lines `name: meaning` that docstrings have for arguments, and code of their examples, for the site."""
 
 from __future__ import annotations
 
@@ -20,10 +20,16 @@ class Arguments(griffe.Extension):
 
 
 def with_lists(text: str) -> str:
-    """Return `text` with a list item for each line `name: meaning`, and its indented continuation."""
+    """Return `text` with a list item for each line `name: meaning`, and its indented continuation; examples are code."""
     lines: list[str] = []
-    is_item = False
+    is_item = is_code = False
     for line in text.splitlines():
+        if line.startswith((">>> ", "... ")) != is_code:
+            lines.append("```" if is_code else "```python")
+            is_code = not is_code
+        if is_code:
+            lines.append(line[4:])
+            continue
         match = _LINE.match(line)
         if match:
             if lines and lines[-1] and not is_item:
