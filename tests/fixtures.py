@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import io
 import os
 from collections.abc import Callable, Iterable
@@ -288,6 +289,6 @@ def flip_bit(path: Path, offset: int) -> None:
 
 def open_images(source: Any, batch_size: int = 1, **options: Any) -> dp.DataLoader:
     """A loader of images; what says what a sample is, is taken out of the options."""
-    names = ("fields", "boxes", "memory_format", "cache", "remote")
-    settings = {name: options.pop(name) for name in names if name in options}
+    names = options.keys() & inspect.signature(dp.Images).parameters
+    settings = {name: options.pop(name) for name in names}
     return dp.DataLoader(dp.Images(source, **settings), batch_size, **options)

@@ -8,7 +8,7 @@ import hashlib
 import os
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.utils.data
@@ -18,6 +18,7 @@ from datapipe.adapt.deferral.dataset import DeferringDataset, is_switched_off, r
 from datapipe.adapt.deferral.device_decoding import DecodingByDali, choose_decoder
 from datapipe.adapt.deferral.requests import request_of_picks
 from datapipe.adapt.explaining import lines_about
+from datapipe.adapt.former import OF_FROM_TORCH, FormerSettings, Handling, with_former
 from datapipe.adapt.introspection import Introspection, as_default_collate, introspect
 from datapipe.adapt.keys import KeyOf, KeySource, SampleDataset, given_keys, keys_of, picked_keys, places_of, request_of_samples
 from datapipe.adapt.loaders import (
@@ -37,61 +38,22 @@ from datapipe.core.deprecation import former_arguments
 from datapipe.datasets import Original, Unseen, converted_index
 from datapipe.errors import OptionError
 from datapipe.index.concat import Repeats
-from datapipe.kernel.cache_settings import Cache
 from datapipe.kernel.loader import Loader
 from datapipe.kernel.options import OnError
 from datapipe.kernel.prefetching import PrefetchedLoader, prefetch
 from datapipe.kernel.ranks import resolve_device
 from datapipe.kernel.samplers import SamplerChecksum
 from datapipe.kernel.seeding import SeedSource, seed_source
-from datapipe.kinds.former import with_capacity
 from datapipe.kinds.images.choice import Backend, Choice
-from datapipe.kinds.images.data import Images, ImageSettings, of_torch_dataset
+from datapipe.kinds.images.data import Images, of_torch_dataset
+from datapipe.kinds.images.samples import ImageSettings
 from datapipe.kinds.loader import DataLoader
 from datapipe.order.row_order import ShuffledRows
 
 AnyLoader = Loader | TorchLoader | PrefetchedLoader
 
 
-class _Handling(NamedTuple):
-    """How much of a loader's work may be done otherwise than torch does it."""
-
-    sees: bool  # datasets whose files can be seen are read by datapipe
-    defers: bool  # images that a dataset's own code opens by Pillow are made at the end of a fetch
-    reseeds: bool  # random numbers are seeded for each sample
-
-
-def _with_former(arguments: dict[str, Any]) -> list[tuple[str, str]]:
-    """Replace the arguments of `from_torch` that go in 0.3."""
-    told = []
-    handling = {name: arguments.pop(name) for name in ("defer", "reseed") if name in arguments}
-    if handling:
-        now = "faithful=True, or DATAPIPE_DEFER=0 in the environment for defer=False alone"
-        told.append((", ".join(f"{name}=" for name in handling), now))
-        arguments["faithful"] = _Handling(True, bool(handling.get("defer", True)), bool(handling.get("reseed", True)))
-    given = {name: arguments.pop(name) for name in _FORMER_SETTINGS if name in arguments}
-    if given:
-        now = "data=datapipe.Images(loader.dataset, cache=..., memory_format=...)"
-        told.append((", ".join(f"{name}=" for name in given), now))
-        cache = Cache.of(given.get("cache"))
-        if given.get("cache_nbytes") is not None:
-            cache = with_capacity(given.get("cache"), given["cache_nbytes"])
-        memory_format = given.get("memory_format", torch.channels_last)
-        arguments["data"] = _Settings(arguments.get("data"), ImageSettings(memory_format=memory_format, cache=cache))
-    return told
-
-
-_FORMER_SETTINGS = ("memory_format", "cache", "cache_nbytes")
-
-
-class _Settings(NamedTuple):
-    """`data=`, and the settings that former arguments give it."""
-
-    data: Any
-    settings: ImageSettings
-
-
-@former_arguments(("defer", "reseed", *_FORMER_SETTINGS), _with_former)
+@former_arguments(OF_FROM_TORCH, with_former)
 def from_torch(
     loader: torch.utils.data.DataLoader[Any] | Loader,
     *,
@@ -146,9 +108,9 @@ def from_torch(
     Raises OptionError for an object that is not a loader, for a subclass of torch's with batches of its own, and for arguments
     that such a loader does not support.
     """
-    data, settings = data if isinstance(data, _Settings) else (data, None)
+    data, settings = data if isinstance(data, FormerSettings) else (data, None)
     cache = None if settings is None else settings.cache
-    if not isinstance(faithful, (bool, _Handling)):
+    if not isinstance(faithful, (bool, Handling)):
         raise OptionError(f"faithful is {faithful!r:.60}; pass True or False")
     if isinstance(loader, (Loader, TorchLoader, PrefetchedLoader)):
         return loader
@@ -158,7 +120,7 @@ def from_torch(
         return _unchanged(loader, inner, stages, resolve_device(device)(), shares=share_among_ranks)
     taken = unwrap_torch_loader(loader)
     source = seed_source(seed, generator_of(taken) if seed is None else None)
-    may = faithful if isinstance(faithful, _Handling) else _Handling(not faithful, not faithful, not faithful)
+    may = faithful if isinstance(faithful, Handling) else Handling(not faithful, not faithful, not faithful)
     asks_for_ours = on_error != "raise" or backend != "auto" or (data, cache) != (None, None)
     found = introspect(
         taken,

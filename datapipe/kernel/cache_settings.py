@@ -13,7 +13,7 @@ from datapipe.errors import OptionError
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """Where decoded data is kept between epochs, and how much of it.
+    """A place in which decoded data is kept between epochs, and its capacity.
 
     where: "ram", the node's memory, shared by its processes until the last one ends; "disk", in the user's cache directory; a
       directory; or "gpu", the memory of the device that batches go to.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from datapipe.core.deprecation import warn_deprecated
@@ -28,10 +28,10 @@ def with_images(arguments: dict[str, Any]) -> list[tuple[str, str]]:
     images = part("images", "data").Images
     if hasattr(dataset, "open_kind") and not isinstance(dataset, images):
         raise OptionError(
-            f"{_listed(former)} is for images, and the data is {dataset!r:.80}; leave it out, or pass it to the data"
+            f"{listed(former)} is for images, and the data is {dataset!r:.80}; leave it out, or pass it to the data"
         )
     arguments["dataset"] = images(dataset, **given)
-    return [(_listed(former), f"DataLoader(datapipe.Images(source, {written(given)}), ...)")]
+    return [(listed(former), f"DataLoader(datapipe.Images(source, {_written(given)}), ...)")]
 
 
 def with_capacity(cache: Any, nbytes: Any) -> Any:
@@ -64,16 +64,17 @@ def with_ranks(arguments: dict[str, Any]) -> list[tuple[str, str]]:
     if (pair[0] is None) != (pair[1] is None):
         raise OptionError(f"rank={pair[0]}, world_size={pair[1]}: pass ranks=(rank, world_size)")
     arguments["ranks"] = None if pair[0] is None else pair
-    return [(_listed(given), "ranks=(rank, world_size)")]
+    return [(listed(given), "ranks=(rank, world_size)")]
 
 
-def written(arguments: dict[str, Any]) -> str:
+def _written(arguments: dict[str, Any]) -> str:
     """Return arguments as a call has them, long values left out."""
     texts = {name: repr(value).replace("Cache(where=", "datapipe.Cache(") for name, value in arguments.items()}
     return ", ".join(f"{name}={text if len(text) < 60 else '...'}" for name, text in texts.items())
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Iterable[str]) -> str:
+    """Return names of arguments as a message has them."""
     return ", ".join(f"{name}=" for name in names)
 
 

@@ -55,7 +55,7 @@ def open_data(source: Any) -> Data:
         data: Data = source
         return data
     if isinstance(source, (str, os.PathLike)):
-        if is_url(os.fspath(source)):
+        if isinstance(source, str) and is_url(source):
             apply_settings(Remote())  # another loader may have applied others
         kind, index = recognise(source)
         return part(kind, "data").of(source, index)  # type: ignore[no-any-return]

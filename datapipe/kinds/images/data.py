@@ -6,17 +6,16 @@ import functools
 import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 import torch.utils.data
 
-from datapipe.containers import open_index
 from datapipe.core.checks import positions_of, real_number, whole_number
 from datapipe.core.printable import counted, listed, printable
-from datapipe.datasets import Original, Seen, SeenStream, Unseen, see_through, webdataset_stream
+from datapipe.datasets import Original
 from datapipe.errors import DecodeError, IntegrityError, OptionError
 from datapipe.fetch.files import open_files
 from datapipe.fetch.row_groups import row_groups_of_windows
@@ -26,69 +25,16 @@ from datapipe.kernel.accelerators import accelerator
 from datapipe.kernel.bad_samples import located
 from datapipe.kernel.cache_settings import Cache
 from datapipe.kernel.kind import Data
-from datapipe.kernel.options import one_of
 from datapipe.kernel.shown import shown_device
 from datapipe.kinds.images.collate import BoxesForm
 from datapipe.kinds.images.fields import IMAGE, LABEL, BatchFields, FurtherFields
 from datapipe.kinds.images.kind import ImageKind
 from datapipe.kinds.images.mixing import Mixture, warn_of_classes
+from datapipe.kinds.images.samples import AnySource, ImageSettings, Samples, is_dataset
 from datapipe.order.draws import key64
 from datapipe.order.sample_order import Permutation
-from datapipe.stores.location import is_url
-from datapipe.stores.requests import apply_settings
 from datapipe.stores.settings import Remote, remote_settings
 from datapipe.transforms import Recipe
-
-AnySource = str | os.PathLike[str] | torch.utils.data.Dataset[Any] | AnyIndex
-
-
-@dataclass(frozen=True, slots=True)
-class ImageSettings:
-    """What a sample is: its fields and their form, and how they are read and kept. `Images` documents each."""
-
-    fields: tuple[str, ...] | None = None
-    boxes: BoxesForm = "list"
-    memory_format: torch.memory_format = torch.channels_last
-    cache: Cache | None = None
-    remote: Remote = field(default_factory=Remote)
-
-    def __post_init__(self) -> None:
-        one_of(BoxesForm, self.boxes, "boxes")
-        if self.memory_format not in (torch.channels_last, torch.contiguous_format):
-            raise OptionError(f"memory_format is {self.memory_format!r}; choose torch.channels_last or torch.contiguous_format")
-
-
-@dataclass(frozen=True, slots=True)
-class _Samples:
-    """Which samples there are, and what came with them."""
-
-    index: AnyIndex
-    mixture: Mixture | None = None
-    original: Original | None = None  # the torch Dataset that they were made of
-    recipe: Recipe | None = None  # its transforms
-    fields: tuple[str, ...] | None = None  # those that it gives, if it is a webdataset pipeline
-
-    @classmethod
-    def open(cls, source: AnySource, remote: Remote) -> _Samples:
-        """Open a source. Raises what `open_index` raises, and OptionError for an object whose files cannot be seen."""
-        if isinstance(source, (str, os.PathLike)):
-            if is_url(os.fspath(source)):
-                apply_settings(remote)  # for the opening too
-            return cls(open_index(source))
-        if isinstance(source, AnyIndex):
-            return cls(source)
-        stream = webdataset_stream(source)
-        if isinstance(stream, SeenStream):
-            return cls(stream.index, recipe=_recipe_of(stream.transform), fields=stream.fields)
-        seen = Unseen(stream) if stream is not None else see_through(source)
-        if isinstance(seen, Seen):
-            return cls(seen.index, original=Original.of(source), recipe=_recipe_of(seen.transform))
-        if not _is_dataset(source):
-            raise OptionError(f"source is {source!r:.80}; pass a path, or a torch Dataset whose files can be seen")
-        raise OptionError(
-            f"dataset: {seen.reason}; pass the path of a converted dataset, of WebDataset shards or of an image folder, or "
-            "for a Dataset of your own datapipe.from_torch(torch.utils.data.DataLoader(dataset, ...))"
-        )
 
 
 class Images(Data):
@@ -140,9 +86,9 @@ class Images(Data):
             self._set(source._samples, replace(source.settings, **given), source.fields if fields is None else None)
         else:
             settings = ImageSettings(**given)
-            self._set(_Samples.open(source, settings.remote), settings, None)
+            self._set(Samples.open(source, settings.remote), settings, None)
 
-    def _set(self, samples: _Samples, settings: ImageSettings, fields: BatchFields | None) -> None:
+    def _set(self, samples: Samples, settings: ImageSettings, fields: BatchFields | None) -> None:
         """`fields`: None for those that the settings name."""
         self._samples, self.settings, self.index = samples, settings, samples.index
         names = samples.fields if settings.fields is None else settings.fields
@@ -158,7 +104,7 @@ class Images(Data):
         return FurtherFields(self.fields.stored, index=self.index, files=files, geometry=None)
 
     @classmethod
-    def _of(cls, samples: _Samples, settings: ImageSettings, fields: BatchFields | None) -> Images:
+    def _of(cls, samples: Samples, settings: ImageSettings, fields: BatchFields | None) -> Images:
         images = cls.__new__(cls)
         images._set(samples, settings, fields)
         return images
@@ -273,7 +219,7 @@ class Images(Data):
         if self.mixture is not None:
             raise OptionError("select() on a dataset of mix() or repeat(): select from each dataset first, then mix or repeat")
         index = select(self.index, positions_of(indices, "select()"))
-        return self._part(_Samples(index, recipe=self._samples.recipe))
+        return self._part(Samples(index, recipe=self._samples.recipe))
 
     def take(self, num_samples: int) -> Images:
         """Return the first `num_samples` samples, or all if there are fewer."""
@@ -288,7 +234,7 @@ class Images(Data):
         if self.mixture is not None or count < 1:
             problem = "of what mix() or repeat() made" if self.mixture is not None else "makes an epoch of no samples"
             raise OptionError(f"repeat({times}) {problem}; pass num_samples to mix()")
-        return self._part(_Samples(self.index, Mixture((len(self),), (count,)), recipe=self._samples.recipe))
+        return self._part(Samples(self.index, Mixture((len(self),), (count,)), recipe=self._samples.recipe))
 
     def folds(self, num_folds: int, *, seed: int = 0) -> list[tuple[Images, Images]]:
         """Return `num_folds` pairs of training and validation samples, for cross-validation.
@@ -325,10 +271,10 @@ class Images(Data):
         mixture = Mixture.of(indexes, weights, num_samples)
         warn_of_classes(indexes, stacklevel=3)
         index, fields = concatenated(indexes), self.fields if all(part.fields == self.fields for part in parts) else None
-        samples = _Samples(index, mixture, recipe=self._samples.recipe)
+        samples = Samples(index, mixture, recipe=self._samples.recipe)
         return Images._of(samples, replace(self.settings, fields=None), fields)
 
-    def _part(self, samples: _Samples) -> Images:
+    def _part(self, samples: Samples) -> Images:
         return Images._of(samples, self.settings, self.fields)
 
     # -- a loader's data --------------------------------------------------------------------------
@@ -372,28 +318,19 @@ class Images(Data):
 def of_torch_dataset(dataset: Any, index: AnyIndex, settings: ImageSettings) -> Images:
     """Return the samples that `from_torch` saw in a dataset. Its transforms are left to the caller."""
     original = None if isinstance(dataset, torch.utils.data.IterableDataset) else Original.of(dataset)
-    return Images._of(_Samples(index, original=original), settings, None)
+    return Images._of(Samples(index, original=original), settings, None)
 
 
 def of(source: Any, index: AnyIndex | None) -> Images | None:
     """Return the samples of a source: a path, whose index was claimed, or a torch Dataset. None for other objects."""
     if index is not None:
-        return Images._of(_Samples(index), ImageSettings(), None)
+        return Images._of(Samples(index), ImageSettings(), None)
     if isinstance(source, torch.utils.data.IterableDataset):
         name = type(source).__qualname__
         raise OptionError(
             f"dataset: {name} is an IterableDataset; pass datapipe.from_torch(torch.utils.data.DataLoader(dataset, ...))"
         )
-    return Images(source) if _is_dataset(source) else None
-
-
-def _is_dataset(source: object) -> bool:
-    """Return whether this is one of torch's or of Hugging Face's."""
-    return isinstance(source, torch.utils.data.Dataset) or type(source).__module__.startswith("datasets.")
-
-
-def _recipe_of(transform: object) -> Recipe | None:
-    return None if transform is None else Recipe.of(transform, input_kind="pil")
+    return Images(source) if is_dataset(source) else None
 
 
 def _names_of(fields: Iterable[str]) -> tuple[str, ...]:

@@ -49,7 +49,7 @@ _NOT_SERVED = {
 
 @dataclass(frozen=True, slots=True)
 class TableSettings:
-    """What a batch of a table is, and how rows are read and kept. `Table` documents each."""
+    """The settings of a `Table`, which documents each: what a batch is, and how rows are read and kept."""
 
     columns: ColumnGroups = None
     label: str | Sequence[str] | None = None

@@ -1,0 +1,83 @@
+"""Open samples, wherever they lie, and check the settings by which they are read."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.utils.data
+
+from datapipe.containers import open_index
+from datapipe.datasets import Original, Seen, SeenStream, Unseen, see_through, webdataset_stream
+from datapipe.errors import OptionError
+from datapipe.index.concat import AnyIndex
+from datapipe.kernel.cache_settings import Cache
+from datapipe.kernel.options import one_of
+from datapipe.kinds.images.collate import BoxesForm
+from datapipe.kinds.images.mixing import Mixture
+from datapipe.stores.location import is_url
+from datapipe.stores.requests import apply_settings
+from datapipe.stores.settings import Remote
+from datapipe.transforms import Recipe
+
+AnySource = str | os.PathLike[str] | torch.utils.data.Dataset[Any] | AnyIndex
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSettings:
+    """The settings of `Images`, which documents each: fields and their form, and how they are read and kept."""
+
+    fields: tuple[str, ...] | None = None
+    boxes: BoxesForm = "list"
+    memory_format: torch.memory_format = torch.channels_last
+    cache: Cache | None = None
+    remote: Remote = field(default_factory=Remote)
+
+    def __post_init__(self) -> None:
+        one_of(BoxesForm, self.boxes, "boxes")
+        if self.memory_format not in (torch.channels_last, torch.contiguous_format):
+            raise OptionError(f"memory_format is {self.memory_format!r}; choose torch.channels_last or torch.contiguous_format")
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """The samples behind `Images`: where they lie, how often they come, and what came with them."""
+
+    index: AnyIndex
+    mixture: Mixture | None = None
+    original: Original | None = None  # the torch Dataset that they were made of
+    recipe: Recipe | None = None  # its transforms
+    fields: tuple[str, ...] | None = None  # those that it gives, if it is a webdataset pipeline
+
+    @classmethod
+    def open(cls, source: AnySource, remote: Remote) -> Samples:
+        """Open a source. Raises what `open_index` raises, and OptionError for an object whose files cannot be seen."""
+        if isinstance(source, (str, os.PathLike)):
+            if isinstance(source, str) and is_url(source):
+                apply_settings(remote)  # for the opening too
+            return cls(open_index(source))
+        if isinstance(source, AnyIndex):
+            return cls(source)
+        stream = webdataset_stream(source)
+        if isinstance(stream, SeenStream):
+            return cls(stream.index, recipe=_recipe_of(stream.transform), fields=stream.fields)
+        seen = Unseen(stream) if stream is not None else see_through(source)
+        if isinstance(seen, Seen):
+            return cls(seen.index, original=Original.of(source), recipe=_recipe_of(seen.transform))
+        if not is_dataset(source):
+            raise OptionError(f"source is {source!r:.80}; pass a path, or a torch Dataset whose files can be seen")
+        raise OptionError(
+            f"dataset: {seen.reason}; pass the path of a converted dataset, of WebDataset shards or of an image folder, or "
+            "for a Dataset of your own datapipe.from_torch(torch.utils.data.DataLoader(dataset, ...))"
+        )
+
+
+def is_dataset(source: object) -> bool:
+    """Return whether this is one of torch's or of Hugging Face's."""
+    return isinstance(source, torch.utils.data.Dataset) or type(source).__module__.startswith("datasets.")
+
+
+def _recipe_of(transform: object) -> Recipe | None:
+    return None if transform is None else Recipe.of(transform, input_kind="pil")
