@@ -25,7 +25,7 @@ from benchmarks.task import CROP
 from datapipe import transforms as T
 from datapipe.codecs.decode import open_decoder
 from datapipe.codecs.probe import checked_header
-from datapipe.containers import open_index
+from datapipe.containers.opening import open_index
 from datapipe.fetch.local import LocalFiles
 from datapipe.order.draws import Draws
 from datapipe.transforms import Recipe

@@ -14,22 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from converters.conversion import convert, preview
-    from converters.options import (
-        Check,
-        ClassFrom,
-        ConvertOptions,
-        Encode,
-        FieldChoice,
-        Limit,
-        OnError,
-        Part,
-        Split,
-        parse_nbytes,
-        parse_place,
-    )
+    from converters.options import Check, ConvertOptions, Encode, Limit, OnError, Part, Split, parse_nbytes
     from converters.options import ResizeRule as Resize
     from converters.report import Advance, Phase, Preview, Report
-    from converters.sources.recognise import Recognition, recognise
+    from converters.sources import recognise
+    from datapipe.containers.form import ClassFrom, FieldChoice
+    from datapipe.containers.recognise import Recognition
+    from datapipe.stores.location import parse_place
 
 __all__ = [
     "Advance", "Check", "ClassFrom", "ConvertOptions", "Encode", "FieldChoice", "Limit", "OnError", "Part", "Phase", "Preview",
@@ -37,9 +28,12 @@ __all__ = [
 ]  # fmt: skip
 
 _HOMES = {
-    "conversion": ("convert", "preview"),
-    "report": ("Advance", "Phase", "Preview", "Report"),
-    "sources.recognise": ("Recognition", "recognise"),
+    "converters.conversion": ("convert", "preview"),
+    "converters.report": ("Advance", "Phase", "Preview", "Report"),
+    "converters.sources": ("recognise",),
+    "datapipe.containers.form": ("ClassFrom", "FieldChoice"),
+    "datapipe.containers.recognise": ("Recognition",),
+    "datapipe.stores.location": ("parse_place",),
 }
 _MODULES = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -47,7 +41,7 @@ _MODULES = {name: module for module, names in _HOMES.items() for name in names}
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = import_module(f"{__name__}.{_MODULES.get(name, 'options')}")
+    module = import_module(_MODULES.get(name, "converters.options"))
     value = globals()[name] = getattr(module, "ResizeRule" if name == "Resize" else name)
     return value
 

@@ -49,11 +49,11 @@ from converters.report import (
 from converters.runs import Fence, LockGoneError, begin_run, hold, is_held, translated
 from converters.samples.examine import Treatment
 from converters.shards import DONE_NAME, DoneShard, ShardJob, clear_leftovers, forget_done, read_done, shard_files
-from converters.sources import Source, open_source
-from converters.sources.recognise import resolved
+from converters.sources import open_source, resolved
 from converters.writers import TARGETS
 from datapipe.core.environment import num_usable_cores
 from datapipe.errors import DatapipeError, DecodeError, IntegrityError, StorageError
+from datapipe.index.listed import Source
 from datapipe.index.manifest import BUILDING_NAME, Manifest
 from datapipe.stores.location import Location
 

@@ -12,31 +12,19 @@ from pathlib import Path
 from typing import Any
 
 from datapipe.codecs.probe import MAX_PIXELS
+from datapipe.containers.form import ClassFrom, FieldChoice, Form
+from datapipe.containers.forms import AUTO, FORMS
 from datapipe.core.checks import path_name
 from datapipe.errors import OptionError
-from datapipe.stores.location import Location, is_url, parse_location
+from datapipe.stores.location import Location, Place
 
 TARGETS = ("webdataset", "hdf5", "parquet", "tfrecord")
 ENGINES = ("local", "ray")
-FORMS = (
-    "auto", "image-folder", "manifest", "pairs", "coco", "tar", "npy", "archive", "dataset", "hdf5", "parquet", "tfrecord",
-    "arrow", "lmdb",
-)  # fmt: skip  # forms of sources
-FIELD_KINDS = (
-    "image", "mask", "boxes", "text", "json", "array", "bytes", "label", "int", "float", "text-file", "json-file", "none",
-)  # fmt: skip
+_COORDINATES = frozenset(("segmentation", "keypoints", "bbox", "area"))  # in COCO's annotations; resizing makes them wrong
 SMALL_SHARD_NBYTES = 1_000_000  # of shards below, opening costs more than reading
 _UNITS = {"": 1, "B": 1}
 for _power, _prefix in enumerate("KMGT", 1):
     _UNITS.update({f"{_prefix}B": 1000**_power, f"{_prefix}IB": 1024**_power})
-
-
-Place = Path | Location  # a path, or a prefix or an object in a store
-
-
-def parse_place(text: str) -> Place:
-    """Return the path or the location that a text names. Raises OptionError for URLs that are not read."""
-    return parse_location(text) if is_url(text) else Path(text)
 
 
 class Check(enum.Enum):
@@ -52,35 +40,6 @@ class OnError(enum.Enum):
     FAIL = "fail"
     SKIP = "skip"
     QUARANTINE = "quarantine"  # skipped, and the file is copied to a separate folder
-
-
-class ClassFrom(enum.Enum):
-    """The part of a file's path that names its class."""
-
-    FOLDER = "folder"  # the top-level folder of the source that contains it, at any depth, as in torchvision's ImageFolder
-    PARENT = "parent"  # the name of the folder that contains it
-    PATH = "path"  # the path of that folder, relative to the source
-    NONE = "none"  # nothing: there are no labels
-
-
-@dataclass(frozen=True, slots=True)
-class FieldChoice:
-    """The user's choice of a kind for one column, suffix or annotation of the source."""
-
-    name: str  # its name in the source
-    kind: str  # one of FIELD_KINDS
-
-    @classmethod
-    def parse(cls, text: str) -> FieldChoice:
-        name, equals, kind = text.rpartition("=")
-        if not equals or not name or kind not in FIELD_KINDS:
-            raise OptionError(
-                f"--field {text!r} is not NAME=KIND with a kind of: {', '.join(FIELD_KINDS)}; such as --field age=int"
-            )
-        return cls(name, kind)
-
-    def __str__(self) -> str:
-        return f"{self.name}={self.kind}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +203,7 @@ class ConvertOptions:
     source: Place
     destination: Path
     to: str = "webdataset"
-    form: str = "auto"  # of the source, one of FORMS
+    form: str = AUTO  # of the source, one of FORMS
     fields: tuple[FieldChoice, ...] = ()
     class_from: ClassFrom | None = None  # None: "folder", or "none" for paired files
     root: Path | None = None  # base of a manifest's relative paths; None: its own folder
@@ -268,8 +227,14 @@ class ConvertOptions:
     def __post_init__(self) -> None:
         if self.to not in TARGETS:
             raise OptionError(f"--to {self.to!r} is not known; choose one of: {', '.join(TARGETS)}")
-        if self.form not in FORMS:
-            raise OptionError(f"--from {self.form!r} is not known; choose one of: {', '.join(FORMS)}")
+        if self.form not in FORMS and self.form != AUTO:
+            raise OptionError(f"--from {self.form!r} is not known; choose one of: {', '.join((AUTO, *FORMS))}")
+        wrong = sorted(_COORDINATES.intersection(choice.name for choice in self.fields if choice.kind == "json"))
+        if wrong and self.form == "coco" and self.resize is not None:
+            raise OptionError(
+                f"--resize with --field {wrong[0]}=json: the coordinates in it would no longer fit the image;"
+                " leave one of them out"
+            )
         if self.engine not in ENGINES:
             raise OptionError(f"--engine {self.engine!r} is not known; choose one of: {', '.join(ENGINES)}")
         if self.address is not None and self.engine != "ray":
@@ -286,14 +251,9 @@ class ConvertOptions:
         refuse_overlap(self.source, self.destination)
 
     @property
-    def local_source(self) -> Path:
-        """The source, of a form that is read from disks alone. Raises OptionError for one in a store."""
-        if isinstance(self.source, Location):
-            raise OptionError(
-                f"{self.source}: --from {self.form} is not read from stores (image-folder, npy, tar, archive, parquet and dataset"
-                " are); copy it to a disk"
-            )
-        return self.source
+    def how(self) -> Form:
+        """How the source is read."""
+        return Form(self.form, root=self.root, fields=self.fields, class_from=self.class_from, class_map=self.class_map)
 
     @property
     def transcodes(self) -> bool:

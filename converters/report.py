@@ -11,8 +11,8 @@ from pathlib import Path
 from converters.options import SMALL_SHARD_NBYTES
 from converters.planning.plan import ConversionPlan, Duplicates
 from converters.samples.reading import PlannedSample
-from converters.writers import NO_LABEL, sample_key
-from datapipe.codecs.field_values import FieldKind
+from converters.writers import sample_key
+from datapipe.codecs.field_values import NO_LABEL, FieldKind
 from datapipe.containers.listing import told_of_loops
 from datapipe.core.printable import counted
 

@@ -20,7 +20,7 @@ from converters.options import ConvertOptions, OnError, refuse_overlap
 from converters.publishing.claims import Present, find_present, read_claim, release_claim
 from converters.publishing.delivery import StoreDelivery
 from converters.report import OnProgress, Report, ignore_progress
-from converters.sources.recognise import resolved
+from converters.sources import resolved
 from converters.writers import TARGETS
 from datapipe.core.user_cache import STAGED, private_directory, user_cache
 from datapipe.errors import DatapipeError, OptionError, StorageError

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from datapipe import transforms
     from datapipe.adapt import from_torch
     from datapipe.columns.recipe import Columns
+    from datapipe.containers.form import Form
     from datapipe.core.observe import Observer, Stage, StageEvent
     from datapipe.diagnostics.monitor import Monitor
     from datapipe.kernel.bad_samples import BadSample
@@ -39,6 +40,7 @@ __all__ = [
     "Columns",
     "Dali",
     "DataLoader",
+    "Form",
     "Images",
     "Jagged",
     "Monitor",
@@ -65,6 +67,7 @@ _HOMES = {
     "Columns": "datapipe.columns.recipe",
     "Dali": "datapipe.kinds.images.dali.settings",
     "DataLoader": "datapipe.kinds.loader",
+    "Form": "datapipe.containers.form",
     "Images": "datapipe.kinds.images.data",
     "Jagged": "datapipe.kinds.tables.jagged",
     "Monitor": "datapipe.diagnostics.monitor",

@@ -6,27 +6,27 @@ import json
 import re
 import struct
 import sys
+import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-import converters.options
-import converters.sources
 import datapipe as dp
 from converters import ConvertOptions, OnError, convert
 from converters.verify import verify
 from datapipe import transforms as T
-from datapipe.containers import formats
+from datapipe.containers.forms import FORMS, FormFacts
 from datapipe.order.draws import Draws
 from datapipe.testing.synthetic_images import make_image_folder
 from datapipe.transforms.protocols import PixelOp
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "extending"
 sys.path.insert(0, str(EXAMPLES))
-import format_pack  # noqa: E402
-import source_list  # noqa: E402
+import form_list  # noqa: E402
+import form_pack  # noqa: E402
 import transform_channels  # noqa: E402
 
 
@@ -37,17 +37,17 @@ def photos(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def _with_packs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(formats._FORMATS, "pack", (re.compile(r".+\.pack"), format_pack.__name__))
+    monkeypatch.setitem(FORMS, "pack", FormFacts(title="packs", shards="form_pack", files=re.compile(r".+\.pack")))
 
 
 @pytest.mark.usefixtures("_with_packs")
-def test_a_format_is_loaded_as_any_other(photos: Path, tmp_path: Path) -> None:
+def test_a_form_of_shards_is_loaded_and_converted_as_any_other(photos: Path, tmp_path: Path) -> None:
     files = sorted(photos.glob("*/*.jpg"))
     labels = [int(file.parent.name[-3:]) for file in files]
     (tmp_path / "packs").mkdir()
     for number in range(2):
         samples = [(file.read_bytes(), label) for file, label in zip(files, labels, strict=True)][number::2]
-        format_pack.write_pack(tmp_path / "packs" / f"x-{number}.pack", samples)
+        form_pack.write_pack(tmp_path / "packs" / f"x-{number}.pack", samples)
     loader = dp.DataLoader(tmp_path / "packs", batch_size=5, shuffle=True, seed=1, transform=[T.RandomResizedCrop(32)])
     first = next(iter(loader))
     state = loader.state_dict()
@@ -55,6 +55,9 @@ def test_a_format_is_loaded_as_any_other(photos: Path, tmp_path: Path) -> None:
     assert sorted(seen.tolist()) == sorted(labels)
     loader.load_state_dict(state)
     assert sum(len(batch[1]) for batch in loader) == len(labels) - len(first[1])
+    convert(ConvertOptions(tmp_path / "packs", tmp_path / "out"))
+    both = [dp.DataLoader(tmp_path / name, 5, True, seed=1, transform=[T.RandomResizedCrop(32)]) for name in ("packs", "out")]
+    assert all(torch.equal(one[0], other[0]) for one, other in zip(*both, strict=True))
 
 
 @pytest.mark.usefixtures("_with_packs")
@@ -105,12 +108,11 @@ def test_all_orders_of_channels_are_drawn() -> None:
 
 @pytest.fixture
 def _with_lists(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(converters.sources._MODULES, "list", "source_list")
-    monkeypatch.setattr(converters.options, "FORMS", (*converters.options.FORMS, "list"))
+    monkeypatch.setitem(FORMS, "list", FormFacts(title="a list of images", source="form_list"))
 
 
 @pytest.mark.usefixtures("_with_lists")
-def test_a_source_is_converted_as_any_other(photos: Path, tmp_path: Path) -> None:
+def test_a_form_that_lists_is_converted_and_loaded_as_any_other(photos: Path, tmp_path: Path) -> None:
     files = sorted(photos.glob("*/*.jpg"))
     lines = [f"{file.relative_to(photos)} {number % 4}" for number, file in enumerate(files)]
     (photos / "list.txt").write_text("\n".join([*lines[:6], "", *lines[6:], "class_000/gone.jpg 1"]))
@@ -120,6 +122,47 @@ def test_a_source_is_converted_as_any_other(photos: Path, tmp_path: Path) -> Non
     assert "gone.jpg" in json.loads((tmp_path / "out" / "errors.jsonl").read_text())["source"]
     labels = torch.cat([labels for _, labels in dp.DataLoader(tmp_path / "out", transform=[T.Resize((8, 8))])])
     assert sorted(labels.tolist()) == sorted(number % 4 for number in range(12))
+    in_place = dp.Images(photos / "list.txt", form="list")
+    assert (len(in_place), in_place.index.manifest.classes) == (13, ("0", "1", "2", "3"))
+    with pytest.raises(dp.errors.DecodeError, match=r"gone\.jpg.*cannot be read"):
+        in_place[12]
+    labels = torch.cat([labels for _, labels in dp.DataLoader(in_place, on_error="skip", transform=[T.Resize((8, 8))])])
+    assert labels.tolist() == [number % 4 for number in range(12)]
+
+
+ZIP = """
+import zipfile
+from datapipe.codecs.field_values import IMAGE_FIELD, LABEL_FIELD
+from datapipe.index.sidecar import FieldExtent, SidecarRows
+def index_shard(path):
+    with zipfile.ZipFile(path) as archive, open(path, "rb") as file:
+        members = sorted((one for one in archive.infolist() if one.filename.endswith(".jpg")), key=lambda one: one.filename)
+    classes = tuple(sorted({one.filename.split("/")[-2] for one in members}))
+    rows = SidecarRows(("image",), classes=classes)
+    for number, one in enumerate(members):
+        with open(path, "rb") as file:
+            file.seek(one.header_offset + 26)
+            start = file.tell() + 4 + sum(int.from_bytes(file.read(2), "little") for _ in range(2))
+        name, label = one.filename.encode(), classes.index(one.filename.split("/")[-2])
+        extents = {"image": FieldExtent("jpeg", start, one.file_size, None)}
+        rows.append(id=number, key=name, source=name, label=label, size=(0, 0), extents=extents)
+    return rows, (IMAGE_FIELD, LABEL_FIELD)
+"""
+
+
+def test_seventeen_lines_make_a_zip_load_and_convert(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(ZIP.strip().splitlines()) <= 18
+    (tmp_path / "seventeen.py").write_text(ZIP)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(FORMS, "comic", FormFacts(title="comics", shards="seventeen", files=re.compile(r".+\.cbz")))
+    with zipfile.ZipFile(tmp_path / "x.cbz", "w") as archive:
+        for file in sorted(photos.glob("*/*.jpg")):
+            archive.write(file, file.relative_to(photos))
+    convert(ConvertOptions(tmp_path / "x.cbz", tmp_path / "out"))
+    options: dict[str, Any] = {"batch_size": 5, "shuffle": True, "seed": 1, "transform": [T.RandomResizedCrop(32)]}
+    batches = [list(dp.DataLoader(path, **options)) for path in (photos, tmp_path / "x.cbz", tmp_path / "out")]
+    for of_folder, *others in zip(*batches, strict=True):
+        assert all(torch.equal(one, other[place]) for other in others for place, one in enumerate(of_folder))
 
 
 @pytest.mark.usefixtures("_with_lists")
@@ -132,4 +175,4 @@ def test_a_line_that_is_none_is_refused(line: str, error: str, photos: Path, tmp
 
 def test_the_examples_are_as_short_as_promised() -> None:
     assert all(len(path.read_text().splitlines()) <= 90 for path in EXAMPLES.glob("*.py"))
-    assert source_list.__doc__ is not None
+    assert form_list.__doc__ is not None

@@ -70,7 +70,7 @@ OWN_ROOMS: dict[str, tuple[str, ...]] = {
     "boto3": ("datapipe.stores",),
     "botocore": ("datapipe.stores",),
     "h5py": ("datapipe.containers.hdf5", "converters.writers.hdf5"),
-    "lmdb": ("converters.sources.lmdb_listing",),
+    "lmdb": ("datapipe.containers.lmdb.listing",),
     "ray": ("converters.engines.ray",),
     "torchvision": ("datapipe.adapt",),
     "torchrec": ("datapipe.kinds.tables.jagged",),

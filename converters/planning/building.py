@@ -17,16 +17,16 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from converters.database import attached, open_database
 from converters.options import SMALL_SHARD_NBYTES, ConvertOptions
 from converters.planning.duplicates import find_duplicates
 from converters.planning.listing import ListingSummary, write_listing
 from converters.planning.plan import SPOOL_NAME, ConversionPlan, Duplicates, PlannedSet, read_plan, record
 from converters.samples.examine import refuse_treatment
-from converters.sources import Source, Workspace
 from datapipe.core import atomic
+from datapipe.core.database import attached, open_database
 from datapipe.core.printable import counted
 from datapipe.errors import MissingDataError, OptionError
+from datapipe.index.listed import Source, Workspace
 from datapipe.order.draws import Draws, key64
 from datapipe.order.sample_order import Permutation
 from datapipe.stores.location import Location

@@ -13,12 +13,12 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
-from converters.database import attached
 from converters.planning.listing import contents_of
 from converters.planning.plan import Duplicates
 from converters.samples.examine import main_image
 from converters.samples.reading import PlannedSample, Roots, read_contents
-from converters.sources import SourceFacts, join
+from datapipe.core.database import attached
+from datapipe.index.listed import SourceFacts, join
 
 _NUM_NAMED = 3
 
@@ -91,7 +91,7 @@ def _samples(connection: sqlite3.Connection, order: tuple[str, ...], image: str 
 
 def _nbytes(sample: PlannedSample) -> int:
     texts = sum(len(text.encode(errors="surrogateescape")) for text in sample.values.values())
-    return texts + sum(origin.nbytes for origin in sample.origins.values())
+    return texts + sum(origin.value_nbytes for origin in sample.origins.values())
 
 
 def _digest(sample: PlannedSample, contents: dict[str, bytes]) -> bytes:

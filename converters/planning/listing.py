@@ -12,19 +12,18 @@ import hashlib
 import itertools
 import json
 import os
+import re
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from converters.database import attached, open_read_only
-from converters.samples.examine import missing_fields
-from converters.sources import ListedSample, Origin, Source, SourceFacts, Workspace, join
-from converters.sources.packing import PLAIN
 from datapipe.codecs.field_values import FieldKind
-from datapipe.containers.listing import ScanNotes
+from datapipe.codecs.stored import PLAIN, value_nbytes
+from datapipe.core.database import attached, open_read_only
 from datapipe.errors import OptionError
+from datapipe.index.listed import ListedSample, Origin, ScanNotes, Source, SourceFacts, Workspace, join, missing_fields
 
 _ROWS_AT_ONCE = 4096  # between two reports
 _MAX_REMEMBERED = 4096  # directories; a source that returns to older ones lists them again
@@ -107,7 +106,7 @@ class _Inserting:
                 bit = self.bits[name] = len(self.bits)
                 self.nbytes[name] = 0
             fields |= 1 << bit
-            self.nbytes[name] += sample.origins[name].nbytes if name in sample.origins else len(sample.values[name])
+            self.nbytes[name] += sample.origins[name].value_nbytes if name in sample.origins else len(sample.values[name])
         place = (sample.place, self._directory(sample.directory), sample.name)
         mtime_ns, details = _as_columns(sample)
         return (*place, sample.label, sample.nbytes, mtime_ns, sample.problem, fields, details)
@@ -163,7 +162,7 @@ def _as_columns(sample: ListedSample) -> tuple[int | None, str | None]:
             if origin.is_spooled or origin.etag:
                 file += [origin.is_spooled, *([origin.etag] if origin.etag else ())]
             files[place] = len(files), file
-        stretches[name] = [files[place][0], origin.offset, origin.nbytes, *([origin.packing] if origin.packing else ())]
+        stretches[name] = [files[place][0], origin.offset, origin.nbytes, *([origin.codec] if origin.codec else ())]
     details: dict[str, Any] = {"files": [file for _, file in files.values()], "fields": stretches}
     if sample.values:
         details["values"] = sample.values
@@ -191,10 +190,10 @@ def contents_of(source: bytes, row: tuple[int, int | None, int, str | None], fie
     details = json.loads(text)
     files = [(os.fsencode(path), *rest) for path, *rest in details["files"]]
     origins = {}
-    for name, (number, offset, field_nbytes, *packing) in details["fields"].items():
+    for name, (number, offset, field_nbytes, *codec) in details["fields"].items():
         path, file_nbytes, file_mtime_ns, *rest = files[number]
-        packed, is_spooled, etag = packing[0] if packing else PLAIN, bool(rest and rest[0]), rest[1] if len(rest) > 1 else ""
-        origins[name] = Origin(path, offset, field_nbytes, file_nbytes, file_mtime_ns, packed, is_spooled, etag)
+        stored, is_spooled, etag = codec[0] if codec else PLAIN, bool(rest and rest[0]), rest[1] if len(rest) > 1 else ""
+        origins[name] = Origin(path, offset, field_nbytes, file_nbytes, file_mtime_ns, stored, is_spooled, etag)
     size = details.get("size")
     return Contents(origins, details.get("values", {}), None if size is None else (size[0], size[1]))
 
@@ -227,9 +226,17 @@ def _digest(connection: sqlite3.Connection, order: tuple[str, ...]) -> str:
         if details is not None:
             details = json.loads(details)
             details["files"] = [file[:2] + file[4:] for file in details["files"]]  # without the time, with the etag
+            details["fields"] = {name: _as_digested(*field) for name, field in details["fields"].items()}
             details = json.dumps(details, sort_keys=True)
         digest.update(repr((path, name, nbytes, problem is None, label, names[fields], details)).encode())
     return digest.hexdigest()
+
+
+def _as_digested(file: int, offset: int, nbytes: int, codec: str = PLAIN) -> list[int | str]:
+    """Return a field's range as digests have always had it: the bytes of the field first, and those stored within `deflate`."""
+    if codec:
+        return [file, offset, value_nbytes(nbytes, codec), re.sub(r"deflate:\d+", f"deflate:{nbytes}", codec)]
+    return [file, offset, nbytes]
 
 
 # -- two listings ----------------------------------------------------------------------------------

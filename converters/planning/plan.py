@@ -14,13 +14,13 @@ from typing import Any
 
 import msgspec
 
-from converters.database import open_read_only
 from converters.planning.listing import Unreadable, contents_of
 from converters.samples.reading import PlannedSample
-from converters.sources import join
 from datapipe.codecs.field_values import FieldSpec
+from datapipe.core.database import open_read_only
 from datapipe.core.regular_files import path_inside
 from datapipe.errors import DatapipeError, IntegrityError
+from datapipe.index.listed import join
 
 PLAN_NAME = "plan.db"
 SPOOL_NAME = "spool"

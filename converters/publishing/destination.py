@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from converters.options import ConvertOptions, OnError, Place, changed_options
+from converters.options import ConvertOptions, OnError, changed_options
 from converters.planning.listing import ListingSummary
 from converters.planning.plan import ConversionPlan, PlannedShard
 from converters.publishing import placing
@@ -19,6 +19,7 @@ from converters.writers import TARGETS, Target
 from datapipe.core.regular_files import path_inside
 from datapipe.errors import DecodeError, FormatError, IntegrityError, OptionError, StorageError
 from datapipe.index.manifest import BUILDING_NAME, MANIFEST_NAME, Manifest, read_document
+from datapipe.stores.location import Place
 
 ERRORS_NAME = "errors.jsonl"
 _IGNORED = frozenset((BUILDING_NAME, FINISHED_NAME))

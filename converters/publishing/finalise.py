@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-from converters.database import open_read_only
 from converters.options import OnError
 from converters.planning.duplicates import named_duplicates
 from converters.planning.plan import ConversionPlan, PlannedSet
@@ -16,6 +15,7 @@ from converters.publishing.destination import ERRORS_NAME, find_sets
 from converters.shards import QUARANTINE_NAME, DoneShard, SampleError, shard_files
 from converters.writers import Target
 from datapipe.core import atomic
+from datapipe.core.database import open_read_only
 from datapipe.index.manifest import BUILDING_NAME, MANIFEST_NAME, Manifest, write_manifest
 
 DOCUMENTS_NAME = "documents"  # in the building directory: by set, its manifest and its list of bad samples

@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from converters.options import Check, ConvertOptions, Encode, ResizeRule
-from converters.samples.annotations import load_boxes, mask_size, parse_boxes, resize_mask, scale_boxes, store_boxes
+from converters.samples.annotations import mask_size, resize_mask, scale_boxes
 from converters.samples.images import decoder, transcode, without_metadata
-from converters.writers import IMAGE_FIELD, StoredField
-from datapipe.codecs.field_values import FieldKind, FieldSpec
+from converters.writers import StoredField
+from datapipe.codecs.boxes import load_boxes, store_boxes
+from datapipe.codecs.field_values import IMAGE_FIELD, FieldKind, FieldSpec
 from datapipe.codecs.masks import mask_labels
 from datapipe.codecs.npy import check_npy
 from datapipe.codecs.probe import ImageHeader, probe
@@ -82,25 +83,6 @@ def main_image(fields: tuple[FieldSpec, ...]) -> str | None:
     """Return the field whose size is the sample's: `image`, or the first that is an image."""
     images = [field.name for field in fields if field.kind is FieldKind.IMAGE]
     return IMAGE_FIELD.name if IMAGE_FIELD.name in images else next(iter(images), None)
-
-
-def missing_fields(fields: tuple[FieldSpec, ...], has: frozenset[str], label: int) -> str | None:
-    """Return a message about a sample that lacks one of the set's fields; None if it has them all."""
-    lacks = [one.name for one in fields if (one.name not in has if one.kind is not FieldKind.LABEL else label < 0)]
-    if not lacks:
-        return None
-    shown = ", ".join(sorted(has) + (["label"] if label >= 0 else [])) or "nothing"
-    return f"has no {' and no '.join(lacks)} (has: {shown}), which others have"
-
-
-def encode_value(kind: FieldKind, text: str) -> bytes:
-    """Return a text value of the source as the contents of a field. Raises DecodeError."""
-    if kind is FieldKind.BOXES:
-        return parse_boxes(text)
-    try:
-        return text.encode()
-    except UnicodeEncodeError as exc:
-        raise DecodeError(f"{text[exc.start : exc.start + 10]!r} is half of a surrogate pair, which UTF-8 cannot encode") from exc
 
 
 def _examined(kind: FieldKind, data: bytes, treatment: Treatment, before: tuple[int, int], after: tuple[int, int]) -> StoredField:

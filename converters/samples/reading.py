@@ -8,14 +8,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from converters.samples.examine import Treatment, encode_value, examine, missing_fields
-from converters.sources import ANY_SIZE, Origin
-from converters.sources.packing import stored_nbytes, unpack
+from converters.samples.examine import Treatment, examine
 from converters.writers import StoredSample
-from datapipe.codecs.field_values import FieldSpec
+from datapipe.codecs.field_values import FieldSpec, encode_value
 from datapipe.codecs.probe import MAX_SAMPLE_NBYTES
+from datapipe.codecs.stored import decode_stored
 from datapipe.core.regular_files import open_descriptor, path_inside
 from datapipe.errors import DecodeError, FormatError, IntegrityError, MissingDataError, StorageError
+from datapipe.index.listed import ANY_SIZE, Origin, missing_fields
 from datapipe.stores.location import is_url, parse_location
 from datapipe.stores.pending import PendingBytes, RemoteObject
 from datapipe.stores.requests import requests
@@ -153,7 +153,7 @@ def _open_ahead(roots: Roots, planned: Iterable[PlannedSample]) -> Iterator[_Wai
 def _open(roots: Roots, opened: _WaitingSample) -> None:
     """Open every file of a sample, once, or record why it cannot be opened."""
     origins = opened.planned.origins
-    nbytes = sum(origin.nbytes for origin in origins.values())
+    nbytes = sum(origin.value_nbytes for origin in origins.values())
     if nbytes > MAX_SAMPLE_NBYTES:
         opened.problem = f"{nbytes} bytes exceed the limit of {MAX_SAMPLE_NBYTES} for one sample"
         return
@@ -175,15 +175,14 @@ def _open(roots: Roots, opened: _WaitingSample) -> None:
             except OSError as exc:
                 opened.problem = f"{_name(opened.planned, origin)}cannot be opened: {exc.strerror}"
                 return
-        stored = stored_nbytes(origin.nbytes, origin.packing)
-        os.posix_fadvise(opened.files[place], origin.offset, stored, os.POSIX_FADV_WILLNEED)
+        os.posix_fadvise(opened.files[place], origin.offset, origin.nbytes, os.POSIX_FADV_WILLNEED)
 
 
 def _requested(root: bytes, origin: Origin) -> PendingBytes:
     """Ask for the range of an object, which must have the etag and the size that it was listed with."""
     location = parse_location(os.fsdecode(root)) / os.fsdecode(origin.path)
     target = RemoteObject(location, origin.etag, origin.file_nbytes) if origin.etag else RemoteObject(location)
-    wanted = PendingBytes(target, origin.offset, origin.offset + stored_nbytes(origin.nbytes, origin.packing))
+    wanted = PendingBytes(target, origin.offset, origin.offset + origin.nbytes)
     if wanted.nbytes:
         requests().submit([wanted])
     else:
@@ -217,7 +216,7 @@ def _read(roots: Roots, opened: _WaitingSample, contents: dict[str, bytes]) -> s
                 data = _received(opened.requested[name])
             else:
                 data = _read_stretch(opened.files[root, origin.path], origin, root)
-            contents[name] = unpack(data, origin.nbytes, origin.packing)
+            contents[name] = decode_stored(data, origin.codec)
         except DecodeError as exc:
             return f"field {name!r}: {exc}"
         except StorageError:  # what the store does is no sample's fault
@@ -229,7 +228,7 @@ def _read(roots: Roots, opened: _WaitingSample, contents: dict[str, bytes]) -> s
 
 def _read_stretch(descriptor: int, origin: Origin, root: bytes) -> bytes:
     """Return the bytes of a field. Raises IntegrityError if its file is not as planned."""
-    status, nbytes = os.fstat(descriptor), stored_nbytes(origin.nbytes, origin.packing)
+    status, nbytes = os.fstat(descriptor), origin.nbytes
     if origin.file_nbytes not in (status.st_size, ANY_SIZE) or status.st_mtime_ns != origin.mtime_ns:
         raise IntegrityError(f"{os.fsdecode(root + b'/' + origin.path)}: changed since the source was listed; {_CHANGED}")
     data = os.pread(descriptor, nbytes, origin.offset)

@@ -14,16 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from datapipe.codecs.field_values import FieldKind, FieldSpec
+from datapipe.codecs.field_values import FieldSpec
 from datapipe.codecs.probe import ImageHeader
-from datapipe.containers.field_names import is_field_name
-from datapipe.errors import OptionError
+from datapipe.containers.field_names import checked_fields
 from datapipe.index.open_sidecars import Sidecar
 from datapipe.index.sidecar import SidecarRows
-
-IMAGE_FIELD = FieldSpec("image", FieldKind.IMAGE)
-LABEL_FIELD = FieldSpec("label", FieldKind.LABEL)
-NO_LABEL = -1
 
 # Encodings other than images', and the suffix of their files.
 _SUFFIXES = {"text": "txt", "json": "json", "bytes": "bin"}
@@ -106,26 +101,6 @@ TARGETS = {
     "hdf5": Target("converters.writers.hdf5", "hdf5", ".h5"),
     "parquet": Target("converters.writers.parquet", "parquet", ".parquet"),
 }
-
-
-def checked_fields(fields: Sequence[FieldSpec]) -> tuple[FieldSpec, ...]:
-    """Return `fields`, if every format can hold them.
-
-    Fields have different names of lower-case letters, digits and `_`, at most 32 characters. Labels are named `label`, and a
-    field named `image` is an image. Names that a format uses for something else (`key`, `cls`, the suffixes of images) are
-    refused. Raises OptionError.
-    """
-    names = [field.name for field in fields]
-    for field in fields:
-        if not is_field_name(field.name):
-            raise OptionError(f"field {field.name!r}: not a name that every format can hold; choose another of a-z, 0-9 and _")
-        if (field.name == LABEL_FIELD.name) != (field.kind is FieldKind.LABEL):
-            raise OptionError(f"field {field.name!r} of kind {field.kind.value}: labels, and nothing else, are named 'label'")
-        if field.name == IMAGE_FIELD.name and field.kind is not FieldKind.IMAGE:
-            raise OptionError(f"field 'image' of kind {field.kind.value}: a field named 'image' must be an image; rename it")
-    if not names or len(set(names)) < len(names):
-        raise OptionError(f"fields {', '.join(names) or 'none'}: a set must have one or more, with different names")
-    return tuple(fields)
 
 
 def sample_key(id: int) -> str:

@@ -21,8 +21,8 @@ import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
-from converters.writers import LABEL_FIELD, ShardStream, StoredSample, WrittenShard, sample_key, write_all
-from datapipe.codecs.field_values import FieldSpec
+from converters.writers import ShardStream, StoredSample, WrittenShard, sample_key, write_all
+from datapipe.codecs.field_values import LABEL_FIELD, FieldSpec
 from datapipe.containers import hdf5 as form
 from datapipe.errors import FormatError
 from datapipe.index.sidecar import FieldExtent, SidecarRows

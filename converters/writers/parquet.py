@@ -20,8 +20,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from crc32c import crc32c
 
-from converters.writers import LABEL_FIELD, ShardStream, StoredField, StoredSample, WrittenShard, sample_key, suffix_of
-from datapipe.codecs.field_values import FieldKind, FieldSpec
+from converters.writers import ShardStream, StoredField, StoredSample, WrittenShard, sample_key, suffix_of
+from datapipe.codecs.field_values import LABEL_FIELD, FieldKind, FieldSpec
 from datapipe.containers import parquet as form
 from datapipe.containers.field_names import FEATURES
 from datapipe.containers.parquet.footer import read_footer

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from crc32c import crc32c
 
-from converters.writers import IMAGE_FIELD, LABEL_FIELD, ShardStream, StoredSample, WrittenShard, sample_key
-from datapipe.codecs.field_values import FieldSpec
+from converters.writers import ShardStream, StoredSample, WrittenShard, sample_key
+from datapipe.codecs.field_values import IMAGE_FIELD, LABEL_FIELD, FieldSpec
 from datapipe.containers.tfrecord import layout as form
 from datapipe.containers.tfrecord.scanner import scan_frames
 from datapipe.errors import DecodeError

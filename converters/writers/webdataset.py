@@ -15,17 +15,8 @@ from pathlib import Path
 
 from crc32c import crc32c
 
-from converters.writers import (
-    IMAGE_FIELD,
-    LABEL_FIELD,
-    ShardStream,
-    StoredField,
-    StoredSample,
-    WrittenShard,
-    sample_key,
-    suffix_of,
-)
-from datapipe.codecs.field_values import FieldSpec
+from converters.writers import ShardStream, StoredField, StoredSample, WrittenShard, sample_key, suffix_of
+from datapipe.codecs.field_values import IMAGE_FIELD, LABEL_FIELD, FieldSpec
 from datapipe.containers.tar import layout as tar_format
 from datapipe.containers.tar.layout import (
     BLOCK_NBYTES,

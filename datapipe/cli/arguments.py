@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import importlib
+import operator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from datapipe.containers.forms import AUTO, FORMS
+from datapipe.errors import OptionError
+
+if TYPE_CHECKING:
+    from datapipe.containers.form import Form
 
 Commands: TypeAlias = "argparse._SubParsersAction[Any]"
 
@@ -70,8 +79,8 @@ def add_inspect(subparsers: Commands) -> None:
     parser = subparsers.add_parser(
         "inspect",
         help="describe a dataset; --grid draws a contact sheet",
-        description="Describe a converted dataset, shards of other tools (WebDataset, TFRecord, HDF5, Parquet), an image "
-        "folder or a table: samples, classes, shards, encodings, sizes (of up to 200 samples spread over the dataset); "
+        description="Describe a converted dataset, whatever `datapipe convert` reads, or a table: samples, classes, shards, "
+        "encodings, sizes (of up to 200 samples spread over the dataset); "
         "of a table its columns, row groups and nulls.",
         epilog="example: datapipe inspect shards/ --grid sheet.png",
     )
@@ -79,6 +88,7 @@ def add_inspect(subparsers: Commands) -> None:
     parser.add_argument("--grid", metavar="PNG", type=Path, help="write a contact sheet of samples spread over the dataset")
     parser.add_argument("--num", metavar="N", type=int, default=24, help="samples on the sheet (default: 24)")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    add_form_options(parser, "what the data is")
     parser.set_defaults(run="datapipe.cli.inspect:run")
 
 
@@ -86,13 +96,14 @@ def add_index(subparsers: Commands) -> None:
     """Add `datapipe index`."""
     parser = subparsers.add_parser(
         "index",
-        help="index shards of other tools or an image folder ahead of first use",
-        description="Create or update the index of data that datapipe did not write: a directory, file or glob "
-        "pattern of WebDataset, TFRecord, HDF5 or Parquet shards, or an image folder. Loading does this by itself on first use.",
+        help="index data of other tools ahead of first use",
+        description="Create or update the index of data that datapipe did not write: shards, folders, archives, lists of files. "
+        "Loading does this by itself on first use.",
         epilog="example: datapipe index 'shards/train-*.tar'",
     )
     parser.add_argument("path", help="data to index")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    add_form_options(parser, "what the data is")
     parser.set_defaults(run="datapipe.cli.datasets:run_index")
 
 
@@ -118,6 +129,7 @@ def add_bench(subparsers: Commands) -> None:
     parser.add_argument("--images", metavar="N", type=int, default=2000, help="images per round (default: 2000)")
     parser.add_argument("--rounds", metavar="N", type=int, default=3, help="rounds counted (default: 3)")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    add_form_options(parser, "what the data is")
     parser.set_defaults(run="datapipe.cli.bench:run")
 
 
@@ -161,3 +173,45 @@ def add_demo(subparsers: Commands) -> None:
     parser.add_argument("--workers", type=int, metavar="N", help="worker processes of torch, threads of datapipe (cores)")
     parser.add_argument("--json", action="store_true", help="print the result as JSON; the commentary goes to standard error")
     parser.set_defaults(run="datapipe.cli.demo:run")
+
+
+def add_form_options(parser: argparse.ArgumentParser, title: str, *, more: tuple[str, ...] = ()) -> None:
+    """Add the options that say what a path is, and how its files make samples. `more`: names of forms that no loader has."""
+    group = parser.add_argument_group(title)
+    group.add_argument(
+        "--from", dest="form", default=AUTO, choices=(AUTO, *FORMS, *more), help="auto (default) recognises the form"
+    )
+    group.add_argument(
+        "--root", type=Path, metavar="DIR", help="where the file names in a manifest or COCO file start (its folder)"
+    )
+    group.add_argument(
+        "--field", action="append", default=[], type=parsed_by("FieldChoice.parse"), metavar="NAME=KIND",
+        help="the kind of a column, suffix or annotation: image, mask, boxes, text, json, array, bytes, label, int, float,"
+        " text-file, json-file (a column that names such files), or none to leave it out; repeatable",
+    )  # fmt: skip
+    group.add_argument(
+        "--class-from", choices=("folder", "parent", "path", "none"),
+        help="the class of a file: the folder of the source that it lies in (default), its own folder, the path of that, or none",
+    )  # fmt: skip
+    group.add_argument("--class-map", type=Path, metavar="FILE", help='labels: JSON {"class": index} or lines `class index`')
+
+
+def form_of(args: argparse.Namespace) -> Form | None:
+    """Return the form that such options name; None if none is given."""
+    if args.form == AUTO and not any((args.root, args.field, args.class_from, args.class_map)):
+        return None
+    from datapipe.containers.form import Form
+
+    return Form(args.form, root=args.root, fields=tuple(args.field), class_from=args.class_from, class_map=args.class_map)
+
+
+def parsed_by(name: str) -> Callable[[str], Any]:
+    """Return what parses an option's text by `name` of `converters.options`, which is imported when the option is given."""
+
+    def parse(text: str) -> Any:
+        try:
+            return operator.attrgetter(name)(importlib.import_module("converters.options"))(text)
+        except OptionError as exc:
+            raise argparse.ArgumentTypeError(str(exc)) from exc
+
+    return parse

@@ -14,13 +14,15 @@ from types import FrameType
 from typing import Any
 
 import converters
-from converters import Advance, Check, ClassFrom, ConvertOptions, OnError, Preview, Report, parse_place, recognise
+from converters import Advance, Check, ConvertOptions, OnError, Preview, Report, recognise
 from converters.report import Overview, SampleShown
 from converters.to_store import convert_to_store
 from datapipe.cli.convert_table import convert_table, wants_table
 from datapipe.cli.progress import Progress
+from datapipe.containers.file_tree import SeveralSetsError
+from datapipe.containers.form import ClassFrom
 from datapipe.core.printable import counted, say
-from datapipe.stores.location import is_url, parse_location
+from datapipe.stores.location import is_url, parse_location, parse_place
 
 
 def run(args: argparse.Namespace) -> int:
@@ -38,6 +40,8 @@ def run(args: argparse.Namespace) -> int:
                 preview = converters.preview(options, display)
             else:
                 report = _convert(options, args.destination, display)
+    except SeveralSetsError as exc:
+        raise _with_commands(exc, args.to) from exc
     except KeyboardInterrupt:
         say("datapipe convert: interrupted; run the same command again to resume", file=sys.stderr)
         return 130
@@ -50,6 +54,12 @@ def run(args: argparse.Namespace) -> int:
         shown_as = str(args.destination) if is_url(str(args.destination)) else ""
         _print_report(report, as_json=args.json, shown_as=shown_as, has_warned=display.has_warned)
     return 0
+
+
+def _with_commands(exc: SeveralSetsError, to: str) -> SeveralSetsError:
+    """Return the error with the commands to run instead."""
+    commands = " and ".join(f"`datapipe convert {exc.place / name} DST/{name} --to {to}`" for name in exc.names)
+    return SeveralSetsError(exc.place, exc.names, f"run {commands}")
 
 
 def _convert(options: ConvertOptions, destination: str, display: _Display) -> Report:

@@ -3,42 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import importlib
-import operator
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from datapipe.cli.arguments import Commands
-from datapipe.errors import OptionError
+from datapipe.cli.arguments import Commands, add_form_options, parsed_by
+from datapipe.containers.forms import FORMS, FormFacts
 
-EPILOG = """\
+_EPILOG = """\
 example:
   datapipe convert photos shards --to webdataset --resize shorter:256 --encode jpeg:90
 
 what SRC may be, with an example each (docs/convert.md has the details):
-  image-folder: a folder per class; deeper or without classes on request
-    datapipe convert photos/train shards/train --to webdataset
-    datapipe convert scans shards/scans --to webdataset --class-from none
-  manifest: a .csv, .tsv or .jsonl that lists files, labels and other values
-    datapipe convert list.csv shards/list --to webdataset --root photos
-  pairs: files of one name, as imgs/ and masks/, or a.jpg next to a.txt
-    datapipe convert roads shards/roads --to webdataset --from pairs
-  coco: COCO's annotation file, with the folder of its images
-    datapipe convert instances.json shards/coco --to webdataset --root val2017
-  tar: WebDataset tars, repacked with all their members
-    datapipe convert old-shards shards/new --to hdf5
-  archive: images in a zip, a tar (.tar.gz, .tar.zst, ...), a tar of tars, or class tars
-    datapipe convert ILSVRC2012_img_train.tar shards/train --to webdataset
-    datapipe convert photos.zip/train shards/train --to webdataset
-  lmdb: a database whose values are images, as LSUN's
-    datapipe convert bedroom_train_lmdb shards/bedroom --to webdataset
-  parquet, hdf5, tfrecord, arrow: files of others that the loader can open
-    datapipe convert 'hub/train-*.parquet' shards/train --to webdataset
-  dataset: a set that convert made, to be stored otherwise
-    datapipe convert shards/train small --to webdataset --resize shorter:256
-  npy: .npy files
-    datapipe convert arrays shards/arrays --to tfrecord --class-from none
+{forms}
   table: CSV, JSON lines, many Parquet files, a .npy matrix: rows of numbers
     datapipe convert clicks.csv tables/clicks --to parquet
 
@@ -50,6 +25,14 @@ images that need resizing are stored as JPEG of quality 90 (PNG if they were PNG
 unless --encode says otherwise; shorter:N and longer:N also enlarge, as
 torchvision's Resize does; masks and boxes follow. EXIF orientation is not applied.
 """
+
+
+def _told(name: str, facts: FormFacts) -> str:
+    """Return a form in words, with examples of commands."""
+    return "\n".join([f"  {name}: {facts.help}", *(f"    datapipe convert {example}" for example in facts.examples)])
+
+
+EPILOG = _EPILOG.format(forms="\n".join(_told(name, facts) for name, facts in FORMS.items() if facts.help))
 
 
 def add_convert(subparsers: Commands) -> None:
@@ -68,22 +51,22 @@ def add_convert(subparsers: Commands) -> None:
         choices=("webdataset", "hdf5", "parquet", "tfrecord"),
         help="format of the shards (docs/formats.md)",
     )
-    _add_source_options(parser)
+    add_form_options(parser, "what SRC is", more=("table",))
     _add_table_options(parser)
     parser.add_argument(
         "--shard-size",
         default="256MB",
-        type=_parser("parse_nbytes"),
+        type=parsed_by("parse_nbytes"),
         metavar="SIZE",
         help="source bytes per shard, a target (256MB)",
     )
     parser.add_argument(
-        "--resize", type=_parser("ResizeRule.parse"), metavar="HOW", help="shorter:256, longer:N or exact:HxW, in pixels"
+        "--resize", type=parsed_by("ResizeRule.parse"), metavar="HOW", help="shorter:256, longer:N or exact:HxW, in pixels"
     )
     parser.add_argument(
         "--encode",
         default="keep",
-        type=_parser("Encode.parse"),
+        type=parsed_by("Encode.parse"),
         metavar="FORM",
         help="keep (default), jpeg:90, webp:80, webp:lossless, png or raw",
     )
@@ -111,7 +94,7 @@ def add_convert(subparsers: Commands) -> None:
     order.add_argument("--no-shuffle", action="store_true", help="write samples in the order of the listing")
     parser.add_argument(
         "--split",
-        type=_parser("Split.parse_all"),
+        type=parsed_by("Split.parse_all"),
         default=(),
         metavar="train=0.9,val=0.1",
         help="divide into datasets DST/train, DST/val",
@@ -121,40 +104,18 @@ def add_convert(subparsers: Commands) -> None:
     )
     parser.add_argument("--on-error", default="fail", choices=("fail", "skip", "quarantine"), help="how to treat a bad sample")
     parser.add_argument(
-        "--max-errors", type=_parser("Limit.parse"), metavar="LIMIT", help="give up at more bad samples: a count or 0.1%%"
+        "--max-errors", type=parsed_by("Limit.parse"), metavar="LIMIT", help="give up at more bad samples: a count or 0.1%%"
     )
     parser.add_argument(
-        "--part", type=_parser("Part.parse"), metavar="I/N", help="write only every N-th shard; other processes write the others"
+        "--part",
+        type=parsed_by("Part.parse"),
+        metavar="I/N",
+        help="write only every N-th shard; other processes write the others",
     )
     parser.add_argument("--dry-run", action="store_true", help="show what would be written, and write nothing")
     parser.add_argument("--overwrite", action="store_true", help="replace a finished dataset in DST")
     parser.add_argument("--json", action="store_true", help="report as JSON on standard output")
     parser.set_defaults(run="datapipe.cli.convert:run")
-
-
-def _add_source_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that describe SRC and what is read from it."""
-    group = parser.add_argument_group("what SRC is")
-    forms = (
-        "auto", "image-folder", "manifest", "pairs", "coco", "tar", "npy", "table", "archive", "dataset", "hdf5", "parquet",
-        "tfrecord", "arrow", "lmdb",
-    )  # fmt: skip
-    group.add_argument(
-        "--from", dest="form", default="auto", choices=forms, help="auto (default) recognises the form, and prints it"
-    )
-    group.add_argument(
-        "--root", type=Path, metavar="DIR", help="where the file names in a manifest or COCO file start (its folder)"
-    )
-    group.add_argument(
-        "--field", action="append", default=[], type=_parser("FieldChoice.parse"), metavar="NAME=KIND",
-        help="the kind of a column, suffix or annotation: image, mask, boxes, text, json, array, bytes, label, int, float,"
-        " text-file, json-file (a column that names such files), or none to leave it out; repeatable",
-    )  # fmt: skip
-    group.add_argument(
-        "--class-from", choices=("folder", "parent", "path", "none"),
-        help="the class of a file: the folder of SRC in which it lies (default), its own folder, the path of that, or none",
-    )  # fmt: skip
-    group.add_argument("--class-map", type=Path, metavar="FILE", help='labels: JSON {"class": index} or lines `class index`')
 
 
 def _add_table_options(parser: argparse.ArgumentParser) -> None:
@@ -167,15 +128,3 @@ def _add_table_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--delimiter", metavar="C", help="between values of CSV (a comma, or a tab in .tsv)")
     group.add_argument("--compression", choices=("none", "snappy", "zstd", "lz4"), help="of Parquet (snappy)")
     group.add_argument("--group-rows", type=int, metavar="N", help="rows of a row group (131072)")
-
-
-def _parser(name: str) -> Callable[[str], Any]:
-    """Return what parses an option's text by `name` of `converters.options`, which is imported when the option is given."""
-
-    def parse(text: str) -> Any:
-        try:
-            return operator.attrgetter(name)(importlib.import_module("converters.options"))(text)
-        except OptionError as exc:
-            raise argparse.ArgumentTypeError(str(exc)) from exc
-
-    return parse

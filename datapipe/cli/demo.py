@@ -24,7 +24,7 @@ from converters.verify import verify
 from datapipe.cli import demo_script
 from datapipe.cli.demo_script import BATCH_SIZE, SIZE, loader_of_shards
 from datapipe.cli.progress import Progress
-from datapipe.containers import open_index
+from datapipe.containers.opening import open_index
 from datapipe.core.atomic import atomic_writer, write_json
 from datapipe.core.checks import whole_number
 from datapipe.core.printable import say_text

@@ -13,6 +13,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from datapipe.codecs.boxes import parse_boxes
 from datapipe.codecs.masks import mask_labels
 from datapipe.codecs.npy import read_npy_array
 from datapipe.errors import DecodeError
@@ -39,6 +40,11 @@ class FieldSpec:
     kind: FieldKind
 
 
+IMAGE_FIELD = FieldSpec("image", FieldKind.IMAGE)
+LABEL_FIELD = FieldSpec("label", FieldKind.LABEL)
+NO_LABEL = -1
+
+
 def value_of(kind: FieldKind, data: bytes) -> Any:
     """Return the value of a field of that kind. Raises DecodeError, with the reason, if the bytes have none.
 
@@ -46,6 +52,16 @@ def value_of(kind: FieldKind, data: bytes) -> Any:
     BYTES: the bytes themselves.
     """
     return _VALUES[kind](data)
+
+
+def encode_value(kind: FieldKind, text: str) -> bytes:
+    """Return a text value of the source as the contents of a field. Raises DecodeError."""
+    if kind is FieldKind.BOXES:
+        return parse_boxes(text)
+    try:
+        return text.encode()
+    except UnicodeEncodeError as exc:
+        raise DecodeError(f"{text[exc.start : exc.start + 10]!r} is half of a surrogate pair, which UTF-8 cannot encode") from exc
 
 
 def _array(data: bytes) -> NDArray[Any]:

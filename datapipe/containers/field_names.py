@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from datapipe.codecs.field_values import FieldKind
+from datapipe.codecs.field_values import IMAGE_FIELD, LABEL_FIELD, FieldKind, FieldSpec
 from datapipe.codecs.npy import read_npy_header
 from datapipe.codecs.probe import encoding_of
 from datapipe.core.printable import get_logger
-from datapipe.errors import DecodeError
+from datapipe.errors import DecodeError, OptionError
 
 IMAGE = "image"
 LABEL = "label"
@@ -46,6 +46,26 @@ def is_field_name(name: str) -> bool:
     Names to which a format gives another meaning (`key`, `cls`, the suffixes of images) are excluded.
     """
     return bool(_NAME.fullmatch(name)) and name not in _OURS and name not in _SUFFIXES
+
+
+def checked_fields(fields: Sequence[FieldSpec]) -> tuple[FieldSpec, ...]:
+    """Return `fields`, if every format can hold them.
+
+    Fields have different names of lower-case letters, digits and `_`, at most 32 characters. Labels are named `label`, and a
+    field named `image` is an image. Names that a format uses for something else (`key`, `cls`, the suffixes of images) are
+    refused. Raises OptionError.
+    """
+    names = [field.name for field in fields]
+    for one in fields:
+        if not is_field_name(one.name):
+            raise OptionError(f"field {one.name!r}: not a name that every format can hold; choose another of a-z, 0-9 and _")
+        if (one.name == LABEL_FIELD.name) != (one.kind is FieldKind.LABEL):
+            raise OptionError(f"field {one.name!r} of kind {one.kind.value}: labels, and nothing else, are named 'label'")
+        if one.name == IMAGE_FIELD.name and one.kind is not FieldKind.IMAGE:
+            raise OptionError(f"field 'image' of kind {one.kind.value}: a field named 'image' must be an image; rename it")
+    if not names or len(set(names)) < len(names):
+        raise OptionError(f"fields {', '.join(names) or 'none'}: a set must have one or more, with different names")
+    return tuple(fields)
 
 
 def field_name(text: str) -> str:

@@ -8,24 +8,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from datapipe.codecs.field_values import FieldSpec
+from datapipe.containers.forms import FORMS
 from datapipe.containers.listing import held_apart_names
 from datapipe.errors import FormatError, IntegrityError, MissingDataError, StorageError
 from datapipe.index.entries import RowGroup, Rows
 from datapipe.index.sidecar import SidecarRows
 
-TEXT_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson")  # of lists and tables, which are converted before they are loaded
-# The names of files of a format, and the module whose `index_shard` indexes one.
-_FORMATS = {
-    "tar": (re.compile(r".+\.tar"), "datapipe.containers.tar.scanner"),
-    # `x.tfrecord`, `x.tfrecords`, `x.tfrecord.gz` (refused, with the reason), TFDS's `x.tfrecord-00000-of-00010`, and the
-    # `train-00000-of-01024` of TensorFlow's own scripts
-    "tfrecord": (re.compile(r".+\.tfrecords?([.-].*)?|.+-\d{5}-of-\d{5}"), "datapipe.containers.tfrecord.scanner"),
-    "hdf5": (re.compile(r".+\.(h5|hdf5|he5)"), "datapipe.containers.hdf5.scanner"),
-    "parquet": (re.compile(r".+\.parquet"), "datapipe.containers.parquet.scanner"),
-    "arrow": (re.compile(r"(?!.+\.index\.).+\.arrow"), "datapipe.containers.arrow"),
-}
-# The module that reads row groups of a format by `read_rows`, and names the errors by which it finds damage.
-_ROW_READERS = {"hdf5": "datapipe.containers.hdf5.rows", "parquet": "datapipe.containers.parquet.rows"}
+TEXT_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson")  # of lists and of tables
 _OTHERS = re.compile(r".*\.(idx|index|json|txt|tmp|part)", re.IGNORECASE)  # what lies beside shards
 
 
@@ -52,7 +41,7 @@ def container_of(name: str) -> str | None:
     """The format of a file of that name, None for a file that is no shard; hidden files, as macOS's `._x.tar`, are none."""
     if name.startswith(".") or _OTHERS.fullmatch(name):
         return None
-    return next((container for container, (pattern, _) in _FORMATS.items() if pattern.fullmatch(name)), None)
+    return next((form for form, facts in FORMS.items() if facts.shards and facts.files and facts.files.fullmatch(name)), None)
 
 
 def only_format(names: Sequence[str], where: str, *, pattern: str) -> str:
@@ -70,7 +59,7 @@ def scanner_of(container: str) -> Callable[[Any], tuple[SidecarRows, tuple[Field
     That of tars and of Parquet also takes URLs.
     """
     scanner: Callable[[Any], tuple[SidecarRows, tuple[FieldSpec, ...]]]
-    scanner = importlib.import_module(_FORMATS[container][1]).index_shard
+    scanner = importlib.import_module(FORMS[container].shards).index_shard
     return scanner
 
 
@@ -80,9 +69,10 @@ def read_rows(group: RowGroup) -> Rows:
     Numbers are `.npy` files, texts UTF-8, nested values JSON; images are as stored, or `.npy` files of pixels.
     Raises MissingDataError, StorageError, or IntegrityError if the shard is damaged or has changed since it was indexed.
     """
-    if group.container not in _ROW_READERS:
+    module = FORMS[group.container].rows if group.container in FORMS else ""
+    if not module:
         raise IntegrityError(f"{group.path}: its index has row groups, which {group.container} has not; get the index again")
-    reader = importlib.import_module(_ROW_READERS[group.container])
+    reader = importlib.import_module(module)
     try:
         rows: Rows = reader.read_rows(group)
         return rows

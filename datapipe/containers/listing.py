@@ -15,17 +15,19 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from datapipe.core.printable import counted
 from datapipe.core.regular_files import file_type, is_within
 from datapipe.errors import MissingDataError, StorageError
+from datapipe.index.listed import ScanNotes, ScanProblem
 
 IMAGE_SUFFIXES = (b".jpg", b".jpeg", b".png", b".ppm", b".bmp", b".pgm", b".tif", b".tiff", b".webp", b".gif")
 _JUNK = frozenset((b"thumbs.db", b"desktop.ini", b"__macosx"))
 _TOOLS_FOLDERS = frozenset((b"__pycache__", b"node_modules", b"site-packages"))
 _TOOLS_MARKS = (b"pyvenv.cfg", b"conda-meta", b"CACHEDIR.TAG")  # in virtual environments, and in caches (bford.info/cachedir)
+NO_FOLDER = "pass a folder, or say with --from what it is"  # the remedy if a folder is expected
 _MAX_SHOWN = 5  # links in a message
 _TRAIN_NAMES = ("train", "training")
 _HELD_OUT_NAMES = ("val", "valid", "validation", "test")
@@ -52,25 +54,6 @@ class ListedFile:
     def sort_key(self) -> tuple[bytes, bytes, bytes]:
         """The key by which sorting gives the listing's order."""
         return self.class_name, self.directory, self.name
-
-
-@dataclass(frozen=True, slots=True)
-class ScanProblem:
-    """A directory whose files are missing from the listing."""
-
-    source: bytes  # relative to the root
-    reason: str
-
-
-@dataclass(slots=True)
-class ScanNotes:
-    """What a scan found besides samples; filled while `scan_class` runs."""
-
-    num_ignored: int = 0  # files that are neither images by name nor junk
-    num_junk: int = 0  # hidden files and folders, Thumbs.db and the like
-    loops: list[bytes] = field(default_factory=list)  # links to a directory that contains them, not descended into
-    problems: list[ScanProblem] = field(default_factory=list)
-    directories: dict[bytes, int] = field(default_factory=dict)  # those read, relative, with their modification times (ns)
 
 
 def told_of_loops(loops: Sequence[str]) -> str:

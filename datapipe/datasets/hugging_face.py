@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from datapipe.containers.foreign import ForeignSet, open_foreign
+from datapipe.containers.foreign import ForeignShards, open_foreign
 from datapipe.errors import FormatError, OptionError
 from datapipe.index.concat import AnyIndex, select
 from datapipe.index.file_list import FileListIndex
@@ -44,7 +44,7 @@ def _arrow_files(dataset: Any) -> AnyIndex:
     if len({path.parent for path in paths}) > 1:
         raise OptionError("the files of the datasets.Dataset are in several directories; save_to_disk() it")
     try:
-        return open_foreign(ForeignSet("arrow", paths[0].parent, tuple(path.name for path in paths)))
+        return open_foreign(ForeignShards("arrow", paths[0].parent, tuple(path.name for path in paths)))
     except FormatError as exc:
         raise OptionError(str(exc)) from exc
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from datapipe.containers.foreign import ForeignSet, open_foreign
+from datapipe.containers.foreign import ForeignShards, open_foreign
 from datapipe.containers.remote_shards import open_remote_shards, shards_at
 from datapipe.datasets.image_folders import leaves_as_it_is
 from datapipe.errors import DatapipeError
@@ -149,7 +149,7 @@ def _opened(places: list[Path | Location]) -> SampleIndex:
         return open_remote_shards(shards_at(remote, f"{remote[0]}, ..."))
     if remote or len({place.parent for place in local}) != 1:
         raise _UnseenError("reads shards of several directories")
-    return open_foreign(ForeignSet("tar", local[0].parent, tuple(place.name for place in local)))
+    return open_foreign(ForeignShards("tar", local[0].parent, tuple(place.name for place in local)))
 
 
 def _place_of(url: Any) -> Path | Location:

@@ -14,6 +14,7 @@ from pathlib import Path
 import crc32c
 
 from datapipe.codecs.probe import MAX_SAMPLE_NBYTES
+from datapipe.codecs.stored import PLAIN, decode_stored, value_nbytes, why_absent
 from datapipe.core.regular_files import open_descriptor
 from datapipe.errors import (
     DatapipeError,
@@ -25,7 +26,7 @@ from datapipe.errors import (
     StorageError,
 )
 from datapipe.fetch.row_groups import RowGroups
-from datapipe.index.entries import WHOLE_FILE, Extents
+from datapipe.index.entries import WHOLE_FILE, Extents, RowGroup, is_bytes
 
 # Errors of a file that is missing where the listing found it; they do not mean that the storage fails.
 _GONE = frozenset((errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG))
@@ -47,7 +48,7 @@ class LocalFiles:
         self._row_groups = RowGroups() if row_groups is None else row_groups
 
     def read(self, extents: Extents, row: int) -> bytes:
-        """Return the bytes of one extent, after their prefix if they have one.
+        """Return the value of one extent, made of its bytes as its codec says.
 
         Raises MissingDataError, StorageError, or IntegrityError if the file is shorter than its index
         says, the checksum differs, or a row group cannot be read; DecodeError if a row has no value or a sample is
@@ -71,11 +72,15 @@ class LocalFiles:
 
     def _read(self, extents: Extents, row: int, path: str, offset: int, nbytes: int, crc: int, has_crc: int) -> bytes:
         """Do what `read` does, given the numbers of the row."""
-        if extents.row_groups is not None and (group := extents.row_groups[row]) is not None:
-            return self._row_groups.value(group, offset)
+        codec = PLAIN if extents.codecs is None else extents.codecs[row]
+        if isinstance(codec, RowGroup):
+            return self._row_groups.value(codec, offset)
+        if codec and (reason := why_absent(codec)) is not None:
+            raise DecodeError(reason)
         if extents.one_file_each or nbytes == WHOLE_FILE:
-            return _read_whole(path)
-        _check_size(nbytes)
+            data = _read_whole(path)
+            return decode_stored(data, codec) if codec else data
+        _check_size(value_nbytes(nbytes, codec) if codec else nbytes)
         try:
             file = self._file(path)  # referred to here, so that it stays open for this read if another thread drops it
             fits = offset + nbytes <= file.nbytes  # checked first, as `pread` allocates memory for all it is to read
@@ -92,7 +97,7 @@ class LocalFiles:
                 f"{path}: bytes {offset}..{offset + nbytes} have crc32c {found:08x}, written as {crc:08x}: "
                 "damaged; `datapipe verify` lists all damage"
             )
-        return data if extents.prefixes is None else extents.prefixes[row] + data
+        return decode_stored(data, codec) if codec else data
 
     def will_need(self, extents: Extents) -> None:
         """Ask the kernel to read these extents ahead, except row groups; returns at once. Errors are left to `read`."""
@@ -155,8 +160,8 @@ def plan_reads(extents: Extents, *, max_gap: int = _MAX_GAP) -> list[ByteSpan]:
     spans: list[ByteSpan] = []
     path, start, end = "", 0, -1
     wanted: Iterable[tuple[str, int, int]] = zip(extents.paths, extents.offset.tolist(), extents.nbytes.tolist(), strict=True)
-    if extents.row_groups is not None:
-        wanted = (span for span, group in zip(wanted, extents.row_groups, strict=True) if group is None)
+    if extents.codecs is not None:
+        wanted = (span for span, codec in zip(wanted, extents.codecs, strict=True) if is_bytes(codec))
     for here, offset, nbytes in sorted(wanted):
         if here == path and offset <= end + max_gap:
             end = max(end, offset + nbytes)

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 import crc32c
 
 from datapipe.codecs.probe import MAX_SAMPLE_NBYTES
+from datapipe.codecs.stored import decode_stored
 from datapipe.errors import DecodeError, IntegrityError
 from datapipe.fetch.local import LocalFiles
 from datapipe.fetch.shard_cache.cache import ShardCache
 from datapipe.fetch.shard_cache.filling import Filling
 from datapipe.fetch.shard_cache.schedule import Schedule
-from datapipe.index.entries import Extents
+from datapipe.index.entries import Codec, Extents, is_bytes
 from datapipe.stores.location import is_url, parse_location
 from datapipe.stores.pending import PendingBytes, RemoteObject, take_waited_ns
 from datapipe.stores.requests import Requests, apply_settings, requests
@@ -91,10 +92,10 @@ class RemoteFiles:
         pendings = self._ask([(key, crc is not None) for key, crc in missing.values()], is_urgent=True)
         for (row, (key, checksum)), pending in zip(missing.items(), pendings, strict=True):
             found[row] = self._checked(key, pending, checksum)
-        if extents.prefixes is not None:
+        if extents.codecs is not None:
             for row in there:
                 if isinstance(data := found[row], bytes):
-                    found[row] = extents.prefixes[row] + data
+                    found[row] = _decoded(data, extents.codecs[row])
         return [found[row] for row in rows]
 
     def will_need(self, extents: Extents) -> object:
@@ -215,4 +216,12 @@ class RemoteFiles:
 
 def _is_remote(extents: Extents, row: int) -> bool:
     """Whether a value is a range of an object; row groups are read by whoever reads those, wherever they lie."""
-    return is_url(extents.paths[row]) and (extents.row_groups is None or extents.row_groups[row] is None)
+    return is_url(extents.paths[row]) and (extents.codecs is None or is_bytes(extents.codecs[row]))
+
+
+def _decoded(data: bytes, codec: Codec) -> bytes | DecodeError:
+    """Return a value, or the error that says that it is bad."""
+    try:
+        return decode_stored(data, codec) if isinstance(codec, str) else data
+    except DecodeError as exc:
+        return exc

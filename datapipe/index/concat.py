@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from datapipe.codecs.field_values import FieldSpec
+from datapipe.codecs.stored import PLAIN
 from datapipe.errors import OptionError
 from datapipe.index.entries import WHOLE_FILE, Description, Entries, Extents, RowGrouping, check_positions
 from datapipe.index.file_list import FileListIndex
@@ -204,6 +205,7 @@ def _concat_manifest(parts: Sequence[PartIndex]) -> Manifest:
         classes=first.classes if same_classes else None,
         class_to_idx=first.class_to_idx if same_classes else None,
         image_size=first.image_size if len(sizes) == 1 else None,
+        is_listing=all(manifest.is_listing for manifest in manifests),
     )
 
 
@@ -213,7 +215,7 @@ def _starts(lengths: Sequence[int]) -> Ints:
 
 def _joined(parts: Sequence[Extents]) -> Extents:
     """Return the extents of all parts one after the other."""
-    has_prefixes, has_groups = any(part.prefixes for part in parts), any(part.row_groups for part in parts)
+    has_codecs = any(part.codecs for part in parts)
     is_loose = all(part.one_file_each for part in parts)
     sizes = [np.full(len(part), WHOLE_FILE, np.int64) if part.one_file_each else part.nbytes for part in parts]
     return Extents(
@@ -223,8 +225,7 @@ def _joined(parts: Sequence[Extents]) -> Extents:
         crc32c=np.concatenate([part.crc32c for part in parts]),
         has_crc=np.concatenate([part.has_crc for part in parts]),
         one_file_each=is_loose,
-        prefixes=[one for part in parts for one in part.prefixes or [b""] * len(part)] if has_prefixes else None,
-        row_groups=[one for part in parts for one in part.row_groups or [None] * len(part)] if has_groups else None,
+        codecs=[one for part in parts for one in part.codecs or [PLAIN] * len(part)] if has_codecs else None,
     )
 
 

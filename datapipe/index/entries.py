@@ -12,10 +12,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from datapipe.codecs.stored import why_absent
 from datapipe.core.printable import printable
 from datapipe.errors import OptionError
-
-CONTAINERS = ("parquet", "hdf5")  # formats whose fields may be addressed by rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +53,19 @@ class RowGrouping:
 
 WHOLE_FILE = -1  # in place of a number of bytes
 
+# How a value is stored: steps from the bytes of its extent to those of the value (`codecs/stored`), or the row group in which it
+# is compressed together with others.
+Codec = str | RowGroup
+
+
+def is_bytes(codec: Codec) -> bool:
+    """Return True if a value is made of the bytes of an extent."""
+    return isinstance(codec, str) and why_absent(codec) is None
+
 
 @dataclass(frozen=True, slots=True)
 class Extents:
-    """Where one field of some samples lies: bytes of a file, or a row of a row group."""
+    """Where one field of some samples lies: bytes of a file, or a row of a row group, and how it is stored there."""
 
     paths: list[str]  # (m,) file of each
     offset: NDArray[np.int64]  # (m,) bytes; the row of the shard if there is a row group
@@ -65,8 +73,7 @@ class Extents:
     crc32c: NDArray[np.uint32]  # (m,)
     has_crc: NDArray[np.uint8]  # (m,) 1 if crc32c is known
     one_file_each: bool  # the extents are whole files, so keeping them open is no use
-    prefixes: list[bytes] | None = None  # (m,) bytes that belong before those of each; None: none
-    row_groups: list[RowGroup | None] | None = None  # (m,) the row group to read for each; None: bytes
+    codecs: list[Codec] | None = None  # (m,) how each is stored; None: as its bytes
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -80,8 +87,7 @@ class Extents:
             crc32c=self.crc32c[rows],
             has_crc=self.has_crc[rows],
             one_file_each=self.one_file_each,
-            prefixes=None if self.prefixes is None else [self.prefixes[row] for row in rows],
-            row_groups=None if self.row_groups is None else [self.row_groups[row] for row in rows],
+            codecs=None if self.codecs is None else [self.codecs[row] for row in rows],
         )
 
 

@@ -41,6 +41,7 @@ class FileListIndex:
         fields = (FieldSpec("image", FieldKind.IMAGE), FieldSpec("label", FieldKind.LABEL))
         self.manifest = Manifest(
             container="folder",
+            is_listing=True,
             fields=fields if labels is not None else fields[:1],
             shards=(ShardInfo(name="", num_samples=len(paths), nbytes=0, first_slot=0, num_slots=len(paths)),),
             classes=classes,

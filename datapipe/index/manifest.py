@@ -57,6 +57,8 @@ class Manifest:
     options: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the conversion, as typed
     source_digest: str = ""  # of the source's listing: names, sizes, labels; "" if not recorded
     made_from: dict[str, Any] | None = None  # the dataset or archive that it was converted from, where that was one
+    is_listing: bool = False  # its shards are parts of a listing of files, not files themselves
+    has_row_groups: bool = False  # some fields are addressed by rows, which are read by row groups
 
     @property
     def num_samples(self) -> int:
@@ -79,8 +81,9 @@ class Manifest:
         """Return the manifest as JSON-safe values."""
         value = dataclasses.asdict(self)
         value["fields"] = [{"name": field.name, "kind": field.kind.value} for field in self.fields]
-        if self.made_from is None:
-            del value["made_from"]
+        for name in ("made_from", "is_listing", "has_row_groups"):
+            if not value[name]:
+                del value[name]
         return {"version": MANIFEST_VERSION, "num_samples": self.num_samples, **value}
 
     @classmethod
@@ -104,6 +107,8 @@ class Manifest:
             options=document.options,
             source_digest=document.source_digest,
             made_from=document.made_from,
+            is_listing=document.is_listing,
+            has_row_groups=document.has_row_groups,
         )
         if manifest.num_samples != document.num_samples:
             claimed = document.num_samples
@@ -153,6 +158,8 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True):
     options: dict[str, Any]
     source_digest: str = ""
     made_from: dict[str, Any] | None = None
+    is_listing: bool = False
+    has_row_groups: bool = False
     checksum: _Digest = ""  # of the rest; "" if not recorded
 
 

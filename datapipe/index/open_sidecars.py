@@ -20,7 +20,17 @@ from datapipe.core.regular_files import path_inside
 from datapipe.errors import FormatError, MissingDataError, StorageError
 from datapipe.index.manifest import MANIFEST_NAME, Manifest, ShardInfo
 from datapipe.index.remote_set import RemoteSet
-from datapipe.index.sidecar import PREFIX_KEY, ROW_GROUPS_KEY, ROW_NBYTES, ROWS_KEY, SIDECAR_SUFFIX
+from datapipe.index.sidecar import (
+    FURTHER,
+    FURTHER_KEY,
+    PREFIX_KEY,
+    RANGES_KEY,
+    ROW_GROUPS_KEY,
+    ROW_NBYTES,
+    ROWS_KEY,
+    SIDECAR_SUFFIX,
+    VALUES_KEY,
+)
 from datapipe.stores.pending import waiting
 
 _NO_LABEL = -1
@@ -29,15 +39,16 @@ MAX_OPEN_SIDECARS = 4096  # one map each; Linux allows a process 65,530
 
 
 @functools.lru_cache(maxsize=64)
-def _schema(field_names: tuple[str, ...]) -> pa.Schema:
-    """Return the columns of a sidecar with these fields."""
+def _schema(field_names: tuple[str, ...], further: tuple[tuple[str, ...], ...]) -> pa.Schema:
+    """Return the columns of a sidecar with these fields, and further ones of each."""
     columns = {
         "id": pa.int64(), "key": pa.binary(), "source": pa.binary(), "label": pa.int64(), "height": pa.int32(),
         "width": pa.int32(),
     }  # fmt: skip
     parts = {"encoding": pa.string(), "offset": pa.int64(), "nbytes": pa.int64(), "crc32c": pa.uint32(), "has_crc": pa.uint8()}
-    for name in field_names:
+    for name, more in zip(field_names, further, strict=True):
         columns |= {f"{name}.{part}": kind for part, kind in parts.items()}
+        columns |= {f"{name}.{part}": FURTHER[part] for part in more}
     return pa.schema(list(columns.items()))
 
 
@@ -50,8 +61,8 @@ class Sidecar:
     """
 
     __slots__ = (
-        "_buffers", "field_names", "heights", "ids", "labels", "num_samples", "path", "prefixes", "row_columns",
-        "row_groups", "widths",
+        "_buffers", "_further", "field_names", "heights", "ids", "labels", "num_samples", "path", "prefixes", "ranges",
+        "row_columns", "row_groups", "values_file", "widths",
     )  # fmt: skip
 
     def __init__(self, path: Path, *, shard: ShardInfo | None = None) -> None:
@@ -90,7 +101,8 @@ class Sidecar:
             if metadata.get(b"datapipe.index.sidecar") != b"1":
                 raise self._error("not a datapipe index")
             self.field_names = tuple(metadata[b"datapipe.fields"].decode().split(","))
-            if not reader.schema.equals(_schema(self.field_names)):
+            self._further = self._read_further(metadata)
+            if not reader.schema.equals(_schema(self.field_names, tuple(self._further.values()))):
                 raise self._error("its columns are not those of an index")
             batches = list(reader)
         if len(batches) > 1:
@@ -111,6 +123,9 @@ class Sidecar:
         self.prefixes = self._read_prefixes(metadata)
         self.row_columns = self._read_row_columns(metadata)
         self.row_groups = self._read_row_groups(metadata)
+        self.ranges = frozenset(name for name in self.field_names if (RANGES_KEY + name).encode() in metadata)
+        named = {name: metadata.get((VALUES_KEY + name).encode()) for name in self.field_names}
+        self.values_file = {name: file.decode() for name, file in named.items() if file is not None}
 
     def _check_values(self, data_nbytes: int) -> None:
         """Raise FormatError for values that no valid index has. `data_nbytes`: the size of the shard."""
@@ -121,14 +136,24 @@ class Sidecar:
         for name in self.field_names:
             offsets, sizes = self.offsets(name), self.nbytes(name)
             by_rows = name in self.row_columns
-            most = self.num_samples - 1 if by_rows else data_nbytes
+            is_elsewhere = name in self.ranges or name in self.values_file  # in files whose sizes are not known here
+            nbytes = _MAX_NBYTES if is_elsewhere else data_nbytes
+            most = self.num_samples - 1 if by_rows else nbytes
             is_sound = offsets.min() >= 0 and sizes.min() >= 0 and offsets.max() <= most and sizes.max() <= _MAX_NBYTES
-            if not is_sound or (not by_rows and int((offsets + sizes).max()) > data_nbytes):
-                end = "rows" if by_rows else f"{data_nbytes} bytes"
+            if not is_sound or (not by_rows and int((offsets + sizes).max()) > nbytes):
+                end = "rows" if by_rows else f"{nbytes} bytes"
                 raise self._error(f"field {name!r} of a sample reaches beyond the {end} of its shard")
 
     def _error(self, what: str) -> FormatError:
         return FormatError(f"{self.path}: {what}; index or convert again")
+
+    def _read_further(self, metadata: dict[bytes, bytes]) -> dict[str, tuple[str, ...]]:
+        """Return, by field, the further columns that it has."""
+        spelled = {name: metadata.get((FURTHER_KEY + name).encode(), b"").decode() for name in self.field_names}
+        further = {name: tuple(filter(None, text.split(","))) for name, text in spelled.items()}
+        if any(part not in FURTHER for parts in further.values() for part in parts):
+            raise self._error("has columns that no index has")
+        return further
 
     def _read_prefixes(self, metadata: dict[bytes, bytes]) -> dict[str, bytes]:
         """Return, by field, bytes that belong before those of every extent; fields without any are left out."""
@@ -182,6 +207,21 @@ class Sidecar:
     def encoding(self, name: str, row: int) -> str:
         """Return the encoding of a sample's field; "" if unknown."""
         return str(self._buffers[f"{name}.encoding"][row].as_py())
+
+    def paths(self, name: str, rows: NDArray[np.int64]) -> list[bytes] | None:
+        """Return the files, relative to the dataset, that hold a field of these samples; None if the index does not name them.
+
+        An empty name is that of the sample's source.
+        """
+        return self._texts(f"{name}.path", rows) if "path" in self._further[name] else None
+
+    def codecs(self, name: str, rows: NDArray[np.int64]) -> list[str] | None:
+        """Return how a field of these samples is stored; None if as its bytes."""
+        return self._texts(f"{name}.codec", rows) if "codec" in self._further[name] else None
+
+    def _texts(self, column: str, rows: NDArray[np.int64]) -> list[Any]:
+        values = self._buffers[column]
+        return [values[row].as_py() for row in rows.tolist()]
 
     def key(self, row: int) -> bytes:
         """Return the key of a sample."""

@@ -106,7 +106,7 @@ def open_set(location: Location, text: bytes | None = None) -> tuple[Manifest, R
         raise nothing_there(location)
     place = location / MANIFEST_NAME
     manifest = parse_document(text, str(place))
-    if manifest.container == "folder":
+    if manifest.is_listing:
         raise FormatError(f"{place}: a folder of loose files, which are not read from stores; convert them")
     name = hashlib.sha256(f"{location}\n".encode() + text).hexdigest()[:24]
     copies = index_directory(REMOTE_INDEXES, name)

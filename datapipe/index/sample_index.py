@@ -8,15 +8,16 @@ at once. Nothing that uses it depends on formats.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from datapipe.codecs.stored import PLAIN, prefixed
 from datapipe.core.regular_files import path_inside
 from datapipe.errors import FormatError
-from datapipe.index.entries import CONTAINERS, Description, Entries, Extents, RowGroup, RowGrouping, check_positions
+from datapipe.index.entries import Codec, Description, Entries, Extents, RowGroup, RowGrouping, check_positions
 from datapipe.index.manifest import Manifest
 from datapipe.index.open_sidecars import OpenSidecars, Sidecar
 from datapipe.index.remote_set import RemoteSet
@@ -101,9 +102,8 @@ class SampleIndex:
         labels, offset, nbytes = (np.empty(num, np.int64) for _ in range(3))
         crc32c, has_crc = np.empty(num, np.uint32), np.empty(num, np.uint8)
         paths: list[str] = [""] * num
-        prefixes: list[bytes] | None = None
-        row_groups: list[RowGroup | None] | None = None
-        loose = self.manifest.container == "folder"
+        codecs: list[Codec] | None = None
+        is_whole = self.manifest.is_listing
         self._sidecars.fetch(shards)
         by_shard = np.argsort(shards, kind="stable")
         starts = np.flatnonzero(np.diff(shards[by_shard], prepend=-1))
@@ -115,17 +115,15 @@ class SampleIndex:
             nbytes[members] = sidecar.nbytes(field)[here]
             crc32c[members] = sidecar.crc32c(field)[here]
             has_crc[members] = sidecar.has_crc(field)[here]
-            if prefix := sidecar.prefixes.get(field):
-                prefixes = prefixes or [b""] * num
-                for member in members.tolist():
-                    prefixes[member] = prefix
-            if column := sidecar.row_columns.get(field):
-                row_groups = row_groups or [None] * num
-                self._put_row_groups(row_groups, shard, column, members, offset)
-            for member, row in zip(members.tolist(), here.tolist(), strict=True):
-                paths[member] = self._loose_path(sidecar, row) if loose else self._shard_paths[shard]
-        extents = Extents(paths, offset, nbytes, crc32c, has_crc, one_file_each=loose, prefixes=prefixes, row_groups=row_groups)
-        return Entries(ids, labels, extents)
+            is_whole = is_whole and field not in sidecar.ranges and field not in sidecar.values_file
+            for member, path in zip(members.tolist(), self._paths(shard, sidecar, field, here), strict=True):
+                paths[member] = path
+            stored = self._codecs(shard, sidecar, field, here)
+            if stored is not None:
+                codecs = codecs or [PLAIN] * num
+                for member, codec in zip(members.tolist(), stored, strict=True):
+                    codecs[member] = codec
+        return Entries(ids, labels, Extents(paths, offset, nbytes, crc32c, has_crc, one_file_each=is_whole, codecs=codecs))
 
     def row_grouping(self, fields: Collection[str], ids: NDArray[np.int64] | None = None) -> RowGrouping | None:
         """Return the row groups that an order should keep together, where any of these fields is addressed by rows.
@@ -179,26 +177,50 @@ class SampleIndex:
         """Return a description of one sample, for messages."""
         shards, rows = self._locate(np.array([id], np.int64))
         sidecar, row = self._sidecars[int(shards[0])], int(rows[0])
-        loose = self.manifest.container == "folder"
-        path = self._loose_path(sidecar, row) if loose else self._shard_paths[int(shards[0])]
-        return Description(id, path, sidecar.key(row), "" if loose else os.fsdecode(sidecar.source(row)))
+        if not self.manifest.is_listing:
+            return Description(id, self._shard_paths[int(shards[0])], sidecar.key(row), os.fsdecode(sidecar.source(row)))
+        source = sidecar.source(row)
+        named = (sidecar.paths(name, np.array([row])) for name in sorted(sidecar.ranges))  # files that hold several samples
+        holder = next((paths[0] for paths in named if paths), source)
+        return Description(id, self._loose_path(sidecar, holder or source), sidecar.key(row), "")
 
-    def _put_row_groups(
-        self, groups: list[RowGroup | None], shard: int, column: str, members: NDArray[np.int64], rows: NDArray[np.int64]
-    ) -> None:
-        """Set the row group to read for each of the members, samples of one shard."""
-        starts, path = self._sidecars[shard].row_groups, self._shard_paths[shard]
-        numbers = np.searchsorted(starts, rows[members], side="right") - 1
+    def _paths(self, shard: int, sidecar: Sidecar, field: str, rows: NDArray[np.int64]) -> list[str]:
+        """Return the file that holds a field of each of these rows of a shard."""
+        if not self.manifest.is_listing:
+            return [self._shard_paths[shard]] * len(rows)
+        values_file = sidecar.values_file.get(field)
+        if values_file is not None:
+            return [path_inside(str(self.sidecar_directory), values_file, named_in=sidecar.path)] * len(rows)
+        named = sidecar.paths(field, rows)
+        if named is None:
+            return [self._loose_path(sidecar, sidecar.source(row)) for row in rows.tolist()]
+        full: dict[bytes, str] = {}
+        paths: list[str] = []
+        for row, name in zip(rows.tolist(), named, strict=True):
+            name = name or sidecar.source(row)
+            if name not in full:
+                full[name] = self._loose_path(sidecar, name)
+            paths.append(full[name])
+        return paths
+
+    def _codecs(self, shard: int, sidecar: Sidecar, field: str, rows: NDArray[np.int64]) -> Sequence[Codec] | None:
+        """Return how a field of each of these rows of a shard is stored; None if as its bytes."""
+        if prefix := sidecar.prefixes.get(field):
+            return [prefixed(prefix)] * len(rows)
+        column = sidecar.row_columns.get(field)
+        if column is None:
+            return sidecar.codecs(field, rows)
+        starts, path = sidecar.row_groups, self._shard_paths[shard]
+        numbers = np.searchsorted(starts, sidecar.offsets(field)[rows], side="right") - 1
         made = {
             number: RowGroup(self.manifest.container, path, column, number, int(starts[number]), int(starts[number + 1]))
             for number in np.unique(numbers).tolist()
         }
-        for member, number in zip(members.tolist(), numbers.tolist(), strict=True):
-            groups[member] = made[number]
+        return [made[number] for number in numbers.tolist()]
 
     def _find_row_grouping(self, wanted: frozenset[str], ids: NDArray[np.int64] | None = None) -> RowGrouping | None:
-        if self.manifest.container not in CONTAINERS or any(shard.sha256 for shard in self.manifest.shards):
-            return None  # datapipe's own shards are addressed by bytes
+        if not self.manifest.has_row_groups:
+            return None
         self._sidecars.refuse_claims()
         starts: list[NDArray[np.int64]] = []
         nbytes = num_groups = 0
@@ -239,9 +261,8 @@ class SampleIndex:
             )
         return sidecar
 
-    def _loose_path(self, sidecar: Sidecar, row: int) -> str:
-        name = os.fsdecode(sidecar.source(row))
-        return path_inside(self._top, name, named_in=sidecar.path, follows=True)  # the listing has checked links
+    def _loose_path(self, sidecar: Sidecar, name: bytes) -> str:
+        return path_inside(self._top, os.fsdecode(name), named_in=sidecar.path, follows=True)  # the listing has checked links
 
 
 def _restore(manifest: Manifest, data_directory: Path, sidecar_directory: Path, remote: RemoteSet | None) -> SampleIndex:

@@ -6,6 +6,11 @@ field F: `F.encoding` string, `F.offset` int64 and `F.nbytes` int64 (bytes withi
 `F.crc32c` uint32 with `F.has_crc` bool. If raw pixels lie without a header, the schema's metadata has one for all of
 them, `datapipe.prefix.F` in hex. One record batch, uncompressed, so columns are views of the map.
 
+The metadata `datapipe.further.F` names further columns that a field has: `F.path` binary, the file that holds it, relative to
+the dataset, where that is neither the shard nor, in a listing of files, `source` (empty: it is), and `F.codec` string, how it is
+stored (`codecs/stored`). In a listing fields are whole files unless there is `datapipe.ranges.F`; `datapipe.values.F` names the
+file in the index's own directory that holds the field.
+
 A field whose values are compressed together with those of other samples is addressed by rows: `F.offset` is the
 row in the shard, `F.nbytes` the approximate size of its value, and the metadata has `datapipe.rows.F`, the field's name in
 the shard, and `datapipe.index.row_groups`, a JSON list of the rows at which row groups begin, and of their number.
@@ -25,6 +30,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from datapipe.codecs.stored import PLAIN
 from datapipe.core import atomic
 
 SIDECAR_SUFFIX = ".index.arrow"
@@ -32,6 +38,10 @@ ROW_NBYTES = 32  # least size of a sample: four numbers, and the ends of two tex
 PREFIX_KEY = "datapipe.prefix."  # keys of the metadata
 ROWS_KEY = "datapipe.rows."
 ROW_GROUPS_KEY = "datapipe.index.row_groups"
+FURTHER_KEY = "datapipe.further."
+RANGES_KEY = "datapipe.ranges."
+VALUES_KEY = "datapipe.values."
+FURTHER = {"path": pa.binary(), "codec": pa.string()}  # columns of a field that most have not
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +52,8 @@ class FieldExtent:
     offset: int  # bytes
     nbytes: int
     crc32c: int | None  # None: not computed
+    path: bytes = b""  # of the file that holds it, relative to the dataset, where that is not the shard, nor the sample's source
+    codec: str = PLAIN  # how it is stored; see `codecs/stored`
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +87,8 @@ class SidecarRows:
     classes: tuple[str, ...] | None = None  # names by label, if the shard has them; not kept in the sidecar
     lacking: dict[str, int] = field(default_factory=dict)  # by omitted field, how many samples lack it; not kept either
     unread: dict[str, str] = field(default_factory=dict)  # by name in the shard, why it is no field; not kept either
+    ranges: set[str] = field(default_factory=set)  # of a listing, fields that are ranges of files rather than whole ones
+    values_file: dict[str, str] = field(default_factory=dict)  # by field, the file in the index's directory that holds it
 
     def __post_init__(self) -> None:
         self.extents = {name: [] for name in self.field_names}
@@ -130,16 +144,27 @@ class SidecarRows:
                 metadata[ROWS_KEY + name] = found.column.encode(errors="surrogateescape")
         if self.row_groups:
             metadata[ROW_GROUPS_KEY] = json.dumps(self.row_groups)
+        metadata |= {FURTHER_KEY + name: ",".join(parts) for name in self.extents if (parts := self._further(name))}
+        metadata |= {RANGES_KEY + name: "1" for name in sorted(self.ranges)}
+        metadata |= {VALUES_KEY + name: file for name, file in self.values_file.items()}
         return pa.table(columns).replace_schema_metadata(metadata)
+
+    def _further(self, name: str) -> list[str]:
+        """Return which further columns a field needs."""
+        extents = self.extents[name]
+        return [part for part in FURTHER if any(getattr(extent, part) for extent in extents)]
 
     def _of_extents(self, name: str) -> dict[str, pa.Array]:
         extents = self.extents[name]
+        further = self._further(name)
+        columns = {"path": lambda: [one.path for one in extents], "codec": lambda: [one.codec.encode() for one in extents]}
         return {
             f"{name}.encoding": _byte_strings([extent.encoding.encode() for extent in extents], pa.string()),
             f"{name}.offset": _numbers(np.array([extent.offset for extent in extents], np.int64)),
             f"{name}.nbytes": _numbers(np.array([extent.nbytes for extent in extents], np.int64)),
             f"{name}.crc32c": _numbers(np.array([extent.crc32c or 0 for extent in extents], np.uint32)),
             f"{name}.has_crc": _numbers(np.array([extent.crc32c is not None for extent in extents], np.uint8)),
+            **{f"{name}.{part}": _byte_strings(columns[part](), FURTHER[part]) for part in further},
         }
 
     def _of_column(self, name: str) -> dict[str, pa.Array]:

@@ -53,7 +53,7 @@ def stored_order(index: AnyIndex, fields: Collection[str]) -> StoredOrder | None
     A group is a shard, or a row group where any of `fields` can only be read by row groups.
     """
     datasets = [dataset for dataset in wholes(index) if isinstance(dataset, SampleIndex)]
-    if len(datasets) < len(wholes(index)) or any(dataset.manifest.container == "folder" for dataset in datasets):
+    if len(datasets) < len(wholes(index)) or any(dataset.manifest.is_listing for dataset in datasets):
         return None
     parts = index.parts if isinstance(index, ConcatIndex) else (index,)
     if isinstance(index, Selection) and (grouping := index.row_grouping(fields)) is not None:

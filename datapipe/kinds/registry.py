@@ -1,9 +1,10 @@
 """The kinds of data: loaders and commands tell by this which kind something is, and find the modules that each kind has.
 
 A kind is a folder beside this module. It has `inspection` (`claim(path)`: the index of what lies at a path or URL, None if it is
-not of this kind; `describe(index, args)`: facts, JSON-safe; `as_text(path, facts)`), `data` (`of(source, index)`: the data object
-of what was claimed, or of an object that is no path, with None for the index; None if that is not of this kind) and `bench`
-(`measure(index, args)`: rates, JSON-safe; `as_text(result)`). Inspections work without torch.
+not of this kind; `claim(path, form)` too, if it has forms of its own; `describe(index, args)`: facts, JSON-safe;
+`as_text(path, facts)`), `data` (`of(source, index)`: the data object of what was claimed, or of an object that is no path, with
+None for the index; None if that is not of this kind) and `bench` (`measure(index, args)`: rates, JSON-safe; `as_text(result)`).
+Inspections work without torch.
 """
 
 from __future__ import annotations
@@ -13,13 +14,16 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from datapipe.containers.form import in_python
+from datapipe.containers.forms import FORMS, IMAGES
 from datapipe.core.checks import path_name
-from datapipe.errors import FormatError, OptionError
+from datapipe.errors import FormatError, MissingDataError, OptionError
 from datapipe.stores.location import is_url
 from datapipe.stores.requests import apply_settings
 from datapipe.stores.settings import Remote
 
 if TYPE_CHECKING:
+    from datapipe.containers.form import Form
     from datapipe.kernel.kind import Data
 
 # Where each kind is. Asked in this order whether a local path is theirs: images last, as they keep an index next to shards that
@@ -32,9 +36,15 @@ def part(kind: str, name: str) -> Any:
     return importlib.import_module(f"{KINDS[kind]}.{name}")
 
 
-def recognise(path: str | os.PathLike[str]) -> tuple[str, Any]:
-    """Return the kind of what lies at a path or URL, and its index. Raises what the kinds' `claim` raise if it is of none."""
+def recognise(path: str | os.PathLike[str], form: Form | None = None) -> tuple[str, Any]:
+    """Return the kind of what lies at a path or URL, and its index. Raises what the kinds' `claim` raise if it is of none.
+
+    `form`: how the path is read, which also says the kind; None: that is recognised.
+    """
     text = path_name(path, "the path to the dataset")
+    if form is not None:
+        kind = FORMS[form.name].kind if form.name in FORMS else IMAGES
+        return kind, part(kind, "inspection").claim(text, form)
     problem: FormatError | None = None
     for kind in reversed(KINDS) if is_url(text) else KINDS:
         try:
@@ -57,7 +67,10 @@ def open_data(source: Any) -> Data:
     if isinstance(source, (str, os.PathLike)):
         if isinstance(source, str) and is_url(source):
             apply_settings(Remote())  # another loader may have applied others
-        kind, index = recognise(source)
+        try:
+            kind, index = recognise(source)
+        except (FormatError, MissingDataError, OptionError) as exc:
+            raise in_python(exc) from exc
         return part(kind, "data").of(source, index)  # type: ignore[no-any-return]
     for kind in KINDS:
         found: Data | None = part(kind, "data").of(source, None)

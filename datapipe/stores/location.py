@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
 from datapipe.errors import OptionError
@@ -35,9 +36,17 @@ class Location:
         return self.key.rpartition("/")[2]
 
 
+Place = Path | Location  # a path, or a prefix or an object in a store
+
+
 def is_url(text: str) -> bool:
     """Return whether the text is a URL, of an object store or of something else, rather than the path of a file."""
     return _URL.match(text) is not None
+
+
+def parse_place(text: str) -> Place:
+    """Return the path or the location that a text names. Raises OptionError for URLs that are not read."""
+    return parse_location(text) if is_url(text) else Path(text)
 
 
 def parse_location(url: str) -> Location:

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from shard_values import is_by_rows, values_of
 
 from datapipe.codecs.field_values import FieldKind, value_of
-from datapipe.containers import open_index
 from datapipe.containers.formats import read_rows
 from datapipe.containers.hdf5.scanner import index_shard
+from datapipe.containers.opening import open_index
 from datapipe.errors import DecodeError, FormatError, IntegrityError
 from datapipe.fetch.local import LocalFiles
 from datapipe.index.entries import RowGroup

@@ -22,8 +22,8 @@ from shard_values import values_of
 from converters import Encode
 from datapipe.codecs.decode import open_decoder
 from datapipe.codecs.probe import probe
-from datapipe.containers import open_index
 from datapipe.containers.hdf5.scanner import index_shard
+from datapipe.containers.opening import open_index
 from datapipe.errors import FormatError, MissingDataError
 from datapipe.fetch.local import LocalFiles
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import stat
 from pathlib import Path
@@ -13,8 +14,8 @@ import numpy as np
 import pytest
 from fixtures import NUM_SAMPLES, convert, entry_of, jpeg, listing, make_folder, write_webdataset
 
-from datapipe.containers import open_index
-from datapipe.errors import DatapipeError, FormatError, MissingDataError, OptionError, StorageError
+from datapipe.containers.opening import open_index
+from datapipe.errors import DatapipeError, DecodeError, FormatError, MissingDataError, OptionError, StorageError
 from datapipe.fetch.local import LocalFiles
 
 
@@ -46,13 +47,13 @@ def test_a_name_with_pattern_characters_is_a_name_first(folder: Path, tmp_path: 
 @pytest.mark.parametrize(("make", "error", "said"), [
     (lambda root: root / "nowhere", MissingDataError, "no such file or directory"),
     (lambda root: root / "*.tar", MissingDataError, "no file matches"),
-    (lambda root: root, MissingDataError, "no class folders"),
-    (lambda root: (root / "x.zip").write_bytes(b"PK") and root / "x.zip", FormatError, "not a regular .tar, .tfrecord"),
+    (lambda root: root, OptionError, "no images, .npy files or shards in it.*say --from what it is"),
+    (lambda root: (root / "x.zip").write_bytes(b"PK") and root / "x.zip", FormatError, r"x\.zip: not a zip, or cut off"),
     (lambda root: os.mkfifo(root / "x.tar") or root, FormatError, "not a regular .tar, .tfrecord"),
     (lambda root: (root / "x.tar").write_bytes(b"") or root, FormatError, "empty file"),
-    (lambda root: (root / "ant").mkdir() or root, MissingDataError, "no images in its class folders"),
-    (lambda root: (root / "a.jpg").write_bytes(b"") or root, MissingDataError, "no class folders"),
-    (lambda root: (make_folder(root / "s/train"), make_folder(root / "s/val"))[0].parent, FormatError, "train, val"),
+    (lambda root: (root / "ant").mkdir() or root, MissingDataError, "no images in its 1 class folder"),
+    (lambda root: (root / "a.jpg").write_bytes(b"") or root, OptionError, "images in no class folders: pass --class-from none"),
+    (lambda root: (make_folder(root / "s/train"), make_folder(root / "s/val"))[0].parent, OptionError, "train/ and val/"),
 ], ids=["nothing", "pattern", "empty", "zip", "pipe", "empty tar", "empty class", "no folders", "two sets"])  # fmt: skip
 def test_what_is_no_dataset_is_refused(make, error: type[DatapipeError], said: str, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(error, match=said):
@@ -140,27 +141,44 @@ def test_links_within_the_folder_are_samples(own: Path) -> None:
     assert len(open_index(own)) == 7
 
 
-@pytest.mark.parametrize("what", ["file", "folder", "class"])
-def test_links_that_lead_out_are_refused(own: Path, tmp_path: Path, what: str) -> None:
+@pytest.mark.parametrize("what", ["folder", "class"])
+def test_links_to_folders_outside_are_refused(own: Path, tmp_path: Path, what: str) -> None:
     """Never read a file outside the folder one was given."""
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "secret.jpg").write_bytes(jpeg(7))
-    link, target = {"file": ("ant/x.jpg", outside / "secret.jpg"), "folder": ("ant/x", outside), "class": ("dog", outside)}[what]
-    (own / link).symlink_to(target)
+    (own / {"folder": "ant/x", "class": "dog"}[what]).symlink_to(outside)
     with pytest.raises(StorageError, match="leads out of the source"):
         open_index(own)
 
 
-@pytest.mark.parametrize("what", ["dangling", "pipe"])
-def test_what_cannot_be_read_is_named(own: Path, what: str) -> None:
+@pytest.mark.parametrize(
+    ("what", "reason"),
+    [
+        ("link", "symbolic link leads out of the source"),
+        ("dangling", "dangling symbolic link"),
+        ("pipe", "not a regular file but a named pipe"),
+    ],
+)
+def test_what_cannot_be_read_is_a_bad_sample(
+    own: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, what: str, reason: str
+) -> None:
+    """Never read a file outside the folder one was given; its place in the listing remains, as in a conversion."""
+    (tmp_path / "secret.jpg").write_bytes(jpeg(7))
     path = own / "ant" / "x.jpg"
     if what == "pipe":
         os.mkfifo(path)
     else:
-        path.symlink_to("gone.jpg")
-    with pytest.raises(StorageError, match=r"ant/x\.jpg: (dangling symbolic link|not a regular file but a named pipe)"):
-        open_index(own)
+        path.symlink_to("gone.jpg" if what == "dangling" else tmp_path / "secret.jpg")
+    index = open_index(own)
+    assert len(index) == 7
+    assert re.search(f"own: 1 of 7 samples cannot be read.*: ant/x.jpg .{reason}", caplog.text)
+    with pytest.raises(DecodeError, match=reason):
+        LocalFiles().read(index.look_up(np.array([listing_of(own).index("ant/x.jpg")]), "image").extents, 0)
+
+
+def listing_of(root: Path) -> list[str]:
+    return sorted(str(path.relative_to(root)) for path in root.rglob("*.jpg"))
 
 
 @pytest.mark.parametrize("problem", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
@@ -210,7 +228,10 @@ def test_what_is_no_path_is_refused(path: Any) -> None:
         open_index(path)
 
 
-def test_a_list_names_what_reads_it(tmp_path: Path) -> None:
+def test_a_list_says_where_its_files_may_be(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("file,label\na.jpg,1\n")
-    with pytest.raises(FormatError, match=r"datapipe convert .*a\.csv DST --to webdataset .*datapipe\.from_torch"):
+    with pytest.raises(MissingDataError, match=r"a\.csv: none of the first 1 files is there.* as --root"):
         open_index(tmp_path / "a.csv")
+    (tmp_path / "b.csv").write_text("height,weight\n1,2\n")
+    with pytest.raises(OptionError, match=r"none of its columns names files .*--field COLUMN=image.*--to parquet"):
+        open_index(tmp_path / "b.csv")

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from shard_values import is_by_rows, values_of
 
 from datapipe.codecs.field_values import FieldKind, value_of
-from datapipe.containers import open_index
 from datapipe.containers.formats import read_rows
+from datapipe.containers.opening import open_index
 from datapipe.containers.parquet.scanner import index_shard
 from datapipe.errors import DecodeError, FormatError, IntegrityError
 from datapipe.index.entries import RowGroup
@@ -210,7 +210,7 @@ def test_names_become_fields(path: Path) -> None:
     found = kinds(path)
     assert list(found) == ["caption_text", "a_b", "a_b_2", "label_", "id_", "x" * 32, "image_size"]
     assert all(load(path, name) == ["a"] * NUM for name in found)
-    assert open_index(path).look_up(np.arange(NUM), "a_b_2").extents.row_groups is not None
+    assert open_index(path).look_up(np.arange(NUM), "a_b_2").extents.codecs is not None
 
 
 def test_columns_that_cannot_be_told_apart_are_left_out(path: Path) -> None:
@@ -259,7 +259,7 @@ def test_a_shard_of_our_own_without_its_manifest(tmp_path: Path) -> None:
     assert {spec.name: spec.kind for spec in alone.manifest.fields} == {spec.name: spec.kind for spec in whole.manifest.fields}
     for spec in alone.manifest.fields:
         extents = alone.look_up(np.arange(len(alone)), spec.name).extents
-        assert extents.row_groups is None
+        assert extents.codecs is None
     assert alone.row_grouping([spec.name for spec in alone.manifest.fields]) is None
 
 

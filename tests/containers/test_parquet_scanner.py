@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from shard_values import is_by_rows, values_of
 
 from converters import Encode
-from datapipe.containers import open_index
+from datapipe.containers.opening import open_index
 from datapipe.containers.parquet.pages import Chunk, Page, UnaddressableError, byte_arrays, pages, plain_values
 from datapipe.containers.parquet.scanner import index_shard
 from datapipe.containers.parquet.thrift_compact import DamagedError

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from datapipe.codecs.field_values import FieldKind
-from datapipe.containers import open_index
+from datapipe.containers.opening import open_index
 from datapipe.containers.tar.scanner import Member, index_shard, scan_members, split_name
 from datapipe.errors import FormatError, MissingDataError
 

@@ -21,7 +21,7 @@ from tfrecord import example_pb2
 from tfrecord.writer import TFRecordWriter
 
 from datapipe.codecs.field_values import FieldKind, value_of
-from datapipe.containers import open_index
+from datapipe.containers.opening import open_index
 from datapipe.containers.tfrecord.example import parse_example
 from datapipe.containers.tfrecord.layout import (
     dali_index,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from converters import ConvertOptions, OnError, convert
-from datapipe.containers import open_index
+from datapipe.containers.opening import open_index
 from datapipe.fetch.local import LocalFiles
 
 

@@ -69,7 +69,7 @@ def image_folder(root: Path) -> Made:
 
 
 def flat_folder(root: Path) -> Made:
-    from converters import ClassFrom
+    from datapipe.containers.form import ClassFrom
 
     for number in range(NUM):
         put(root / f"{number:02d}.png", image(number, "PNG"))
@@ -112,7 +112,7 @@ def json_lines(root: Path) -> Made:
         boxes = npy(np.array(box, np.float32).reshape(-1, 5))
         samples.append({"image": image(number), "meta": json.dumps(value).encode(), "regions": boxes})
     source = put(root / "list.jsonl", "\n".join(lines))
-    from converters import FieldChoice
+    from datapipe.containers.form import FieldChoice
 
     options = {"root": root / "photos", "fields": (FieldChoice("regions", "boxes"),)}
     return Made(source, samples, list(range(NUM)), None, {"meta": "json", "regions": "boxes"}, options)

@@ -11,8 +11,9 @@ import pytest
 from index_trees import hugging_face
 from trees import contents, encoded_image, run_main
 
-from converters import ConvertOptions, FieldChoice, OnError, Part, Split, convert, preview
+from converters import ConvertOptions, OnError, Part, Split, convert, preview
 from converters.verify import verify
+from datapipe.containers.form import FieldChoice
 from datapipe.errors import IntegrityError, OptionError
 from datapipe.index.manifest import read_manifest
 

@@ -17,7 +17,7 @@ from trees import ROOT, encoded_image, make_tree, run_cli
 
 from converters import ConvertOptions, Encode, convert
 from converters.writers import Target
-from datapipe.containers import open_index
+from datapipe.containers.opening import open_index
 from datapipe.fetch.local import LocalFiles
 
 pytestmark = pytest.mark.slow
@@ -70,12 +70,12 @@ def test_stock_readers_read_every_sample(tree: Path, tmp_path: Path, name: str) 
 def test_compressed_parquet_written_again_is_read_by_bytes(tmp_path: Path) -> None:
     rows = {"image": [encoded_image(number) for number in range(12)], "label": list(range(12))}
     pq.write_table(pa.table(rows), tmp_path / "old.parquet")
-    assert open_index(tmp_path / "old.parquet").look_up(np.arange(12), "image").extents.row_groups is not None
+    assert open_index(tmp_path / "old.parquet").look_up(np.arange(12), "image").extents.codecs is not None
     source = BLOCKS[REWRITING].replace("OLD", str(tmp_path / "old.parquet")).replace("NEW", str(tmp_path / "new.parquet"))
     exec(compile(source, REWRITING, "exec"), {})
     index, files = open_index(tmp_path / "new.parquet"), LocalFiles()
     extents = index.look_up(np.arange(12), "image").extents
-    assert extents.row_groups is None
+    assert extents.codecs is None
     assert [files.read(extents, row) for row in range(12)] == rows["image"]
     assert index.labels().tolist() == rows["label"]
 

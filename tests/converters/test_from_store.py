@@ -18,12 +18,13 @@ from source_trees import SOURCES as PLAIN_SOURCES
 from stand_in_stores import BUCKET, directory_store, moto_store, needs_moto
 
 import datapipe as dp
-from converters import ClassFrom, ConvertOptions, OnError, conversion, convert, parse_place, preview, recognise
+from converters import ConvertOptions, OnError, conversion, convert, preview, recognise
 from converters.to_store import convert_to_store
 from converters.verify import verify
 from datapipe.cli.main import main
+from datapipe.containers.form import ClassFrom
 from datapipe.errors import IntegrityError
-from datapipe.stores.location import Location, parse_location
+from datapipe.stores.location import Location, parse_location, parse_place
 from datapipe.stores.objects import list_names, read_object
 from datapipe.stores.opening import open_store
 

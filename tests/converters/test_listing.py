@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from datapipe.containers.listing import ListedFile, ScanNotes, held_apart, list_classes, scan_class
+from datapipe.containers.listing import ListedFile, held_apart, list_classes, scan_class
 from datapipe.errors import MissingDataError
+from datapipe.index.listed import ScanNotes
 
 
 def listing(root: Path) -> tuple[list[ListedFile], ScanNotes]:

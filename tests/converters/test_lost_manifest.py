@@ -12,8 +12,8 @@ import pytest
 from reading import converted, field_of, kinds_of
 from source_trees import image, mask, npy
 
-from converters import FieldChoice
-from datapipe.containers import open_index
+from datapipe.containers.form import FieldChoice
+from datapipe.containers.opening import open_index
 
 FIELDS = {
     "jpg": "image", "cls": "label", "seg.png": "mask", "depth.png": "image", "caption.txt": "text", "txt": "text",

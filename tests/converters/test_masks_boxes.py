@@ -14,17 +14,11 @@ from reading import converted, field_of, skipping
 from source_trees import image, mask, npy, put
 from trees import encoded_image
 
-from converters import Check, Encode, FieldChoice, Resize
-from converters.samples.annotations import (
-    checked_boxes,
-    load_boxes,
-    mask_size,
-    parse_boxes,
-    resize_mask,
-    scale_boxes,
-    store_boxes,
-)
+from converters import Check, Encode, Resize
+from converters.samples.annotations import mask_size, resize_mask, scale_boxes
+from datapipe.codecs.boxes import checked_boxes, load_boxes, parse_boxes, store_boxes
 from datapipe.codecs.masks import mask_labels, nearest_sources
+from datapipe.containers.form import FieldChoice
 from datapipe.errors import DecodeError
 
 LABELS = np.random.default_rng(0).integers(0, 200, (20, 30))

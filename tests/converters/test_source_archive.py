@@ -21,7 +21,8 @@ from reading import converted, field_of, labels_of, skipping, sources_of
 from source_trees import image, put
 from trees import ROOT, contents
 
-from converters import ClassFrom, ConvertOptions, OnError, Part, convert, preview, recognise
+from converters import ConvertOptions, OnError, Part, convert, preview, recognise
+from datapipe.containers.form import ClassFrom
 from datapipe.errors import DatapipeError, DecodeError, OptionError
 from datapipe.index.manifest import read_manifest
 
@@ -114,7 +115,7 @@ def test_several_sets_in_one_archive(tmp_path: Path) -> None:
     files = [(f"data/{part}/{name}", data) for part in ("train", "val") for name, data in FILES]
     path = write_zip(tmp_path / "data.zip", files)
     with pytest.raises(
-        OptionError, match=r"holds train/ and val/.* `datapipe convert .*data\.zip/data/val DST/val --to webdataset`"
+        OptionError, match=r"holds train/ and val/.*pass one at a time: .*data\.zip/data/train and .*data\.zip/data/val"
     ):
         converted(path, tmp_path / "out")
     assert labels_of(converted(path / "data" / "val", tmp_path / "val")) == [row // 4 for row in range(len(FILES))]
@@ -259,7 +260,7 @@ def test_what_is_no_archive_at_all(tmp_path: Path) -> None:
 
 
 def test_bombs_are_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("converters.sources.spool._BELIEVED_NBYTES", 1 << 20)
+    monkeypatch.setattr("datapipe.containers.spool._BELIEVED_NBYTES", 1 << 20)
     path = write(tmp_path / "x.tar.gz", gzip.compress(tar_bytes([("k/a.jpg", bytes(30 << 20))])))
     refused(path, tmp_path / "out", "unpacks to more than 6?.* bytes, 200 times its size: a bomb")
 
@@ -308,7 +309,7 @@ def test_memory_does_not_grow_with_the_number_of_members(tmp_path: Path) -> None
         write_zip(tmp_path / f"{num}.zip", [(f"k/{row:06d}" + "x" * 150 + ".jpg", b"") for row in range(num)])
         script = (
             "from pathlib import Path;"
-            "from converters.sources.archives import scan_archive; from converters.sources import Workspace;"
+            "from datapipe.containers.archives.members import scan_archive; from converters.sources import Workspace;"
             "from datapipe.containers.listing import ScanNotes; import tracemalloc; tracemalloc.start();"
             f"n = sum(1 for _ in scan_archive(Path({str(tmp_path)!r}), b'{num}.zip', Workspace(Path(), Path()), ScanNotes()));"
             "print(n, tracemalloc.get_traced_memory()[1])"

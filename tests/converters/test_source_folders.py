@@ -14,12 +14,13 @@ from reading import converted, field_of, kinds_of, labels_of, skipping, sources_
 from source_trees import image, npy, put
 from trees import ROOT, make_tree, run_cli
 
-from converters import ClassFrom, ConvertOptions, Encode, FieldChoice, Resize, convert
-from converters.sources import join
+from converters import ConvertOptions, Encode, Resize, convert
 from datapipe.cli.convert_arguments import EPILOG
 from datapipe.cli.main import build_parser
-from datapipe.containers.listing import ScanNotes, is_image_name, list_classes, scan_class, walk
+from datapipe.containers.form import ClassFrom, FieldChoice
+from datapipe.containers.listing import is_image_name, list_classes, scan_class, walk
 from datapipe.errors import DecodeError, MissingDataError, OptionError
+from datapipe.index.listed import ScanNotes, join
 from datapipe.index.manifest import read_manifest
 
 DEEP = ("b/x/2.jpg", "a/x/1.jpg", "a/y/3.jpg", "a/0.jpg", "c/4.jpg")

@@ -18,8 +18,9 @@ from reading import converted, field_of, kinds_of, labels_of, skipping, sources_
 from source_trees import NUM, image, put
 from trees import contents, make_tree
 
-from converters import ConvertOptions, FieldChoice, OnError, Part, Resize, Split, convert, preview
+from converters import ConvertOptions, OnError, Part, Resize, Split, convert, preview
 from datapipe.codecs.probe import probe
+from datapipe.containers.form import FieldChoice
 from datapipe.errors import DecodeError, FormatError, IntegrityError, OptionError
 from datapipe.index.manifest import read_manifest
 

@@ -12,9 +12,10 @@ import pytest
 from reading import converted, field_of, kinds_of, labels_of, skipping, sources_of
 from source_trees import image, mask, npy, put
 
-from converters import ClassFrom, ConvertOptions, FieldChoice, OnError, convert
-from converters.sources.manifest_rows import MAX_LINE_NBYTES
+from converters import ConvertOptions, OnError, convert
 from datapipe.cli.main import main
+from datapipe.containers.form import ClassFrom, FieldChoice
+from datapipe.containers.lists.rows import MAX_LINE_NBYTES
 from datapipe.errors import DecodeError, FormatError, MissingDataError, OptionError
 from datapipe.index.manifest import read_manifest
 

@@ -9,7 +9,8 @@ import pytest
 from reading import converted, field_of, kinds_of, labels_of, skipping, sources_of
 from source_trees import image, mask, npy, put
 
-from converters import ClassFrom, FieldChoice, OnError
+from converters import OnError
+from datapipe.containers.form import ClassFrom, FieldChoice
 from datapipe.errors import DecodeError, MissingDataError, OptionError
 from datapipe.index.manifest import read_manifest
 

@@ -14,7 +14,8 @@ from reading import converted, field_of, kinds_of, labels_of, skipping, sources_
 from source_trees import image, mask, npy, put
 from trees import contents
 
-from converters import ConvertOptions, FieldChoice, OnError, Resize, convert
+from converters import ConvertOptions, OnError, Resize, convert
+from datapipe.containers.form import FieldChoice
 from datapipe.errors import DecodeError, FormatError, MissingDataError, OptionError, StorageError, UnfinishedError
 from datapipe.index.manifest import read_manifest
 

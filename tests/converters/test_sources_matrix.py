@@ -15,9 +15,10 @@ from source_trees import Made
 from test_source_lmdb import lsun
 from trees import contents
 
-from converters import ConvertOptions, FieldChoice, Part, convert, recognise
+from converters import ConvertOptions, Part, convert, recognise
 from converters.verify import verify
-from datapipe.containers import open_index
+from datapipe.containers.form import FieldChoice
+from datapipe.containers.opening import open_index
 from datapipe.errors import IntegrityError, OptionError
 from datapipe.fetch.local import LocalFiles
 from datapipe.index.manifest import read_manifest

@@ -10,7 +10,8 @@ from source_trees import image, put
 from test_source_tar import jpegs, tar
 from trees import make_tree, run_cli
 
-from converters import Advance, ClassFrom, ConvertOptions, Phase, convert, preview
+from converters import Advance, ConvertOptions, Phase, convert, preview
+from datapipe.containers.form import ClassFrom
 from datapipe.errors import OptionError
 
 

@@ -27,7 +27,7 @@ from converters.publishing import claims, delivery
 from converters.publishing.delivery import StoreDelivery
 from converters.to_store import convert_to_store
 from datapipe.cli.main import main
-from datapipe.containers import open_index
+from datapipe.containers.opening import open_index
 from datapipe.core.user_cache import STAGED, user_cache
 from datapipe.errors import UnfinishedError
 from datapipe.stores import transfers

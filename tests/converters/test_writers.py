@@ -18,21 +18,10 @@ from hypothesis import strategies as st
 from trees import encoded_image
 
 from converters import options
-from converters.writers import (
-    IMAGE_FIELD,
-    LABEL_FIELD,
-    NO_LABEL,
-    TARGETS,
-    StoredField,
-    StoredSample,
-    Target,
-    WrittenShard,
-    checked_fields,
-    suffix_of,
-)
+from converters.writers import TARGETS, StoredField, StoredSample, Target, WrittenShard, suffix_of
 from converters.writers.hdf5 import ShardFields, lay_out
-from datapipe.codecs.field_values import FieldKind, FieldSpec
-from datapipe.containers.field_names import is_field_name
+from datapipe.codecs.field_values import IMAGE_FIELD, LABEL_FIELD, NO_LABEL, FieldKind, FieldSpec
+from datapipe.containers.field_names import checked_fields, is_field_name
 from datapipe.containers.hdf5 import DATA_START
 from datapipe.containers.parquet.pages import Chunk, pages
 from datapipe.containers.tar.layout import field_of_suffix, suffix_of_bytes

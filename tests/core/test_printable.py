@@ -17,7 +17,7 @@ from fixtures import jpeg
 import datapipe as dp
 from datapipe import errors
 from datapipe.cli.main import main
-from datapipe.containers import open_index
+from datapipe.containers.opening import open_index
 from datapipe.core.printable import counted, get_logger, printable
 from datapipe.errors import DatapipeError, MissingDataError, StorageError
 

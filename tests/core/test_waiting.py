@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from fixtures import make_folder
 
-from datapipe.containers import foreign, open_index
+from datapipe.containers import file_tree
+from datapipe.containers.opening import open_index
 from datapipe.core import waiting
 from datapipe.core.user_cache import one_at_a_time
 
@@ -81,7 +82,7 @@ def test_the_index_of_a_folder_is_reported_where_there_is_no_terminal(
     told: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = make_folder(tmp_path / "folder")
-    scan = foreign.folder.index_folder
+    scan = file_tree.FolderSource.scan
 
     line = f"waiting for the index of {folder} (it is made once, for as long as the data does not change, since 0 s)"
 
@@ -92,6 +93,6 @@ def test_the_index_of_a_folder_is_reported_where_there_is_no_terminal(
         return scan(*arguments)
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(foreign.folder, "index_folder", slow)
+    monkeypatch.setattr(file_tree.FolderSource, "scan", slow)
     open_index(folder)
     assert told.count(line) == 1

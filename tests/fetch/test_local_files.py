@@ -20,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from datapipe.codecs.probe import MAX_SAMPLE_NBYTES
+from datapipe.codecs.stored import PLAIN, prefixed
 from datapipe.errors import DecodeError, FormatError, IntegrityError, MissingDataError, MissingSampleError, StorageError
 from datapipe.fetch.local import LocalFiles, plan_reads
 from datapipe.index.entries import Extents
@@ -110,7 +111,7 @@ def test_prefixes_come_before_the_bytes_and_not_under_their_checksum(tmp_path: P
     path = tmp_path / "x.h5"
     path.write_bytes(bytes(range(200)))
     plain = extents([path, path], 17, 5, crc=crc32c.crc32c(bytes(range(17, 22))))
-    where = dataclasses.replace(plain, prefixes=[b"header", b""])
+    where = dataclasses.replace(plain, codecs=[prefixed(b"header"), PLAIN])
     files = LocalFiles()
     assert [files.read(where, row) for row in range(2)] == [b"header" + bytes(range(17, 22)), bytes(range(17, 22))]
 

@@ -309,7 +309,7 @@ def test_extents_may_be_rows_or_bytes(tmp_path: Any) -> None:
     path.write_bytes(bytes(range(100)))
     extents = Extents(
         [str(path)] * 3, np.array([17, 5, 10]), np.array([0, 5, 3]), np.zeros(3, np.uint32), np.zeros(3, np.uint8), False,
-        row_groups=[group(1), None, None],
+        codecs=[group(1), "", ""],
     )  # fmt: skip
     files = LocalFiles(row_groups=RowGroups(read=Reader()))
     assert [files.read(extents, row) for row in range(3)] == [b"17", bytes(range(5, 10)), bytes(range(10, 13))]

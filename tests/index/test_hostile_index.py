@@ -15,8 +15,8 @@ import pyarrow as pa
 import pytest
 
 from datapipe.codecs.field_values import FieldKind, FieldSpec
-from datapipe.containers import open_index
 from datapipe.containers.arrow import index_shard
+from datapipe.containers.opening import open_index
 from datapipe.core import arrow_maps
 from datapipe.errors import FormatError
 from datapipe.index.manifest import Manifest, ShardInfo, read_manifest, write_manifest
@@ -338,7 +338,9 @@ def test_claims_of_many_samples_take_no_memory(tmp_path: Path) -> None:
         with pytest.raises(FormatError, match=r"s-0\.tar\.index\.arrow: "):
             ask()
     grouped = SampleIndex(
-        Manifest.from_json({**value, "container": "parquet"}, "x"), data_directory=tmp_path, sidecar_directory=tmp_path
+        Manifest.from_json({**value, "container": "parquet", "has_row_groups": True}, "x"),
+        data_directory=tmp_path,
+        sidecar_directory=tmp_path,
     )
     with pytest.raises(FormatError, match="too small for the 549755813888 samples"):
         grouped.row_grouping(["image"])

@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from datapipe.codecs.field_values import FieldKind, FieldSpec
+from datapipe.codecs.stored import prefixed
 from datapipe.core import atomic
 from datapipe.errors import DatapipeError, FormatError, MissingDataError, UnfinishedError
 from datapipe.index.manifest import (
@@ -121,10 +122,11 @@ def test_what_belongs_before_the_bytes_is_looked_up_with_them(tmp_path: Path) ->
     rows.prefixes["image"] = b"\x93NUMPY\0\n"
     write_sidecar(path, rows, manifest.shards[1].name)
     assert Sidecar(path).prefixes == {"image": b"\x93NUMPY\0\n"}
+    head = prefixed(b"\x93NUMPY\0\n")
     index = without_digests(tmp_path)
-    assert index.look_up(np.array([6, 4, 0, 3]), "image").extents.prefixes == [b"", b"\x93NUMPY\0\n", b"", b"\x93NUMPY\0\n"]
-    assert index.look_up(np.array([6, 4]), "label").extents.prefixes is None
-    assert index.look_up(np.array([6, 0]), "image").extents.prefixes is None
+    assert index.look_up(np.array([6, 4, 0, 3]), "image").extents.codecs == ["", head, "", head]
+    assert index.look_up(np.array([6, 4]), "label").extents.codecs is None
+    assert index.look_up(np.array([6, 0]), "image").extents.codecs is None
 
 
 def test_pandas_is_left_alone(tmp_path: Path) -> None:
@@ -133,7 +135,8 @@ def test_pandas_is_left_alone(tmp_path: Path) -> None:
     program = f"""
 import sys
 from pathlib import Path
-from converters.writers import IMAGE_FIELD, LABEL_FIELD, TARGETS, StoredField, StoredSample
+from converters.writers import TARGETS, StoredField, StoredSample
+from datapipe.codecs.field_values import IMAGE_FIELD, LABEL_FIELD
 from datapipe.index.open_sidecars import Sidecar
 from datapipe.index.sidecar import write_sidecar
 assert Sidecar(Path({str(tmp_path / "x.index.arrow")!r})).offsets("image").tolist() == [5000, 3000]

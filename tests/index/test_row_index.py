@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from datapipe.codecs.field_values import FieldKind, FieldSpec
+from datapipe.codecs.stored import prefixed
 from datapipe.errors import FormatError
 from datapipe.index import open_sidecars as index_module
 from datapipe.index.concat import select
@@ -49,7 +50,8 @@ def make_index(directory: Path, shards: list[SidecarRows], *, container: str = "
         infos.append(ShardInfo(str(number), len(rows), 1000, first, len(rows), sha256=sha256))
         first += len(rows)
     fields = (FieldSpec("image", FieldKind.IMAGE), FieldSpec("caption", FieldKind.TEXT))
-    return SampleIndex(Manifest(container, fields, tuple(infos)), data_directory=directory, sidecar_directory=directory)
+    manifest = Manifest(container, fields, tuple(infos), has_row_groups=any(rows.row_groups for rows in shards))
+    return SampleIndex(manifest, data_directory=directory, sidecar_directory=directory)
 
 
 def test_a_sidecar_gives_back_its_row_groups(tmp_path: Path) -> None:
@@ -92,13 +94,12 @@ def test_rows_are_looked_up_with_their_row_groups(tmp_path: Path) -> None:
     groups = {
         16: RowGroup("parquet", last, COLUMN, 1, 2, 5), 14: RowGroup("parquet", last, COLUMN, 1, 2, 5),
         0: RowGroup("parquet", first, COLUMN, 0, 0, 4), 4: RowGroup("parquet", first, COLUMN, 2, 4, 9),
-        5: RowGroup("parquet", first, COLUMN, 2, 4, 9), 10: None,
+        5: RowGroup("parquet", first, COLUMN, 2, 4, 9), 10: prefixed(b"head"),
     }  # fmt: skip
-    assert extents.row_groups == [groups[sample] for sample in asked.tolist()]
+    assert extents.codecs == [groups[sample] for sample in asked.tolist()]
     assert extents.offset.tolist() == [4, 0, 100, 5, 4, 4, 2]
-    assert extents.prefixes == [b"", b"", b"head", b"", b"", b"", b""]
-    assert index.look_up(asked, "caption").extents.row_groups is None
-    assert index.look_up(asked[2:3], "image").extents.row_groups is None
+    assert index.look_up(asked, "caption").extents.codecs is None
+    assert index.look_up(asked[2:3], "image").extents.codecs == [prefixed(b"head")]
     assert len(index.look_up(asked[:0], "image")) == 0
 
 
@@ -121,7 +122,7 @@ def test_grouping_keeps_together_what_is_read_together(
     begins = grouping.starts.tolist()
     assert begins[0] == 0
     assert begins[-1] == len(index)
-    groups = index.look_up(index.ids(np.arange(len(index))), "image").extents.row_groups or []
+    groups = index.look_up(index.ids(np.arange(len(index))), "image").extents.codecs or []
     for first, end in itertools.pairwise(begins):
         assert len({*groups[first:end]}) == (1 if len(index) else 0)
     for position in range(1, len(index)):
@@ -142,9 +143,8 @@ def test_sizes_of_row_groups_are_means(tmp_path: Path) -> None:
 def test_no_sidecar_is_opened_where_nothing_can_be_addressed_by_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[Path] = []
     monkeypatch.setattr(index_module, "Sidecar", lambda path, **about: opened.append(path) or Sidecar(path, **about))
-    for number, changes in enumerate(({"container": "tar"}, {"container": "folder"}, {"sha256": "ab" * 32})):
-        index = make_index(tmp_path / str(number), [rows_of([0, 4, 9])], **changes)
-        assert index.row_grouping(["image"]) is None
+    index = make_index(tmp_path / "tars", [rows_of([0, 4, 9], by_rows=False)])
+    assert index.row_grouping(["image"]) is None
     assert opened == []
     index = make_index(tmp_path / "parquet", [rows_of([0, 4, 9])] * 3)
     assert index.row_grouping(["image"]) is index.row_grouping({"image"})

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from datapipe import transforms as T
 from datapipe.codecs.decode import DECODER_NAMES
-from datapipe.containers import open_index
+from datapipe.containers.opening import open_index
 from datapipe.errors import DecodeError, DependencyError, MissingDataError, MissingSampleError
 from datapipe.fetch.local import LocalFiles
 from datapipe.index.entries import Entries

@@ -28,7 +28,7 @@ from converters.verify import verify
 from converters.writers import TARGETS
 from datapipe import transforms as T
 from datapipe.cli.main import main
-from datapipe.containers import open_index
+from datapipe.containers.opening import open_index
 from datapipe.errors import DatapipeError, FormatError
 from datapipe.index.manifest import read_manifest
 from datapipe.index.sample_index import SampleIndex
@@ -203,6 +203,7 @@ def folder_of(root: Path, source: str) -> Path:
     manifest = {
         "version": 1, "num_samples": 1, "container": "folder", "fields": [{"name": "image", "kind": "bytes"}],
         "shards": [shard], "classes": None, "class_to_idx": None, "permutation_key": None, "image_size": None, "options": {},
+        "is_listing": True,
     }  # fmt: skip
     (root / "dataset.json").write_text(json.dumps(manifest))
     return root

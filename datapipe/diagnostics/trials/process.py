@@ -25,7 +25,7 @@ import numpy as np
 
 from converters import ConvertOptions, Limit, OnError, Resize, convert
 from datapipe.codecs.probe import probe
-from datapipe.containers.foreign import ForeignSet, open_foreign
+from datapipe.containers.foreign import ForeignShards, open_foreign
 from datapipe.core.atomic import write_json
 from datapipe.core.regular_files import open_descriptor, open_file
 from datapipe.diagnostics.trials.sample import MAX_SAMPLES, Sample, SampledFiles, Shards
@@ -216,7 +216,7 @@ def index_of(sample: Sample, scratch: Path) -> AnyIndex:
             directory.mkdir()
             for name, path in zip(names, data.paths, strict=True):
                 (directory / name).symlink_to(path)
-        index = open_foreign(ForeignSet("tar", directory, names))
+        index = open_foreign(ForeignShards("tar", directory, names))
         return select(index, np.arange(min(MAX_SAMPLES, len(index)), dtype=np.int64))
     labels = None if min(data.labels) < 0 else np.array(data.labels, np.int64)
     return FileListIndex(list(data.paths), labels, where=sample.where)

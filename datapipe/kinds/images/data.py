@@ -13,6 +13,8 @@ import numpy as np
 import torch
 import torch.utils.data
 
+from datapipe.containers.form import Form
+from datapipe.containers.forms import FORMS
 from datapipe.core.checks import positions_of, real_number, whole_number
 from datapipe.core.printable import counted, listed, printable
 from datapipe.datasets import Original
@@ -44,12 +46,15 @@ class Images(Data):
     >>> loader = datapipe.DataLoader(data, batch_size=64, shuffle=True, transform=[datapipe.transforms.Resize((224, 224))])
     >>> image, boxes = data[0]                 # (3, h, w) uint8, and (k, 5) float32
 
-    source: a converted dataset, by its path or its URL in an object store; a directory, glob pattern or file of shards; an image
-      folder; a torch Dataset whose files can be seen (`ImageFolder`, `Subset`, `ConcatDataset`, a Hugging Face Dataset), or the
-      shards of a webdataset pipeline: loaders apply its transform, unless they have one; or other `Images`, whose settings are
-      taken over where None is given here.
-    fields: the fields that batches have, in this order; None: all of a converted dataset, image and label of data that others
-      wrote. Masks, boxes and further images are cut and flipped with the image.
+    source: a converted dataset, by its path or its URL in an object store; a directory, glob pattern or file of shards; whatever
+      else `datapipe convert` reads, in place (an image folder, a zip, a list of files, image and mask pairs, COCO's annotations,
+      an LMDB database, a folder of arrays); a torch Dataset whose files can be seen (`ImageFolder`, `Subset`, `ConcatDataset`, a
+      Hugging Face Dataset), or the shards of a webdataset pipeline: loaders apply its transform, unless they have one; or other
+      `Images`, whose settings are taken over where None is given here.
+    form: how a path is read: a name, such as "pairs", or a `datapipe.Form(...)`, which also says where file names start, which
+      column is what, and what names the class; None: that is recognised.
+    fields: the fields that batches have, in this order; None: image and label of shards that others wrote, all of other data.
+      Masks, boxes and further images are cut and flipped with the image.
     boxes: "list", a (k, 5) tensor for each sample, or "padded", one (b, k, 5) tensor, padding rows having the label -1; None:
       "list".
     memory_format: of the images of a batch, (b, 3, h, w): torch.contiguous_format, or torch.channels_last, which None means.
@@ -61,13 +66,14 @@ class Images(Data):
     `d[i]` is the decoded, untransformed sample, as a tuple of the fields that a loader's batches have: the image a (3, h, w)
     uint8 tensor, the label an int, other kinds as in `docs/loader.md`. It has the attributes of torchvision's folders.
 
-    Raises OptionError for settings that do not fit the data, and what `datapipe.containers.open_index` raises.
+    Raises OptionError for settings that do not fit the data, and what `open_index` raises.
     """
 
     def __init__(
         self,
         source: AnySource | Images,
         *,
+        form: Form | str | None = None,
         fields: Iterable[str] | None = None,
         boxes: BoxesForm | None = None,
         memory_format: torch.memory_format | None = None,
@@ -83,10 +89,12 @@ class Images(Data):
         }
         given = {name: value for name, value in named.items() if value is not None}
         if isinstance(source, Images):
+            if form is not None:
+                raise OptionError("form says how a path is read, and source is Images already; leave it out")
             self._set(source._samples, replace(source.settings, **given), source.fields if fields is None else None)
         else:
             settings = ImageSettings(**given)
-            self._set(Samples.open(source, settings.remote), settings, None)
+            self._set(Samples.open(source, settings.remote, form), settings, None)
 
     def _set(self, samples: Samples, settings: ImageSettings, fields: BatchFields | None) -> None:
         """`fields`: None for those that the settings name."""
@@ -123,8 +131,9 @@ class Images(Data):
     @property
     def shown(self) -> str:
         """The samples and where they lie, in words."""
-        container = self.index.manifest.container
-        form = "loose files" if container == "folder" else container
+        manifest = self.index.manifest
+        form = FORMS[manifest.container].title if manifest.is_listing and manifest.container in FORMS else manifest.container
+        form = "loose files" if manifest.container == "folder" else form
         text = f"{counted(len(self), 'sample')} ({listed(self.fields.names)}) in {form} at {self.index.where}"
         return text if self.mixture is None else f"{sum(self.mixture.counts):,} an epoch of {text}"
 

@@ -44,15 +44,16 @@ class BatchFields:
 
     @classmethod
     def of(cls, index: AnyIndex, names: Iterable[str] | None) -> BatchFields:
-        """Return the fields of these names. None: all of a converted dataset; image and label of data that others wrote.
+        """Return the fields of these names. None: image and label of shards that others wrote, all of other data.
 
         Raises OptionError for a name that the dataset does not have, for one given twice, and for none at all.
         """
         has = {spec.name: spec for spec in index.manifest.fields}
         if names is None:
             first = [name for name in (IMAGE, LABEL) if name in has]
+            is_narrow = index.is_foreign and not index.manifest.is_listing
             rest = [name for name in has if name not in first]
-            return cls(tuple(has[name] for name in (first if first and index.is_foreign else first + rest)))
+            return cls(tuple(has[name] for name in (first if first and is_narrow else first + rest)))
         wanted = [names] if isinstance(names, str) else list(names)
         unknown = [name for name in wanted if name not in has]
         if unknown or not wanted or len(set(wanted)) < len(wanted):

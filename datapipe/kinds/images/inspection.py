@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from datapipe.codecs.probe import checked_header
-from datapipe.containers import open_index
+from datapipe.containers.form import Form
+from datapipe.containers.opening import open_index
 from datapipe.core.printable import counted
 from datapipe.errors import DecodeError, IntegrityError, OptionError
 from datapipe.fetch.files import open_files
@@ -20,9 +21,9 @@ from datapipe.kinds.images.contact_sheet import draw_sheet, spread_ids
 _LOOKED_AT = 200  # samples opened to describe encodings and sizes
 
 
-def claim(path: str) -> SampleIndex:
+def claim(path: str, form: Form | None = None) -> SampleIndex:
     """Return the index of the samples at a path or URL. Raises as `open_index` does if there are none."""
-    return open_index(path)
+    return open_index(path, form)
 
 
 def describe(index: SampleIndex, args: argparse.Namespace) -> dict[str, Any]:
@@ -50,6 +51,7 @@ def describe(index: SampleIndex, args: argparse.Namespace) -> dict[str, Any]:
     manifest = index.manifest
     facts = {
         "container": manifest.container,
+        "is_listing": manifest.is_listing,
         "samples": num,
         "fields": {field.name: field.kind.value for field in manifest.fields},
         "classes": None if manifest.classes is None else len(manifest.classes),
@@ -78,7 +80,7 @@ def as_text(path: str | os.PathLike[str], facts: dict[str, Any]) -> str:
     seen = facts["looked_at"]
     encodings = ", ".join(f"{count} {name}" for name, count in seen["encodings"].items())
     fields = ", ".join(f"{name} ({kind})" for name, kind in facts["fields"].items())
-    parts = counted(facts["shards"], "index part" if facts["container"] == "folder" else "shard")
+    parts = counted(facts["shards"], "index part" if facts["is_listing"] else "shard")
     lines = [
         f"{os.fspath(path)}: {facts['container']}, {counted(facts['samples'], 'sample')},"
         f" {facts['bytes'] / 1e6:,.1f} MB in {parts}",

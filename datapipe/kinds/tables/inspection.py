@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from datapipe.containers.formats import TEXT_SUFFIXES, container_of
+from datapipe.containers.formats import container_of
 from datapipe.containers.listing import is_image_name
 from datapipe.containers.tables.files import SUFFIXES, null_counts, open_table, table_paths
 from datapipe.core.printable import counted
@@ -37,7 +37,7 @@ def claim(path: str) -> TableIndex | None:
             return None  # shards of images, of which there may be thousands
         table = open_table(path)
     except DatapipeError:
-        if not is_url(path) and os.path.isfile(path) and (path.lower().endswith(TEXT_SUFFIXES) or _is_only_table(path)):
+        if not is_url(path) and os.path.isfile(path) and _is_only_table(path):
             raise
         return None
     return table if is_url(path) or not _has_bytes(table) else None

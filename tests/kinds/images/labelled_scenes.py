@@ -12,7 +12,8 @@ import numpy as np
 from fixtures import encode
 from numpy.typing import NDArray
 
-from converters import ConvertOptions, FieldChoice, convert
+from converters import ConvertOptions, convert
+from datapipe.containers.form import FieldChoice
 
 NUM = 13
 HEIGHT, WIDTH = 40, 48

@@ -10,8 +10,9 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from converters import ConvertOptions, FieldChoice, convert
+from converters import ConvertOptions, convert
 from datapipe.cli.main import main
+from datapipe.containers.form import FieldChoice
 from datapipe.kinds.images.contact_sheet import _BACKGROUND, _CELL, _COLOURS, _GAP
 
 SIDE = 80  # half of a cell

@@ -10,7 +10,7 @@ import torch
 from fixtures import jpeg
 
 from datapipe import transforms as T
-from datapipe.containers import open_index
+from datapipe.containers.opening import open_index
 from datapipe.fetch.local import LocalFiles
 from datapipe.index.sample_index import SampleIndex
 from datapipe.kinds.images import images_cpu

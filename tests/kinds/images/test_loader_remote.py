@@ -21,7 +21,7 @@ from stand_in_stores import BUCKET, directory_store, needs_obstore
 
 import datapipe as dp
 from datapipe import transforms as T
-from datapipe.containers import open_index
+from datapipe.containers.opening import open_index
 from datapipe.core.user_cache import REMOTE_INDEXES, user_cache
 from datapipe.testing.loaders.kind import copies, same
 

@@ -16,8 +16,8 @@ from fixtures import NUM_SAMPLES, flip_bit, write_hdf5_pixels, write_parquet
 from recipes import CROP, ids_of, make
 
 import datapipe as dp
-from datapipe.containers import open_index
 from datapipe.containers.hdf5 import rows as hdf5_rows
+from datapipe.containers.opening import open_index
 from datapipe.containers.parquet import rows as parquet_rows
 from datapipe.errors import DatapipeError, IntegrityError, StateError
 from datapipe.index.entries import RowGroup
@@ -179,7 +179,7 @@ def damaged(folder: Path, tmp_path: Path) -> tuple[Path, set[int]]:
     column = pq.read_metadata(shard).row_group(1).column(0)
     for offset in range(column.data_page_offset + 40, column.data_page_offset + column.total_compressed_size, 23):
         flip_bit(shard, offset)
-    groups = index.look_up(np.arange(NUM_SAMPLES), "image").extents.row_groups
+    groups = index.look_up(np.arange(NUM_SAMPLES), "image").extents.codecs
     assert groups is not None
     return path, {sample for sample, group in enumerate(groups) if group and group.path == str(shard) and group.number == 1}
 

@@ -17,7 +17,7 @@ from stand_in_stores import BUCKET, directory_store, needs_obstore
 
 import datapipe as dp
 from converters import OnError
-from datapipe.containers import open_index
+from datapipe.containers.opening import open_index
 from datapipe.index.concat import ConcatIndex, select
 from datapipe.index.sample_index import SampleIndex
 from datapipe.index.stored_order import stored_order

@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from converters.options import ClassFrom, ConvertOptions, Place
-from converters.sources import NO_FOLDER, ListedSample, Origin, SourceFacts, Workspace, join
-from converters.sources.fields import FolderLabels, place_labels
-from converters.writers import IMAGE_FIELD, LABEL_FIELD
-from datapipe.codecs.field_values import FieldKind, FieldSpec
+from datapipe.codecs.field_values import IMAGE_FIELD, LABEL_FIELD, FieldKind, FieldSpec
+from datapipe.containers.form import ClassFrom, Form
 from datapipe.containers.listing import (
+    NO_FOLDER,
     ListedFile,
-    ScanNotes,
     held_apart,
     held_apart_names,
     is_image_name,
@@ -29,15 +26,17 @@ from datapipe.containers.listing import (
     scan_class,
     walk,
 )
+from datapipe.containers.source_fields import FolderLabels, place_labels
 from datapipe.errors import MissingDataError, OptionError
-from datapipe.stores.location import Location
+from datapipe.index.listed import ListedSample, Origin, ScanNotes, SourceFacts, Workspace, join
+from datapipe.stores.location import Location, Place
 from datapipe.stores.objects import ListedObject, list_below, list_each, list_names, list_objects, refuse_unlistable
 
 _NO_FOLDER = "lies in no folder that names its class; move it into one, or convert with --class-from none"
 
 
 @dataclass(frozen=True, slots=True)
-class FileForm:
+class FileKind:
     """The kind of files that are samples."""
 
     field: FieldSpec  # the field that each file holds
@@ -46,36 +45,36 @@ class FileForm:
     suffixes: str  # for messages
 
 
-_FORMS = {
-    "image-folder": FileForm(IMAGE_FIELD, is_image_name, "images", ".jpg, .jpeg, .png, ..."),
-    "npy": FileForm(FieldSpec("array", FieldKind.ARRAY), lambda name: name.lower().endswith(b".npy"), "arrays", ".npy"),
+_KINDS = {
+    "image-folder": FileKind(IMAGE_FIELD, is_image_name, "images", ".jpg, .jpeg, .png, ..."),
+    "npy": FileKind(FieldSpec("array", FieldKind.ARRAY), lambda name: name.lower().endswith(b".npy"), "arrays", ".npy"),
 }
 
 
-def open_source(options: ConvertOptions) -> FolderSource:
+def open_source(place: Place, form: Form) -> FolderSource:
     """Open the source; see `FolderSource`."""
-    return FolderSource(options, _FORMS[options.form])
+    return FolderSource(place, form, _KINDS[form.name])
 
 
 class FolderSource:
     """Files under a folder. In mode FOLDER the classes are its folders, empty ones included; otherwise those that occur."""
 
-    def __init__(self, options: ConvertOptions, form: FileForm) -> None:
+    def __init__(self, place: Place, form: Form, kind: FileKind) -> None:
         """Raises MissingDataError, StorageError, or OptionError for several sets in one folder or a map that does not fit."""
-        self.root = options.source
-        self._form = form
-        self._class_from = options.class_from or ClassFrom.FOLDER
+        self.root = place
+        self._kind = kind
+        self._class_from = form.class_from or ClassFrom.FOLDER
         self._folders: list[bytes] = []
         self._populated: set[bytes] = set()
         self._classes: tuple[str, ...] | None = None
-        refuse_field_choices(options)
+        refuse_field_choices(form)
         self._tree = open_tree(self.root)
         folders = self._tree.folders(otherwise=NO_FOLDER)
         if self._class_from is not ClassFrom.FOLDER:
-            self._occurring = FolderLabels(options, self._class_from, no_folder=_NO_FOLDER)
+            self._occurring = FolderLabels(form, self._class_from, no_folder=_NO_FOLDER)
         if self._class_from is ClassFrom.NONE:
             return
-        _refuse_several_sets(options, self._tree.held_apart(folders))
+        refuse_several_sets(place, map(os.fsdecode, self._tree.held_apart(folders)))
         if self._class_from is ClassFrom.FOLDER:
             self._folders = folders
             if not folders:
@@ -84,53 +83,61 @@ class FolderSource:
                     " for a set without labels pass --class-from none"
                 )
             names = map(os.fsdecode, self._folders)
-            self._labels, self._classes = place_labels(names, options.class_map, "class folders")
+            self._labels, self._classes = place_labels(names, form.class_map, "class folders")
 
     def scan(self, notes: ScanNotes, space: Workspace) -> Iterator[ListedSample]:
         if self._class_from is not ClassFrom.FOLDER:
-            for _, file in self._tree.files([b""], notes, self._form.is_wanted):
+            for _, file in self._tree.files([b""], notes, self._kind.is_wanted):
                 yield self._listed(file, 0, *self._occurring.of(file.directory))
             return
         labels = [self._labels[os.fsdecode(folder)] for folder in self._folders]
-        for place, file in self._tree.files(self._folders, notes, self._form.is_wanted):
+        for place, file in self._tree.files(self._folders, notes, self._kind.is_wanted):
             self._populated.add(self._folders[place])
             yield self._listed(file, place, labels[place], None)
 
     def facts(self) -> SourceFacts:
         is_by_folder = self._class_from is ClassFrom.FOLDER
-        what = self._form.plural
+        what = self._kind.plural
         nothing = f"no {what} in it" if not self._folders else f"no {what} in its {len(self._folders)} class folders"
         return SourceFacts(
-            fields=(self._form.field, *([LABEL_FIELD] if is_by_folder else self._occurring.fields)),
+            fields=(self._kind.field, *([LABEL_FIELD] if is_by_folder else self._occurring.fields)),
             classes=self._classes if is_by_folder else self._occurring.classes(),
             labels=None if is_by_folder else self._occurring.labels(),
             empty_classes=tuple(os.fsdecode(folder) for folder in self._folders if folder not in self._populated),
             nothing=nothing,
-            remedy=f"{what} are recognised by suffix: {self._form.suffixes}",
+            remedy=f"{what} are recognised by suffix: {self._kind.suffixes}",
         )
 
     def _listed(self, file: ListedFile, place: int, label: int, problem: str | None) -> ListedSample:
         path = join(file.directory, file.name)
-        origins = {self._form.field.name: Origin.whole(path, file.nbytes, file.mtime_ns, file.etag)}
+        origins = {self._kind.field.name: Origin.whole(path, file.nbytes, file.mtime_ns, file.etag)}
         return ListedSample(file.directory, file.name, place, label, origins, problem=file.problem or problem)
 
 
-def refuse_field_choices(options: ConvertOptions) -> None:
+def refuse_field_choices(form: Form) -> None:
     """Raise OptionError if fields were chosen for a source that has only one."""
-    if options.fields:
-        raise OptionError(
-            f"--field {options.fields[0]}: has no effect with --from {options.form}, whose samples are one file each"
-        )
+    if form.fields:
+        raise OptionError(f"--field {form.fields[0]}: has no effect with --from {form.name}, whose samples are one file each")
 
 
-def _refuse_several_sets(options: ConvertOptions, sets: tuple[bytes, ...]) -> None:
-    """Raise OptionError, with the commands to use instead, for a folder of `train/` and `val/`."""
-    names = [os.fsdecode(name) for name in sets]
-    if names:
-        command = "`datapipe convert {source} DST/{name} --to {to}`"
-        commands = " and ".join(command.format(source=options.source / name, name=name, to=options.to) for name in names)
+class SeveralSetsError(OptionError):
+    """A place holds whole sets, such as `train/` and `val/`."""
+
+    def __init__(self, place: Place, names: tuple[str, ...], remedy: str = "") -> None:
+        self.place, self.names = place, names
+        remedy = remedy or "pass one at a time: " + " and ".join(str(place / name) for name in names)
         shown = " and ".join(f"{name}/" for name in names)
-        raise OptionError(f"{options.source}: holds {shown}, which are separate sets; run {commands}")
+        super().__init__(f"{place}: holds {shown}, which are separate sets; {remedy}")
+
+    def __reduce__(self) -> tuple[type[SeveralSetsError], tuple[Place, tuple[str, ...]]]:
+        return SeveralSetsError, (self.place, self.names)
+
+
+def refuse_several_sets(place: Place, names: Iterable[str]) -> None:
+    """Raise OptionError, naming what to pass instead, for a place that holds whole sets, such as `train/` and `val/`."""
+    sets = tuple(names)
+    if sets:
+        raise SeveralSetsError(place, sets)
 
 
 _MAX_FOLDERS = 10_000_000

@@ -7,14 +7,13 @@ import os
 import re
 from collections.abc import Iterator
 
-from converters.options import Place
-from converters.sources.archives import is_archive_name, stem_of_archive
-from converters.sources.spool import compression_of, unpacked_chunks
+from datapipe.containers.archives.members import is_archive_name, stem_of_archive
 from datapipe.containers.listing import is_image_name, is_junk
 from datapipe.containers.mapped import ByteSource, byte_source
+from datapipe.containers.spool import compression_of, unpacked_chunks
 from datapipe.containers.tar.scanner import scan_members, split_name
 from datapipe.errors import DatapipeError, FormatError
-from datapipe.stores.location import Location
+from datapipe.stores.location import Location, Place
 
 _MAX_MEMBERS = 300  # looked at in each archive
 _MAX_TARS = 3

@@ -12,12 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from converters.database import open_scratch
-from converters.sources import Origin, Workspace
-from converters.sources.archives import scan_archive, split_archive_path
-from datapipe.containers.listing import ScanNotes
+from datapipe.containers.archives.members import scan_archive, split_archive_path
+from datapipe.core.database import open_scratch
 from datapipe.core.regular_files import is_within
 from datapipe.errors import MissingDataError
+from datapipe.index.listed import Origin, ScanNotes, Workspace
 
 _MAX_FOLDERS = 4096  # folders whose real paths are remembered
 _MISSES_IN_A_ROW = 20  # if the first files are all missing, the root is wrong
@@ -176,10 +175,10 @@ class _ArchivedFiles:
             row = self._connection.execute("SELECT * FROM files WHERE name = ?", (path,)).fetchone()
             if row is not None:
                 self._has_found = True
-                _, problem, place, offset, nbytes, file_nbytes, mtime_ns, packing, is_spooled, etag, is_twice = row
+                _, problem, place, offset, nbytes, file_nbytes, mtime_ns, codec, is_spooled, etag, is_twice = row
                 if is_twice:
                     problem = problem or "is in the archive twice, by the same name; remove one of them"
-                origin = Origin(place, offset, nbytes, file_nbytes, mtime_ns, packing, bool(is_spooled), etag)
+                origin = Origin(place, offset, nbytes, file_nbytes, mtime_ns, codec, bool(is_spooled), etag)
                 return path, None if problem else origin, problem
         self._num_missing += 1
         self._first_missing = self._first_missing or text
@@ -214,7 +213,7 @@ def open_files(root: Path, listed_in: Path, space: Workspace, notes: ScanNotes) 
     with open_scratch(space.scratch, "archived") as connection:
         connection.execute(
             "CREATE TABLE files (name BLOB PRIMARY KEY, problem TEXT, path BLOB, offset INTEGER, nbytes INTEGER,"
-            " file_nbytes INTEGER, mtime_ns INTEGER, packing TEXT, is_spooled INTEGER, etag TEXT, is_twice INTEGER) WITHOUT ROWID"
+            " file_nbytes INTEGER, mtime_ns INTEGER, codec TEXT, is_spooled INTEGER, etag TEXT, is_twice INTEGER) WITHOUT ROWID"
         )
         seen = ScanNotes()
         rows = (

@@ -10,25 +10,24 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from converters.options import ConvertOptions, Place
-from converters.sources import ListedSample, Origin, SourceFacts, Workspace
-from converters.sources.archives import ArchiveFile, archives_in, objects_at, opened_archive, refuse_compressed
-from converters.sources.fields import Choices, LabelCensus, in_order
-from converters.sources.manifest import refuse_class_from
-from converters.sources.spool import compression_of
-from converters.writers import LABEL_FIELD, NO_LABEL
-from datapipe.codecs.field_values import FieldKind, FieldSpec
+from datapipe.codecs.field_values import LABEL_FIELD, NO_LABEL, FieldKind, FieldSpec
+from datapipe.containers.archives.members import ArchiveFile, archives_in, objects_at, opened_archive, refuse_compressed
 from datapipe.containers.field_names import HEAD_NBYTES
-from datapipe.containers.listing import ScanNotes, ScanProblem, is_junk
+from datapipe.containers.form import Form
+from datapipe.containers.listing import is_junk
+from datapipe.containers.lists import refuse_class_from
 from datapipe.containers.mapped import ByteSource
 from datapipe.containers.remote_shards import refuse_unfinished_at
+from datapipe.containers.source_fields import Choices, LabelCensus, in_order
+from datapipe.containers.spool import compression_of
 from datapipe.containers.tar.layout import field_of_suffix
 from datapipe.containers.tar.scanner import Member, scan_members, split_name
 from datapipe.core.printable import counted, printable
 from datapipe.errors import FormatError, MissingDataError, OptionError
+from datapipe.index.listed import ListedSample, Origin, ScanNotes, ScanProblem, SourceFacts, Workspace
 from datapipe.index.manifest import MANIFEST_NAME, Manifest, parse_document, read_manifest, refuse_unfinished
 from datapipe.index.remote_set import read_manifest_text
-from datapipe.stores.location import Location
+from datapipe.stores.location import Location, Place
 from datapipe.stores.objects import ListedObject
 
 _CHOICES = ("image", "mask", "boxes", "text", "json", "array", "bytes", "label", "none")
@@ -49,24 +48,24 @@ class _Group:
 class TarSource:
     """A tar, or the tars of a folder."""
 
-    def __init__(self, options: ConvertOptions) -> None:
+    def __init__(self, place: Place, form: Form) -> None:
         """Open the tars. For a converted dataset, kinds of fields and names of classes come from its manifest.
 
         Raises MissingDataError or StorageError if there are no tars, UnfinishedError for an unfinished dataset.
         """
-        refuse_class_from(options)
+        refuse_class_from(form)
         self.root: Place
         self._objects: dict[bytes, ListedObject] = {}  # of a store, by name
         converted: Manifest | None = None
-        if isinstance(options.source, Location):
-            self.root, self._objects = objects_at(options.source, _is_tar, what="tars")
+        if isinstance(place, Location):
+            self.root, self._objects = objects_at(place, _is_tar, what="tars")
             self._names = list(self._objects)
             refuse_compressed(self.root, self._names)
             refuse_unfinished_at(self.root)
             text = read_manifest_text(self.root)
             converted = None if text is None else parse_document(text, str(self.root / MANIFEST_NAME))
         else:
-            source = options.source
+            source = place
             if not source.exists():
                 raise MissingDataError(f"{source}: no such file; check the path of the source")
             self.root = source if source.is_dir() else source.parent
@@ -76,10 +75,10 @@ class TarSource:
             if (self.root / MANIFEST_NAME).is_file():
                 converted = read_manifest(self.root)
         self._kinds = {} if converted is None else {spec.name: spec.kind for spec in converted.fields}
-        self._classes = None if converted is None or options.class_map else converted.classes
-        self._choices = Choices(options.fields)
+        self._classes = None if converted is None or form.class_map else converted.classes
+        self._choices = Choices(form.fields)
         self._fields: dict[str, FieldSpec | None] = {}  # by suffix
-        self._census = LabelCensus(options.class_map)
+        self._census = LabelCensus(form.class_map)
 
     def scan(self, notes: ScanNotes, space: Workspace) -> Iterator[ListedSample]:
         place = 0
@@ -98,7 +97,7 @@ class TarSource:
             return next(groups, None)
         except FormatError as exc:
             reason = str(exc).removeprefix(f"{printable(os.fsdecode(path))}: ")
-            notes.problems.append(ScanProblem(name, f"{reason}; samples after that are missing"))
+            notes.problems.append(ScanProblem(name, f"{reason}; samples after that are missing", is_damaged=True))
             return None
 
     def facts(self) -> SourceFacts:
@@ -200,6 +199,6 @@ def _is_tar(name: bytes) -> bool:
     return name.lower().endswith(b".tar") or compression_of(name) is not None
 
 
-def open_source(options: ConvertOptions) -> TarSource:
+def open_source(place: Place, form: Form) -> TarSource:
     """Open the source; see `TarSource`."""
-    return TarSource(options)
+    return TarSource(place, form)

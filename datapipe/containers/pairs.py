@@ -14,14 +14,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
-from converters.database import open_scratch
-from converters.options import ClassFrom, ConvertOptions
-from converters.sources import NO_FOLDER, ListedSample, Origin, SourceFacts, Workspace, divide, join
-from converters.sources.fields import Choices, FolderLabels, in_order
 from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.containers.field_names import field_name, is_mask_name
-from datapipe.containers.listing import ListedFile, ScanNotes, is_image_name, list_folders, walk
+from datapipe.containers.form import ClassFrom, Form, on_disk
+from datapipe.containers.listing import NO_FOLDER, ListedFile, is_image_name, list_folders, walk
+from datapipe.containers.source_fields import Choices, FolderLabels, in_order
+from datapipe.core.database import open_scratch
 from datapipe.errors import OptionError
+from datapipe.index.listed import ListedSample, Origin, ScanNotes, SourceFacts, Workspace, divide, join
+from datapipe.stores.location import Place
 
 _CHOICES = ("image", "mask", "boxes", "text", "json", "array", "bytes", "none")
 _NO_FOLDER = "lies in no folder that names its class; move it into one, or leave --class-from out"
@@ -46,13 +47,13 @@ _Row = tuple[bytes, bytes, str, str, bytes, int, int, str | None]
 class PairedFiles:
     """A folder of files that belong together by name."""
 
-    def __init__(self, options: ConvertOptions) -> None:
+    def __init__(self, place: Place, form: Form) -> None:
         """Raises MissingDataError or StorageError for a folder that cannot be read."""
-        self.root = options.local_source
-        self._choices = Choices(options.fields)
+        self.root = on_disk(place, form)
+        self._choices = Choices(form.fields)
         self._roles = role_folders(list_folders(self.root, otherwise=NO_FOLDER))
         self._fields: dict[str, FieldKind] = {}
-        self._labels = FolderLabels(options, options.class_from or ClassFrom.NONE, no_folder=_NO_FOLDER)
+        self._labels = FolderLabels(form, form.class_from or ClassFrom.NONE, no_folder=_NO_FOLDER)
 
     def scan(self, notes: ScanNotes, space: Workspace) -> Iterator[ListedSample]:
         with open_scratch(space.scratch, "pairs") as connection:
@@ -143,9 +144,9 @@ def _with_png_as_mask(rows: list[_Row]) -> list[_Row]:
     return [row for row in rows if row is not mask] + [(*mask[:2], MASK, FieldKind.MASK.value, *mask[4:])]
 
 
-def open_source(options: ConvertOptions) -> PairedFiles:
+def open_source(place: Place, form: Form) -> PairedFiles:
     """Open the source; see `PairedFiles`."""
-    return PairedFiles(options)
+    return PairedFiles(place, form)
 
 
 IMAGE = "image"

@@ -10,38 +10,37 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from converters.options import ClassFrom, ConvertOptions
-from converters.sources import ListedSample, Origin, SourceFacts, Workspace, divide
-from converters.sources.columns import Census, KeptColumn, assign
-from converters.sources.fields import Choices, LabelCensus, in_order, is_finite
-from converters.sources.manifest_rows import ManifestRow, is_json_lines, read_header, read_rows
-from converters.sources.named_files import open_files, refuse_missing_root, root_of
-from converters.writers import NO_LABEL
-from datapipe.codecs.field_values import FieldKind
-from datapipe.containers.listing import ScanNotes
+from datapipe.codecs.field_values import NO_LABEL, FieldKind
+from datapipe.containers.form import ClassFrom, Form, on_disk
+from datapipe.containers.lists.columns import Census, KeptColumn, assign
+from datapipe.containers.lists.named_files import open_files, refuse_missing_root, root_of
+from datapipe.containers.lists.rows import ManifestRow, is_json_lines, read_header, read_rows
+from datapipe.containers.source_fields import Choices, LabelCensus, in_order, is_finite
 from datapipe.errors import FormatError, MissingDataError, OptionError
+from datapipe.index.listed import ListedSample, Origin, ScanNotes, SourceFacts, Workspace, divide
+from datapipe.stores.location import Place
 
 
 class ManifestSource:
     """The rows of a manifest."""
 
-    def __init__(self, options: ConvertOptions) -> None:
+    def __init__(self, place: Place, form: Form) -> None:
         """Read all of the manifest once.
 
         Raises MissingDataError, StorageError, FormatError for a file that does not parse, OptionError if the roles of columns are
         not clear.
         """
-        self._path = options.local_source
-        self._place = options.root or options.local_source.parent
+        self._path = on_disk(place, form)
+        self._place = form.root or on_disk(place, form).parent
         self.root = root_of(self._place)
-        refuse_class_from(options)
+        refuse_class_from(form)
         self._is_typed = is_json_lines(self._path)
         refuse_missing_root(self._place)
-        self._columns = assign(str(self._path), self._take_census(), Choices(options.fields), is_typed=self._is_typed)
-        self._census = LabelCensus(options.class_map)
+        self._columns = assign(str(self._path), self._take_census(), Choices(form.fields), is_typed=self._is_typed)
+        self._census = LabelCensus(form.class_map)
         self._label = next((column for column in self._columns if column.is_label), None)
-        if self._label is None and options.class_map is not None:
-            raise OptionError(f"--class-map {options.class_map}: {self._path} has no label; choose it by --field COLUMN=label")
+        if self._label is None and form.class_map is not None:
+            raise OptionError(f"--class-map {form.class_map}: {self._path} has no label; choose it by --field COLUMN=label")
 
     def scan(self, notes: ScanNotes, space: Workspace) -> Iterator[ListedSample]:
         with open_files(self._place, self._path, space, notes) as self._files:
@@ -169,14 +168,14 @@ def _shown(cell: Any) -> str:
     return text if len(text) <= 40 else text[:37] + "..."
 
 
-def refuse_class_from(options: ConvertOptions) -> None:
+def refuse_class_from(form: Form) -> None:
     """Raise OptionError if classes should come from folders, for a source that provides labels itself."""
-    if options.class_from not in (None, ClassFrom.NONE):
+    if form.class_from not in (None, ClassFrom.NONE):
         raise OptionError(
-            f"--class-from {options.class_from.value}: has no effect with --from {options.form}, which provides the labels"
+            f"--class-from {form.class_from.value}: has no effect with --from {form.name}, which provides the labels"
         )
 
 
-def open_source(options: ConvertOptions) -> ManifestSource:
+def open_source(place: Place, form: Form) -> ManifestSource:
     """Open the source; see `ManifestSource`."""
-    return ManifestSource(options)
+    return ManifestSource(place, form)

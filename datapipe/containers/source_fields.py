@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from converters.options import ClassFrom, ConvertOptions, FieldChoice
-from converters.writers import IMAGE_FIELD, LABEL_FIELD, NO_LABEL, checked_fields
-from datapipe.codecs.field_values import FieldKind, FieldSpec
+from datapipe.codecs.field_values import IMAGE_FIELD, LABEL_FIELD, NO_LABEL, FieldKind, FieldSpec
+from datapipe.containers.field_names import checked_fields
+from datapipe.containers.form import ClassFrom, FieldChoice, Form
 from datapipe.core import regular_files
 from datapipe.errors import MissingDataError, OptionError, StorageError
 
@@ -115,13 +115,13 @@ class LabelCensus:
 class FolderLabels:
     """Labels of files by the folders that they lie in, or none."""
 
-    def __init__(self, options: ConvertOptions, class_from: ClassFrom, *, no_folder: str) -> None:
+    def __init__(self, form: Form, class_from: ClassFrom, *, no_folder: str) -> None:
         """`no_folder`: what is wrong with a file that lies in no folder. Raises OptionError for a map without labels."""
         if class_from is ClassFrom.NONE:
-            refuse_class_map(options)
+            refuse_class_map(form)
         self._class_from = class_from
         self._no_folder = no_folder
-        self._census = None if class_from is ClassFrom.NONE else LabelCensus(options.class_map, is_named=True)
+        self._census = None if class_from is ClassFrom.NONE else LabelCensus(form.class_map, is_named=True)
 
     @property
     def fields(self) -> tuple[FieldSpec, ...]:
@@ -149,10 +149,10 @@ class FolderLabels:
         return None if self._census is None else self._census.labels()
 
 
-def refuse_class_map(options: ConvertOptions) -> None:
+def refuse_class_map(form: Form) -> None:
     """Raise OptionError if classes were given for a set without labels."""
-    if options.class_map is not None:
-        raise OptionError(f"--class-map {options.class_map}: the samples get no labels; pass --class-from, or leave it out")
+    if form.class_map is not None:
+        raise OptionError(f"--class-map {form.class_map}: the samples get no labels; pass --class-from, or leave it out")
 
 
 def place_labels(names: Iterable[str], class_map: Path | None, where: str) -> tuple[dict[str, int], tuple[str, ...]]:

@@ -1,30 +1,33 @@
-"""A new source of conversions, worked out: a text file with a line `PATH LABEL` for each image, as Caffe's tools wrote them.
+"""A new form that lists its samples, worked out: a text file with a line `PATH LABEL` for each image, as Caffe wrote them.
 
-A source lists its samples as a stream, and then says which fields and classes they have. Sorting, the plan, resuming,
-reading, checking, writing and verifying are the same for all sources. In datapipe this file is `converters/sources/list.py`,
-and its name gets a line in `_MODULES` of `converters/sources/__init__.py` and in `FORMS` of `converters/options.py`.
+Such a form lists its samples as a stream, and then says which fields and classes they have. For a loader they are sorted into an
+index, for a conversion into a plan; resuming, reading, checking and writing are the same for all forms. In datapipe this file is
+`datapipe/containers/text_list.py`, with a line in `datapipe/containers/forms.py`:
+
+    FORMS["list"] = FormFacts(title="a list of images", source="datapipe.containers.text_list")
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
-from converters.options import ConvertOptions
-from converters.sources import ListedSample, Origin, SourceFacts, Workspace, divide
-from converters.writers import IMAGE_FIELD, LABEL_FIELD
-from datapipe.containers.listing import ScanNotes
+from datapipe.codecs.field_values import IMAGE_FIELD, LABEL_FIELD
+from datapipe.containers.form import Form, on_disk
 from datapipe.core.regular_files import open_file, path_inside
 from datapipe.errors import FormatError, MissingDataError
+from datapipe.index.listed import ListedSample, Origin, ScanNotes, SourceFacts, Workspace, divide
+from datapipe.stores.location import Place
 
 
 class ListSource:
     """The images that a text file lists, with their labels. Paths are relative to the file's folder."""
 
-    def __init__(self, options: ConvertOptions) -> None:
+    def __init__(self, path: Path) -> None:
         """Raises MissingDataError if there is no such file."""
-        self._path = options.source
-        if not self._path.is_file():
+        self._path = path
+        if not path.is_file():
             raise MissingDataError(f"{self._path}: no such file; pass the text file that lists the images")
         self.root = self._path.parent
         self._largest = -1
@@ -32,7 +35,7 @@ class ListSource:
     def scan(self, notes: ScanNotes, space: Workspace) -> Iterator[ListedSample]:
         """Yield a sample for each line, one at a time: a list may have a hundred million lines.
 
-        A file that is missing makes its sample bad; a line that is none ends the conversion, as the others may be wrong too.
+        A file that is missing makes its sample bad; a line that is none ends the scan, as the others may be wrong too.
         """
         with open_file(self._path) as file:
             for number, line in enumerate(file, 1):
@@ -64,6 +67,6 @@ class ListSource:
         )
 
 
-def open_source(options: ConvertOptions) -> ListSource:
-    """Open the source."""
-    return ListSource(options)
+def open_source(place: Place, form: Form) -> ListSource:
+    """Open the source. Raises OptionError for one in a store."""
+    return ListSource(on_disk(place, form))

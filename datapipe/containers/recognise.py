@@ -10,31 +10,25 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from converters.options import ClassFrom, ConvertOptions, Place
-from converters.sources import NO_FOLDER
-from converters.sources.archives import is_archive_name, split_archive_location, split_archive_path
-from converters.sources.json_stream import array_elements
-from converters.sources.lmdb import DATA_NAME
-from converters.sources.manifest_rows import CSV_SUFFIXES, JSON_SUFFIXES
-from converters.sources.pairs import KINDS, role_folders
-from converters.sources.recognise_archives import archive_of_file, archives_of_folder
-from datapipe.containers import container_of
-from datapipe.containers.listing import held_apart, is_folder, is_image_name, is_junk, is_kept_by_tools, list_folders
+from datapipe.containers.archives.members import is_archive_name, split_archive_location, split_archive_path
+from datapipe.containers.archives.recognise import archive_of_file, archives_of_folder
+from datapipe.containers.form import ClassFrom
+from datapipe.containers.formats import container_of
+from datapipe.containers.forms import FORMS
+from datapipe.containers.json_stream import array_elements
+from datapipe.containers.listing import NO_FOLDER, held_apart, is_folder, is_image_name, is_junk, is_kept_by_tools, list_folders
+from datapipe.containers.lists.rows import CSV_SUFFIXES, JSON_SUFFIXES
+from datapipe.containers.lmdb import DATA_NAME
+from datapipe.containers.pairs import KINDS, role_folders
 from datapipe.errors import FormatError, MissingDataError, OptionError
 from datapipe.index.manifest import MANIFEST_NAME
-from datapipe.stores.location import Location
+from datapipe.stores.location import Location, Place
 from datapipe.stores.objects import list_below, list_names
 
 _MAX_NAMES = 2000  # names read per folder
 _MAX_FOLDERS = 20  # folders opened
 _MAX_STORED_FOLDERS = 5  # ... of a prefix in a store
 _LISTS = frozenset(name.encode() for stem in ("metadata", "manifest", "labels") for name in (f"{stem}.csv", f"{stem}.jsonl"))
-_TITLES = {
-    "image-folder": "an image folder", "manifest": "a manifest", "pairs": "files paired by name", "coco": "COCO annotations",
-    "tar": "WebDataset tars", "archive": "images in archives", "npy": "a folder of arrays",
-    "dataset": "a converted dataset", "hdf5": "HDF5 files",
-    "parquet": "Parquet files", "tfrecord": "TFRecord files", "arrow": "Arrow files", "lmdb": "LMDB databases of images",
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +40,7 @@ class Recognition:
     is_certain: bool = True  # False where the conversion that follows will say what is missing
 
     def __str__(self) -> str:
-        return f"{_TITLES[self.form]} ({self.why}; --from {self.form})"
+        return f"{FORMS[self.form].title} ({self.why}; --from {self.form})"
 
 
 @dataclass(slots=True)
@@ -64,26 +58,20 @@ class _Seen:
     annotations: str = ""  # a JSON file that may be COCO's
 
 
-def resolved(options: ConvertOptions) -> ConvertOptions:
-    """Return the options with the form of their source. Raises as `recognise` does."""
-    return options if options.form != "auto" else dataclasses.replace(options, form=recognise(options).form)
-
-
-def recognise(options: ConvertOptions) -> Recognition:
-    """Return the form of `options.source`.
+def recognise_form(source: Place, class_from: ClassFrom | None = None, *, prefers_folders: bool = False) -> Recognition:
+    """Return the form of a place. `prefers_folders`: a folder of class folders is one of images, whatever else is in it.
 
     Raises OptionError if it may be several forms, or none; MissingDataError or StorageError if it cannot be read.
     """
-    source = options.source
     if isinstance(source, Location):
-        return _recognise_stored(source, options.class_from)
+        return _recognise_stored(source, class_from)
     if not source.exists() and glob.has_magic(str(source)):
         return _of_pattern(str(source))
     if source.is_file():
         return _of_file(source)
     if not source.exists() and split_archive_path(source) is not None:
         return Recognition("archive", "it is a folder in an archive")
-    return _of_folder(source, options.class_from)
+    return _of_folder(source, class_from, prefers_folders=prefers_folders)
 
 
 def _of_pattern(pattern: str) -> Recognition:
@@ -130,7 +118,7 @@ def _is_coco(path: Path) -> bool:
         return False
 
 
-def _of_folder(source: Path, class_from: ClassFrom | None) -> Recognition:
+def _of_folder(source: Path, class_from: ClassFrom | None, *, prefers_folders: bool) -> Recognition:
     folders = list_folders(source, otherwise=NO_FOLDER)
     if held_apart(source, folders) and class_from is not ClassFrom.NONE:
         return Recognition("image-folder", "it has class folders", is_certain=False)  # its errors then explain the problem
@@ -151,6 +139,8 @@ def _of_folder(source: Path, class_from: ClassFrom | None) -> Recognition:
         found.append(Recognition("pairs", f"images with files of the same name beside, such as {seen.beside}"))
     if seen.num_images_deep:
         found.append(Recognition("image-folder", "images in folders"))
+        if prefers_folders and not seen.beside:
+            return found[-1]
     elif seen.num_images and class_from is ClassFrom.NONE:
         found.append(Recognition("image-folder", "images in it"))
     elif seen.num_images and not seen.beside:

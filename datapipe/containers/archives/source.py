@@ -12,10 +12,8 @@ import sqlite3
 from collections.abc import Iterator
 from typing import Any
 
-from converters.database import open_scratch
-from converters.options import ClassFrom, ConvertOptions, Place
-from converters.sources import ListedSample, SourceFacts, Workspace, divide
-from converters.sources.archives import (
+from datapipe.codecs.field_values import IMAGE_FIELD
+from datapipe.containers.archives.members import (
     ArchiveMember,
     archives_in,
     is_archive_name,
@@ -26,12 +24,14 @@ from converters.sources.archives import (
     split_archive_path,
     stem_of_archive,
 )
-from converters.sources.class_folders import refuse_field_choices
-from converters.sources.fields import FolderLabels
-from converters.writers import IMAGE_FIELD
-from datapipe.containers.listing import ScanNotes, held_apart_names, is_image_name
-from datapipe.errors import MissingDataError, OptionError
-from datapipe.stores.location import Location
+from datapipe.containers.file_tree import refuse_field_choices, refuse_several_sets
+from datapipe.containers.form import ClassFrom, Form
+from datapipe.containers.listing import held_apart_names, is_image_name
+from datapipe.containers.source_fields import FolderLabels
+from datapipe.core.database import open_scratch
+from datapipe.errors import MissingDataError
+from datapipe.index.listed import ListedSample, ScanNotes, SourceFacts, Workspace, divide
+from datapipe.stores.location import Location, Place
 
 _NO_FOLDER = (
     "lies in no folder of the archive that names its class; convert with --class-from none, or pass a .csv that lists files and"
@@ -43,33 +43,30 @@ _MAX_TOPS = 100_000  # names of top folders that are remembered
 class ArchiveSource:
     """The images in an archive, or in the archives of a folder."""
 
-    def __init__(self, options: ConvertOptions) -> None:
+    def __init__(self, place: Place, form: Form) -> None:
         """Raises MissingDataError or StorageError if there is no archive, OptionError for choices that are not possible."""
-        refuse_field_choices(options)
-        self._source = options.source
-        self._to = options.to
-        self._class_from = options.class_from or ClassFrom.FOLDER
-        self._labels = FolderLabels(options, self._class_from, no_folder=_NO_FOLDER)
+        refuse_field_choices(form)
+        self._source = place
+        self._class_from = form.class_from or ClassFrom.FOLDER
+        self._labels = FolderLabels(form, self._class_from, no_folder=_NO_FOLDER)
         self._inner = b""
         self.root: Place
-        if isinstance(options.source, Location):
-            split_location = split_archive_location(options.source)
+        if isinstance(place, Location):
+            split_location = split_archive_location(place)
             self._is_folder = split_location is None
-            archives, self._inner = split_location or (options.source, b"")
+            archives, self._inner = split_location or (place, b"")
             self.root, found = objects_at(archives, is_archive_name, what="archives")
             self._names = list(found)
             refuse_compressed(self.root, self._names)
-        elif options.source.is_dir():
+        elif place.is_dir():
             self._is_folder = True
-            self.root = options.source
-            self._names = archives_in(
-                options.source, is_archive_name, "no archives; pass an archive, or the folder that holds them"
-            )
+            self.root = place
+            self._names = archives_in(place, is_archive_name, "no archives; pass an archive, or the folder that holds them")
         else:
             self._is_folder = False
-            split = split_archive_path(options.source)
+            split = split_archive_path(place)
             if split is None:
-                raise MissingDataError(f"{options.source}: no such archive; check the path of the source")
+                raise MissingDataError(f"{place}: no such archive; check the path of the source")
             self.root, self._inner = split[0].parent, split[1]
             self._names = [os.fsencode(split[0].name)]
         self._left_out = b""  # the folder that everything lies in
@@ -132,10 +129,7 @@ class ArchiveSource:
         if not names or self._class_from is ClassFrom.NONE or self._is_folder:
             return
         inner = "/".join(os.fsdecode(part) for part in (self._inner, self._left_out) if part)
-        archive = self.root / os.fsdecode(self._names[0]) / inner
-        commands = " and ".join(f"`datapipe convert {archive / name} DST/{name} --to {self._to}`" for name in names)
-        shown = " and ".join(f"{name}/" for name in names)
-        raise OptionError(f"{self._source}: holds {shown}, which are separate sets; run {commands}")
+        refuse_several_sets(self.root / os.fsdecode(self._names[0]) / inner, names)
 
 
 def _common_folder(names: Iterator[bytes]) -> bytes:
@@ -156,6 +150,6 @@ def _is_new(connection: sqlite3.Connection, name: bytes) -> bool:
     return connection.execute("INSERT OR IGNORE INTO names VALUES (?)", (name,)).rowcount == 1
 
 
-def open_source(options: ConvertOptions) -> ArchiveSource:
+def open_source(place: Place, form: Form) -> ArchiveSource:
     """Open the source; see `ArchiveSource`."""
-    return ArchiveSource(options)
+    return ArchiveSource(place, form)

@@ -12,6 +12,7 @@ import gzip
 import hashlib
 import lzma
 import os
+import shlex
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -20,9 +21,9 @@ from typing import IO, Any
 import pyarrow as pa
 from isal import igzip, igzip_lib
 
-from converters.sources import Workspace
 from datapipe.core import atomic, regular_files
 from datapipe.errors import FormatError, MissingDataError, StorageError
+from datapipe.index.listed import Workspace
 
 
 class SpoolWriter:
@@ -53,6 +54,7 @@ def spooled(space: Workspace, path: bytes, *, nbytes: int, mtime_ns: int) -> Ite
 
     The file appears when the block ends without an exception. Raises OSError.
     """
+    assert space.spool is not None
     digest = hashlib.sha256(b"%d %d " % (nbytes, mtime_ns) + path).hexdigest()[:32]
     target = space.spool / digest
     if target.exists():
@@ -121,6 +123,11 @@ def unpack_tar(root: Path, name: bytes, form: str, space: Workspace) -> tuple[by
     Raises MissingDataError, StorageError or FormatError.
     """
     path = root / Path(name.decode(errors="surrogateescape"))
+    if space.spool is None:
+        raise FormatError(
+            f"{path}: a compressed tar, whose members cannot be read one by one; convert it first: datapipe convert"
+            f" {shlex.quote(str(path))} DST --to webdataset"
+        )
     try:
         status = path.stat()
         with spooled(space, name, nbytes=status.st_size, mtime_ns=status.st_mtime_ns) as writer:

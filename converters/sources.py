@@ -1,13 +1,16 @@
-"""Whatever the loader opens: HDF5, Parquet, TFRecord and Arrow files of others, and the sets that `convert` made.
+"""The source of a conversion: its form is recognised, and its samples are listed by the form's own scan, or by their index.
 
-Samples are those of the index in the order of their ids, with the fields and labels that a loader would have. Fields that lie in
-bytes are read where they are; those that must be decoded a row group at a time are spooled while they are listed.
+An index is what HDF5, Parquet, TFRecord and Arrow files of others have, and the sets that `convert` made. Its samples come
+in the order of their ids, with the fields and labels that a loader would have. Fields that lie in bytes are read where they are;
+those that must be decoded a row group at a time are spooled while they are listed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
+import importlib
 import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -18,22 +21,23 @@ from typing import Any, NamedTuple
 import numpy as np
 from crc32c import crc32c
 
-from converters.options import ConvertOptions, Place
-from converters.sources import ANY_SIZE, ListedSample, Origin, SourceFacts, Workspace, divide
-from converters.sources.fields import Choices, LabelCensus, in_order
-from converters.sources.manifest import refuse_class_from
-from converters.sources.packing import PLAIN, joined, prefixed, summed_crc32c
-from converters.sources.spool import SpoolWriter, spooled
-from converters.writers import LABEL_FIELD, NO_LABEL
-from datapipe.codecs.field_values import FieldKind, FieldSpec, value_of
-from datapipe.containers import open_index
-from datapipe.containers.listing import ScanNotes
+from converters.options import ConvertOptions
+from datapipe.codecs.field_values import LABEL_FIELD, NO_LABEL, FieldKind, FieldSpec, value_of
+from datapipe.codecs.stored import PLAIN, joined, summed_crc32c
+from datapipe.containers.form import Form
+from datapipe.containers.forms import AUTO, FORMS
+from datapipe.containers.lists import refuse_class_from
+from datapipe.containers.opening import open_index
+from datapipe.containers.recognise import Recognition, recognise_form
+from datapipe.containers.source_fields import Choices, LabelCensus, in_order
+from datapipe.containers.spool import SpoolWriter, spooled
 from datapipe.errors import DecodeError, IntegrityError, MissingDataError, OptionError
 from datapipe.fetch.files import Files, open_files
 from datapipe.fetch.row_groups import RowGroups
-from datapipe.index.entries import Extents
+from datapipe.index.entries import Extents, RowGroup
+from datapipe.index.listed import ANY_SIZE, ListedSample, Origin, ScanNotes, Source, SourceFacts, Workspace, divide
 from datapipe.index.manifest import Manifest
-from datapipe.stores.location import Location
+from datapipe.stores.location import Location, Place
 from datapipe.stores.objects import ListedObject, object_facts
 
 _SAMPLES_AT_ONCE = 4096
@@ -42,16 +46,38 @@ _CHOICES = ("image", "mask", "boxes", "text", "json", "array", "bytes", "label",
 _LABEL_KINDS = (FieldKind.TEXT, FieldKind.JSON, FieldKind.ARRAY)
 
 
+def recognise(options: ConvertOptions) -> Recognition:
+    """Return the form of `options.source`.
+
+    Raises OptionError if it may be several forms, or none; MissingDataError or StorageError if it cannot be read.
+    """
+    return recognise_form(options.source, options.class_from)
+
+
+def resolved(options: ConvertOptions) -> ConvertOptions:
+    """Return the options with the form of their source. Raises as `recognise` does."""
+    return options if options.form != AUTO else dataclasses.replace(options, form=recognise(options).form)
+
+
+def open_source(options: ConvertOptions) -> Source:
+    """Return the source that `options` name; its form must be known. Raises errors that are known without listing it."""
+    module = FORMS[options.form].source
+    if not module:
+        return IndexSource(options.source, options.how)
+    source: Source = importlib.import_module(module).open_source(options.source, options.how)
+    return source
+
+
 class IndexSource:
     """The samples of an index."""
 
-    def __init__(self, options: ConvertOptions) -> None:
+    def __init__(self, place: Place, form: Form) -> None:
         """Open the index, which is made now if somebody else wrote the data.
 
         Raises what `open_index` raises, and OptionError for choices of fields that are not possible.
         """
-        refuse_class_from(options)
-        self._index = open_index(str(options.source))
+        refuse_class_from(form)
+        self._index = open_index(str(place))
         self._manifest = self._index.manifest
         remote = self._index.remote
         self.root: Place = self._index.data_directory if remote is None else remote.location
@@ -62,13 +88,11 @@ class IndexSource:
         elif self._is_ours:
             _refuse_other_sizes(self.root, self._manifest)
         names = {spec.name for spec in self._manifest.fields}
-        self._kinds, self._label_field = _chosen(self._manifest.fields, options, self._index.where)
-        self._has_label = LABEL_FIELD.name in names and self._label_field is None and not _is_dropped(options)
-        self._census = LabelCensus(options.class_map) if options.class_map or self._label_field else None
-        if options.class_map and not self._has_label and self._label_field is None:
-            raise OptionError(
-                f"--class-map {options.class_map}: {self._index.where} has no label; choose it by --field NAME=label"
-            )
+        self._kinds, self._label_field = _chosen(self._manifest.fields, form, self._index.where)
+        self._has_label = LABEL_FIELD.name in names and self._label_field is None and not _is_dropped(form)
+        self._census = LabelCensus(form.class_map) if form.class_map or self._label_field else None
+        if form.class_map and not self._has_label and self._label_field is None:
+            raise OptionError(f"--class-map {form.class_map}: {self._index.where} has no label; choose it by --field NAME=label")
 
     def scan(self, notes: ScanNotes, space: Workspace) -> Iterator[ListedSample]:
         files = open_files(self._index, row_groups=RowGroups(min_groups=len(self._wanted())))
@@ -192,18 +216,17 @@ class _FieldPlaces:
         """Return where a field lies. Raises as `value` does where it is addressed by rows."""
         path = extents.paths[row]
         holder = self._holder(path)
-        if extents.row_groups is not None and extents.row_groups[row] is not None:
+        stored = PLAIN if extents.codecs is None else extents.codecs[row]
+        if isinstance(stored, RowGroup):
             data = self.value(extents, row)
             writer = self._writer(path, holder)
             offset = writer.put(data)
             return Origin(writer.name, offset, len(data), ANY_SIZE, holder.mtime_ns, summed_crc32c(crc32c(data)), True)
-        prefix = extents.prefixes[row] if extents.prefixes is not None else b""
         checked = summed_crc32c(int(extents.crc32c[row])) if extents.has_crc[row] else PLAIN
-        nbytes = int(extents.nbytes[row]) + len(prefix)
-        packing = joined(checked, prefixed(prefix))
+        nbytes, codec = int(extents.nbytes[row]), joined(checked, stored)
         if holder.etag:
-            return Origin(holder.name, int(extents.offset[row]), nbytes, holder.nbytes, 0, packing, etag=holder.etag)
-        return Origin(holder.name, int(extents.offset[row]), nbytes, holder.nbytes, holder.mtime_ns, packing)
+            return Origin(holder.name, int(extents.offset[row]), nbytes, holder.nbytes, 0, codec, etag=holder.etag)
+        return Origin(holder.name, int(extents.offset[row]), nbytes, holder.nbytes, holder.mtime_ns, codec)
 
     def _writer(self, path: str, holder: _HoldingFile) -> SpoolWriter:
         if self._spool is None or self._spool[0] != path:
@@ -237,9 +260,9 @@ def _time_of(etag: str | None) -> int:
     return int.from_bytes(hashlib.sha256((etag or "").encode()).digest()[:7])
 
 
-def _chosen(fields: tuple[FieldSpec, ...], options: ConvertOptions, where: str) -> tuple[dict[str, FieldKind], str | None]:
+def _chosen(fields: tuple[FieldSpec, ...], form: Form, where: str) -> tuple[dict[str, FieldKind], str | None]:
     """Return the kinds of the fields to keep, by name, and the field that the user chose as the label."""
-    choices = Choices(options.fields)
+    choices = Choices(form.fields)
     kinds: dict[str, FieldKind] = {}
     label: str | None = None
     for spec in fields:
@@ -289,10 +312,5 @@ def _refuse_other_sizes(root: Path, manifest: Manifest) -> None:
             raise IntegrityError(f"{path}: has {nbytes} bytes, its manifest says {shard.nbytes}; get the file again")
 
 
-def _is_dropped(options: ConvertOptions) -> bool:
-    return any(choice.name == LABEL_FIELD.name and choice.kind == "none" for choice in options.fields)
-
-
-def open_source(options: ConvertOptions) -> IndexSource:
-    """Open the source; see `IndexSource`."""
-    return IndexSource(options)
+def _is_dropped(form: Form) -> bool:
+    return any(choice.name == LABEL_FIELD.name and choice.kind == "none" for choice in form.fields)

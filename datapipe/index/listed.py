@@ -1,37 +1,22 @@
-"""The sources of conversions: one module per form of source, chosen by `--from`.
+"""The samples of a source as a scan lists them: their names, and where the bytes of their fields lie.
 
-A module provides `open_source(options) -> Source`. A source lists its samples as a stream and then reports their fields and
-classes. The listing includes the location of each field's bytes, so everything else about a conversion (sorting, plan,
-resuming, reading, checks) is the same for all forms.
+A form of sources (`containers/forms`) has a scan: a stream of `ListedSample`, in any order, and the facts that are known once all
+of it was listed. The loader makes an index of it, and a conversion a plan.
 """
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
-from converters.options import ConvertOptions, Place
-from converters.sources.packing import PLAIN
-from converters.writers import NO_LABEL
-from datapipe.codecs.field_values import FieldSpec
-from datapipe.containers.listing import ScanNotes
+from datapipe.codecs.field_values import NO_LABEL, FieldKind, FieldSpec
+from datapipe.codecs.stored import PLAIN, value_nbytes
+from datapipe.stores.location import Place
 
 ANY_SIZE = -1
-NO_FOLDER = "pass a folder, or say with --from what it is"  # the remedy if a folder is expected
-_MODULES = {
-    **dict.fromkeys(("image-folder", "npy"), "converters.sources.class_folders"),
-    "manifest": "converters.sources.manifest",
-    "pairs": "converters.sources.pairs",
-    "coco": "converters.sources.coco",
-    "tar": "converters.sources.tar",
-    "lmdb": "converters.sources.lmdb",
-    "archive": "converters.sources.archive",
-    **dict.fromkeys(("dataset", "hdf5", "parquet", "tfrecord", "arrow"), "converters.sources.index"),
-}
 
 
 class Origin(NamedTuple):  # made by the million, like samples: a dataclass takes three times as long
@@ -39,10 +24,10 @@ class Origin(NamedTuple):  # made by the million, like samples: a dataclass take
 
     path: bytes  # relative to the source's root, or to the conversion's spool
     offset: int  # bytes
-    nbytes: int  # of the field: those of the range, unless `packing` says otherwise
+    nbytes: int  # of the range
     file_nbytes: int  # ANY_SIZE for a spooled file that was still being written
     mtime_ns: int  # 0 for an object
-    packing: str = PLAIN  # how the bytes of the range become those of the field; see `converters.sources.packing`
+    codec: str = PLAIN  # how the bytes of the range become those of the field; see `codecs/stored`
     is_spooled: bool = False  # the file is in the spool; its time is that of the source's file
     etag: str = ""  # that the object must still have; "" for a file, or if the store has none
 
@@ -53,7 +38,12 @@ class Origin(NamedTuple):  # made by the million, like samples: a dataclass take
 
     @property
     def is_whole(self) -> bool:
-        return not self.offset and self.nbytes == self.file_nbytes and not self.packing and not self.is_spooled
+        return not self.offset and self.nbytes == self.file_nbytes and not self.codec and not self.is_spooled
+
+    @property
+    def value_nbytes(self) -> int:
+        """The number of bytes of the field."""
+        return value_nbytes(self.nbytes, self.codec) if self.codec else self.nbytes
 
 
 class ListedSample(NamedTuple):
@@ -75,9 +65,29 @@ class ListedSample(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """The number of bytes to read, in total."""
-        nbytes = sum([origin.nbytes for origin in self.origins.values()])
+        """The number of bytes of all fields but the label."""
+        nbytes = sum([origin.value_nbytes for origin in self.origins.values()])
         return nbytes + sum(map(len, self.values.values())) if self.values else nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class ScanProblem:
+    """A directory or archive whose files are missing from the listing."""
+
+    source: bytes  # relative to the root
+    reason: str
+    is_damaged: bool = False  # what is there is not what it should be, rather than out of reach
+
+
+@dataclass(slots=True)
+class ScanNotes:
+    """What a scan found besides samples; filled while it runs."""
+
+    num_ignored: int = 0  # files that are neither samples by name nor junk
+    num_junk: int = 0  # hidden files and folders, Thumbs.db and the like
+    loops: list[bytes] = field(default_factory=list)  # links to a directory that contains them, not descended into
+    problems: list[ScanProblem] = field(default_factory=list)
+    directories: dict[bytes, int] = field(default_factory=dict)  # those read, relative, with their modification times (ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +109,7 @@ class Workspace:
     """The directories that a scan may write to."""
 
     scratch: Path  # for files that are deleted at the end of the scan
-    spool: Path  # for what cannot be read at random, kept as long as the plan; created by whoever needs it
+    spool: Path | None  # for what cannot be read at random, kept as long as the plan; made by whoever needs it; None: nowhere
 
 
 class Source(Protocol):
@@ -120,12 +130,6 @@ class Source(Protocol):
         """Return the facts, after `scan` is exhausted."""
 
 
-def open_source(options: ConvertOptions) -> Source:
-    """Return the source that `options` name; its form must be known. Raises errors that are known without listing it."""
-    source: Source = importlib.import_module(_MODULES[options.form]).open_source(options)
-    return source
-
-
 def join(directory: bytes, name: bytes) -> bytes:
     """Return the path relative to the root."""
     return directory + b"/" + name if directory else name
@@ -135,3 +139,12 @@ def divide(path: bytes) -> tuple[bytes, bytes]:
     """Return (directory, name) of a path relative to the root."""
     directory, _, name = path.rpartition(b"/")
     return directory, name
+
+
+def missing_fields(fields: tuple[FieldSpec, ...], has: frozenset[str], label: int) -> str | None:
+    """Return a message about a sample that lacks one of the set's fields; None if it has them all."""
+    lacks = [one.name for one in fields if (one.name not in has if one.kind is not FieldKind.LABEL else label < 0)]
+    if not lacks:
+        return None
+    shown = ", ".join(sorted(has) + (["label"] if label >= 0 else [])) or "nothing"
+    return f"has no {' and no '.join(lacks)} (has: {shown}), which others have"

@@ -1,9 +1,11 @@
-"""A new format of shards, worked out: `.pack` files of a label and an encoded image for each sample.
+"""A new form of shards, worked out: `.pack` files of a label and an encoded image for each sample.
 
 A pack is the four bytes PACK, then for each sample the label (int32) and the number of bytes (uint32) of the image, both
-little endian, then the image. A format is one function that says where the bytes of each sample lie; order, reading,
-decoding, states, bad samples and caches need nothing else. In datapipe this file is `datapipe/containers/pack/scanner.py`,
-and its name gets a line in `_FORMATS` of `datapipe/containers/formats.py`.
+little endian, then the image. A form of shards is one function that says where the bytes of each sample lie; order, reading,
+decoding, states, bad samples, caches and conversions need nothing else. In datapipe this file is
+`datapipe/containers/pack.py`, with a line in `datapipe/containers/forms.py`:
+
+    FORMS["pack"] = FormFacts(title="packs", shards="datapipe.containers.pack", files=re.compile(r".+\\.pack"))
 """
 
 from __future__ import annotations

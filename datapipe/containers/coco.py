@@ -13,22 +13,20 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from converters.database import open_scratch
-from converters.options import ConvertOptions
-from converters.sources import ListedSample, Origin, SourceFacts, Workspace, divide
-from converters.sources.fields import Choices, in_order, is_finite, place_labels
-from converters.sources.json_stream import array_elements
-from converters.sources.manifest import refuse_class_from
-from converters.sources.named_files import open_files, refuse_missing_root, root_of
-from converters.writers import IMAGE_FIELD, LABEL_FIELD, NO_LABEL
-from datapipe.codecs.field_values import FieldKind, FieldSpec
+from datapipe.codecs.field_values import IMAGE_FIELD, LABEL_FIELD, NO_LABEL, FieldKind, FieldSpec
 from datapipe.containers.field_names import field_name
-from datapipe.containers.listing import ScanNotes
+from datapipe.containers.form import Form, on_disk
+from datapipe.containers.json_stream import array_elements
+from datapipe.containers.lists import refuse_class_from
+from datapipe.containers.lists.named_files import open_files, refuse_missing_root, root_of
+from datapipe.containers.source_fields import Choices, in_order, is_finite, place_labels
+from datapipe.core.database import open_scratch
 from datapipe.errors import FormatError, OptionError
+from datapipe.index.listed import ListedSample, Origin, ScanNotes, SourceFacts, Workspace, divide
+from datapipe.stores.location import Place
 
 BOXES_FIELD = FieldSpec("boxes", FieldKind.BOXES)
 IMAGE_ID_FIELD = FieldSpec("image_id", FieldKind.JSON)
-_COORDINATES = frozenset(("segmentation", "keypoints", "bbox", "area"))  # resizing would make these wrong
 _ARRAYS = frozenset(("images", "annotations", "categories"))
 _MAX_SIDE = (1 << 31) - 1  # pixels
 
@@ -45,21 +43,16 @@ class _Image(NamedTuple):
 class CocoSource:
     """An annotation file and a folder of images."""
 
-    def __init__(self, options: ConvertOptions) -> None:
+    def __init__(self, place: Place, form: Form) -> None:
         """Raises MissingDataError if the folder does not exist, OptionError for choices that are not possible."""
-        self._path = options.local_source
-        self._place = options.root or options.local_source.parent
+        self._path = on_disk(place, form)
+        self._place = form.root or on_disk(place, form).parent
         self.root = root_of(self._place)
-        refuse_class_from(options)
-        self._class_map = options.class_map
-        self._members = [choice.name for choice in options.fields if choice.kind == "json"]
-        for choice in options.fields:
+        refuse_class_from(form)
+        self._class_map = form.class_map
+        self._members = [choice.name for choice in form.fields if choice.kind == "json"]
+        for choice in form.fields:
             Choices.refuse_kind(choice.name, choice.kind, ("json",))
-        if options.resize is not None and (wrong := sorted(_COORDINATES.intersection(self._members))):
-            raise OptionError(
-                f"--resize with --field {wrong[0]}=json: the coordinates in it would no longer fit the image;"
-                " leave one of them out"
-            )
         refuse_missing_root(self._place)
         self._met: set[str] = set()  # members of annotations
         self._classes: tuple[str, ...] = ()
@@ -231,6 +224,6 @@ class CocoSource:
         return [x, y, x + width, y + height, label], None
 
 
-def open_source(options: ConvertOptions) -> CocoSource:
+def open_source(place: Place, form: Form) -> CocoSource:
     """Open the source; see `CocoSource`."""
-    return CocoSource(options)
+    return CocoSource(place, form)

@@ -10,18 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, overload
 
-from converters.options import Place
-from converters.sources import Origin, Workspace
-from converters.sources.archives.zip_directory import scan_zip
-from converters.sources.packing import PLAIN, deflated, summed_crc32
-from converters.sources.spool import compression_of, unpack_tar
-from datapipe.containers.listing import ScanNotes, ScanProblem, is_junk
+from datapipe.codecs.stored import PLAIN, deflated, summed_crc32
+from datapipe.containers.archives.zip_directory import scan_zip
+from datapipe.containers.listing import is_junk
 from datapipe.containers.mapped import ByteSource, byte_source, mapped
 from datapipe.containers.remote_shards import named_shards
+from datapipe.containers.spool import compression_of, unpack_tar
 from datapipe.containers.tar.scanner import scan_members
 from datapipe.core.printable import printable
 from datapipe.errors import FormatError, MissingDataError, OptionError, StorageError
-from datapipe.stores.location import Location
+from datapipe.index.listed import Origin, ScanNotes, ScanProblem, Workspace
+from datapipe.stores.location import Location, Place
 from datapipe.stores.objects import ListedObject, list_objects, object_facts
 from datapipe.stores.random_access import pin_object
 
@@ -120,7 +119,7 @@ def scan_archive(root: Place, name: bytes, space: Workspace, notes: ScanNotes) -
             yield from scan(data, where, holder, notes)
         except FormatError as exc:
             reason = str(exc).removeprefix(f"{printable(where)}: ")
-            notes.problems.append(ScanProblem(name, f"{reason}; members after that are missing"))
+            notes.problems.append(ScanProblem(name, f"{reason}; members after that are missing", is_damaged=True))
 
 
 @contextlib.contextmanager
@@ -139,6 +138,7 @@ def opened_archive(
     compression = compression_of(name)
     if compression is not None:
         name_in_spool, mtime_ns = unpack_tar(root, name, compression, space)
+        assert space.spool is not None
         with mapped(space.spool / os.fsdecode(name_in_spool), form) as data:
             yield data, ArchiveFile(name_in_spool, len(data), mtime_ns, is_spooled=True)
         return
@@ -157,9 +157,9 @@ class ArchiveFile(NamedTuple):
     is_spooled: bool = False
     etag: str = ""
 
-    def origin(self, offset: int, nbytes: int, packing: str = PLAIN) -> Origin:
+    def origin(self, offset: int, nbytes: int, codec: str = PLAIN) -> Origin:
         """Return a range of it as that of a field."""
-        return Origin(self.path, offset, nbytes, self.nbytes, self.mtime_ns, packing, self.is_spooled, self.etag)
+        return Origin(self.path, offset, nbytes, self.nbytes, self.mtime_ns, codec, self.is_spooled, self.etag)
 
 
 def _scan_tar(
@@ -192,7 +192,7 @@ def _nested(
     source = holder.path + b"/" + name
     if not name.lower().endswith(b".tar") or is_deep:
         what = "an archive three levels deep" if is_deep else "a compressed archive within an archive"
-        notes.problems.append(ScanProblem(source, f"{what}, which is not read; unpack the outer one first"))
+        notes.problems.append(ScanProblem(source, f"{what}, which is not read; unpack the outer one first", is_damaged=True))
         return
     window = _Window(data, *extent)
     try:
@@ -200,7 +200,7 @@ def _nested(
         yield from _scan_tar(window, inner, holder, notes, prefix=stem_of_archive(name) + b"/", start=start + extent[0])
     except FormatError as exc:
         reason = str(exc).rpartition(f"{printable(inner)}: ")[2]
-        notes.problems.append(ScanProblem(source, f"{reason}; members after that are missing"))
+        notes.problems.append(ScanProblem(source, f"{reason}; members after that are missing", is_damaged=True))
 
 
 def _scan_zip(data: ByteSource, where: str, holder: ArchiveFile, notes: ScanNotes) -> Iterator[ArchiveMember]:
@@ -212,14 +212,16 @@ def _scan_zip(data: ByteSource, where: str, holder: ArchiveFile, notes: ScanNote
         if is_archive_name(name):
             if member.is_deflated or member.problem:
                 notes.problems.append(
-                    ScanProblem(holder.path + b"/" + name, "a compressed archive within an archive, which is not read")
+                    ScanProblem(
+                        holder.path + b"/" + name, "a compressed archive within an archive, which is not read", is_damaged=True
+                    )
                 )
             else:
                 extent = (member.offset, member.nbytes)
                 yield from _nested(data, extent, (where, name), holder, notes, is_deep=False, start=0)
             continue
-        packing = deflated(member.stored_nbytes, member.crc32) if member.is_deflated else summed_crc32(member.crc32)
-        yield ArchiveMember(name, holder.origin(member.offset, member.nbytes, packing), problem)
+        codec = deflated(member.nbytes, member.crc32) if member.is_deflated else summed_crc32(member.crc32)
+        yield ArchiveMember(name, holder.origin(member.offset, member.stored_nbytes, codec), problem)
 
 
 def _cleaned(prefix: bytes, name: bytes) -> tuple[bytes, str | None]:

@@ -7,11 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from converters.sources.fields import Choices
-from converters.writers import IMAGE_FIELD, LABEL_FIELD
-from datapipe.codecs.field_values import FieldKind, FieldSpec
+from datapipe.codecs.field_values import IMAGE_FIELD, LABEL_FIELD, FieldKind, FieldSpec
 from datapipe.containers.field_names import field_name, is_mask_name
 from datapipe.containers.listing import is_image_name
+from datapipe.containers.source_fields import Choices
 from datapipe.errors import OptionError
 
 # If several columns hold images, the first of these names is the image.

@@ -13,16 +13,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from converters.options import ClassFrom, ConvertOptions
-from converters.sources import ListedSample, Origin, SourceFacts, Workspace, divide, join, lmdb_listing
-from converters.sources.class_folders import refuse_field_choices
-from converters.sources.fields import FolderLabels
-from converters.sources.lmdb_listing import CUT_OFF, NO_DATABASE, NO_LIBRARY, RECORD
-from converters.writers import IMAGE_FIELD
+from datapipe.codecs.field_values import IMAGE_FIELD
 from datapipe.codecs.probe import encoding_of
-from datapipe.containers.listing import ScanNotes
+from datapipe.containers.file_tree import refuse_field_choices
+from datapipe.containers.form import ClassFrom, Form, on_disk
+from datapipe.containers.lmdb import listing
+from datapipe.containers.lmdb.listing import CUT_OFF, NO_DATABASE, NO_LIBRARY, RECORD
+from datapipe.containers.source_fields import FolderLabels
 from datapipe.core import regular_files
 from datapipe.errors import DependencyError, FormatError, MissingDataError, OptionError
+from datapipe.index.listed import ListedSample, Origin, ScanNotes, SourceFacts, Workspace, divide, join
+from datapipe.stores.location import Place
 
 DATA_NAME = "data.mdb"
 _HEAD_NBYTES = 256
@@ -31,17 +32,17 @@ _HEAD_NBYTES = 256
 class LmdbSource:
     """The entries of a database, or of the databases of a folder."""
 
-    def __init__(self, options: ConvertOptions) -> None:
+    def __init__(self, place: Place, form: Form) -> None:
         """Raises MissingDataError if there is no database, OptionError for choices that are not possible."""
-        refuse_field_choices(options)
-        source = options.local_source
+        refuse_field_choices(form)
+        source = on_disk(place, form)
         self.root, self._names = _databases(source)
         has_classes = len(self._names) > 1 or self._names[0].count("/") > 0
         allowed = (ClassFrom.NONE, *((ClassFrom.FOLDER,) if has_classes else ()))
-        if options.class_from is not None and options.class_from not in allowed:
-            raise OptionError(f"--class-from {options.class_from.value}: of {source}, at most the database names a class")
-        class_from = (options.class_from or ClassFrom.FOLDER) if has_classes else ClassFrom.NONE
-        self._labels = FolderLabels(options, class_from, no_folder="")  # every database lies in one
+        if form.class_from is not None and form.class_from not in allowed:
+            raise OptionError(f"--class-from {form.class_from.value}: of {source}, at most the database names a class")
+        class_from = (form.class_from or ClassFrom.FOLDER) if has_classes else ClassFrom.NONE
+        self._labels = FolderLabels(form, class_from, no_folder="")  # every database lies in one
 
     def scan(self, notes: ScanNotes, space: Workspace) -> Iterator[ListedSample]:
         place = 0
@@ -86,7 +87,7 @@ def _entries(path: Path) -> Iterator[tuple[bytes, int, int]]:
     """Yield (key, offset, bytes) of every entry, as a process of its own lists them. Raises FormatError or DependencyError."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
     # As a script: the module is found without importing the rest of the package. -P: what lies next to it shadows nothing.
-    command = [sys.executable, "-P", os.path.abspath(lmdb_listing.__file__), os.fspath(path.absolute())]
+    command = [sys.executable, "-P", os.path.abspath(listing.__file__), os.fspath(path.absolute())]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd="/", env=environment) as process:
         assert process.stdout is not None
         assert process.stderr is not None
@@ -130,6 +131,6 @@ def _refuse_other_values(path: Path, key: bytes, head: bytes) -> None:
         )
 
 
-def open_source(options: ConvertOptions) -> LmdbSource:
+def open_source(place: Place, form: Form) -> LmdbSource:
     """Open the source; see `LmdbSource`."""
-    return LmdbSource(options)
+    return LmdbSource(place, form)

@@ -1,0 +1,149 @@
+"""How a path is read: its form, and what its names do not say."""
+
+from __future__ import annotations
+
+import enum
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from datapipe.containers.forms import AUTO, FIELD_KINDS, FORMS
+from datapipe.core.checks import path_name
+from datapipe.errors import DatapipeError, OptionError
+from datapipe.stores.location import Location, Place
+
+_Error = TypeVar("_Error", bound=DatapipeError)
+
+
+class ClassFrom(enum.Enum):
+    """The part of a file's path that names its class."""
+
+    FOLDER = "folder"  # the top-level folder of the source that contains it, at any depth, as in torchvision's ImageFolder
+    PARENT = "parent"  # the name of the folder that contains it
+    PATH = "path"  # the path of that folder, relative to the source
+    NONE = "none"  # nothing: there are no labels
+
+
+@dataclass(frozen=True, slots=True)
+class FieldChoice:
+    """The user's choice of a kind for one column, suffix or annotation of the source."""
+
+    name: str  # its name in the source
+    kind: str  # one of FIELD_KINDS
+
+    @classmethod
+    def parse(cls, text: str) -> FieldChoice:
+        name, equals, kind = text.rpartition("=")
+        if not equals or not name or kind not in FIELD_KINDS:
+            raise OptionError(
+                f"--field {text!r} is not NAME=KIND with a kind of: {', '.join(FIELD_KINDS)}; such as --field age=int"
+            )
+        return cls(name, kind)
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.kind}"
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How a path is read as samples: its form, and what its names do not say.
+
+    `name`: one of FORMS; "auto" recognises it. `root`: where the file names in a manifest or COCO file start; None: its own
+    folder. `fields`: kinds by the name of a column, suffix or annotation, such as `{"age": "int", "notes": "none"}`; kinds are
+    those of `datapipe convert --field`. `class_from`: what names the class of a file, "folder", "parent", "path" or "none";
+    None: the folder, or nothing for pairs. `class_map`: a file of labels, JSON `{"class": index}` or lines `class index`.
+
+    Raises OptionError for names and kinds that are not known.
+    """
+
+    name: str = AUTO
+    root: Path | None = None
+    fields: tuple[FieldChoice, ...] = ()
+    class_from: ClassFrom | None = None
+    class_map: Path | None = None
+
+    def __init__(
+        self,
+        name: str = AUTO,
+        *,
+        root: str | os.PathLike[str] | None = None,
+        fields: Mapping[str, str] | tuple[FieldChoice, ...] = (),
+        class_from: str | ClassFrom | None = None,
+        class_map: str | os.PathLike[str] | None = None,
+    ) -> None:
+        if name not in FORMS and name != AUTO:
+            raise OptionError(f"form {name!r:.40} is not known; choose one of: {', '.join((AUTO, *FORMS))}")
+        put = object.__setattr__
+        put(self, "name", name)
+        put(self, "root", _path(root, "root"))
+        put(self, "fields", _choices(fields))
+        put(self, "class_from", _class_from(class_from))
+        put(self, "class_map", _path(class_map, "class_map"))
+
+    def named(self, name: str) -> Form:
+        """Return the same form by another name."""
+        return Form(name, root=self.root, fields=self.fields, class_from=self.class_from, class_map=self.class_map)
+
+    @staticmethod
+    def of(form: Any) -> Form:
+        """Return a form that a user passed: one, its name, or None for one that is to be recognised."""
+        if isinstance(form, Form):
+            return form
+        if form is None or isinstance(form, str):
+            return Form(form or AUTO)
+        raise OptionError(f"form is {form!r:.60}; pass a name, such as 'pairs', or a datapipe.Form")
+
+
+def _path(value: str | os.PathLike[str] | None, what: str) -> Path | None:
+    return None if value is None else Path(path_name(value, what))
+
+
+def _choices(fields: Mapping[str, str] | tuple[FieldChoice, ...]) -> tuple[FieldChoice, ...]:
+    if isinstance(fields, tuple):
+        return fields
+    if not isinstance(fields, Mapping):
+        raise OptionError(f"fields is {fields!r:.60}; pass kinds by name, such as {{'age': 'int'}}")
+    for name, kind in fields.items():
+        if not isinstance(name, str) or kind not in FIELD_KINDS:
+            raise OptionError(f"fields: {name!r:.40} is {kind!r:.40}; a kind is one of: {', '.join(FIELD_KINDS)}")
+    return tuple(FieldChoice(name, kind) for name, kind in fields.items())
+
+
+def _class_from(value: str | ClassFrom | None) -> ClassFrom | None:
+    try:
+        return None if value is None else ClassFrom(value)
+    except ValueError as exc:
+        raise OptionError(f"class_from is {value!r:.40}; pass one of: {', '.join(one.value for one in ClassFrom)}") from exc
+
+
+def on_disk(place: Place, form: Form) -> Path:
+    """Return the path of a source whose form is read from disks alone. Raises OptionError for one in a store."""
+    if isinstance(place, Location):
+        stored = ", ".join(name for name, facts in FORMS.items() if facts.in_stores)
+        raise OptionError(f"{place}: --from {form.name} is not read from stores ({stored} are); copy it to a disk")
+    return place
+
+
+_OPTIONS = (  # of `datapipe convert`, and what they are in Python
+    (re.compile(rf"--from ({'|'.join(FORMS)})\b"), r"form='\1'"),
+    (re.compile(r"--class-from ([a-z]+)"), r"class_from='\1'"),
+    (re.compile(r"--field ([^ ,;=]+)=([a-z-]+)"), r"fields={'\1': '\2'}"),
+    (re.compile(r"--(root|class-map) ([^ ,;]+)"), r"\1=\2"),
+    (re.compile(r"--from\b"), "form="),
+    (re.compile(r"--field\b"), "fields="),
+    (re.compile(r"--(root|class-from|class-map)\b"), r"\1="),
+)
+
+
+def in_python(exc: _Error) -> _Error:
+    """Return the error with the options of the command line that it names as those of `Form`."""
+    text = str(exc)
+    for option, written in _OPTIONS:
+        text = option.sub(written, text)
+    if text == str(exc):
+        return exc
+    text = text.replace("class-map=", "class_map=").replace("class-from=", "class_from=")
+    return type(exc)(f"{text} (datapipe.Images takes a datapipe.Form with these arguments as form=)")

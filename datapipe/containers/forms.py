@@ -1,0 +1,146 @@
+"""The forms of data: what a path may hold, each with the modules that know it. Adding a form is a module, and a line in FORMS.
+
+A form whose files are shards has a module with `index_shard(path)`, which says where the fields of the samples in one file lie;
+the samples are those of its files, in the order of the files' names. Any other form has a module with
+`open_source(place, form) -> Source` (`index/listed`), whose scan lists the samples of a place. Both are loaded and converted.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+IMAGES = "images"
+AUTO = "auto"  # the name of a form that is to be recognised
+FIELD_KINDS = (
+    "image", "mask", "boxes", "text", "json", "array", "bytes", "label", "int", "float", "text-file", "json-file", "none",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormFacts:
+    """What is known of a form before anything of it is opened."""
+
+    title: str  # "an image folder"
+    source: str = ""  # module of `open_source`; "" for shards, whose samples are those of their index
+    shards: str = ""  # module of `index_shard`
+    files: re.Pattern[str] | None = None  # the names of its files
+    rows: str = ""  # module that reads row groups by `read_rows`, and names the errors by which it finds DAMAGE
+    kind: str = IMAGES  # the kind of data that it holds, of `kinds/registry`
+    in_stores: bool = False  # is converted from object stores, too
+    help: str = ""  # a line for `datapipe convert --help`
+    examples: tuple[str, ...] = ()  # of commands: SRC, DST and options
+    about: tuple[str, str, str, str] = ("", "", "", "")  # what SRC is; what a sample is; its fields; what ids follow
+
+
+FORMS: dict[str, FormFacts] = {
+    "image-folder": FormFacts(
+        title="an image folder",
+        help="a folder per class; deeper or without classes on request",
+        examples=("photos/train shards/train --to webdataset", "scans shards/scans --to webdataset --class-from none"),
+        about=("a folder", "an image file", "`image`, `label`", "class, folder, name"),
+        source="datapipe.containers.file_tree",
+        in_stores=True,
+    ),
+    "manifest": FormFacts(
+        title="a manifest",
+        help="a .csv, .tsv or .jsonl that lists files, labels and other values",
+        examples=("list.csv shards/list --to webdataset --root photos",),
+        about=("a `.csv`, `.tsv` or `.jsonl`", "a row", "by column", "the rows"),
+        source="datapipe.containers.lists",
+        files=re.compile(r".+\.(csv|tsv|jsonl|ndjson)"),
+    ),
+    "pairs": FormFacts(
+        title="files paired by name",
+        help="files of one name, as imgs/ and masks/, or a.jpg next to a.txt",
+        examples=("roads shards/roads --to webdataset --from pairs",),
+        about=("a folder", "the files of one stem", "by folder or suffix", "folder, stem"),
+        source="datapipe.containers.pairs",
+    ),
+    "coco": FormFacts(
+        title="COCO annotations",
+        help="COCO's annotation file, with the folder of its images",
+        examples=("instances.json shards/coco --to webdataset --root val2017",),
+        about=("COCO's annotation file", "an image it lists", "`image`, `boxes`, `image_id`", "the ids of the images"),
+        source="datapipe.containers.coco",
+    ),
+    "tar": FormFacts(
+        title="WebDataset tars",
+        help="WebDataset tars, repacked with all their members",
+        examples=("old-shards shards/new --to hdf5",),
+        about=("a tar, or a folder of them", "the members of one key", "by suffix", "tar by name, then its order"),
+        source="datapipe.containers.tar.source",
+        shards="datapipe.containers.tar.scanner",
+        files=re.compile(r".+\.tar"),
+        in_stores=True,
+    ),
+    "npy": FormFacts(
+        title="a folder of arrays",
+        help=".npy files",
+        examples=("arrays shards/arrays --to tfrecord --class-from none",),
+        about=("a folder", "a `.npy` file", "`array`, `label`", "class, folder, name"),
+        source="datapipe.containers.file_tree",
+        in_stores=True,
+    ),
+    "archive": FormFacts(
+        title="images in archives",
+        help="images in a zip, a tar (.tar.gz, .tar.zst, ...), a tar of tars, or class tars",
+        examples=("ILSVRC2012_img_train.tar shards/train --to webdataset", "photos.zip/train shards/train --to webdataset"),
+        about=("a zip, a tar, a folder of class tars", "an image in it", "`image`, `label`", "folder, name"),
+        source="datapipe.containers.archives.source",
+        files=re.compile(r".+\.zip", re.IGNORECASE),
+        in_stores=True,
+    ),
+    "lmdb": FormFacts(
+        title="LMDB databases of images",
+        help="a database whose values are images, as LSUN's",
+        examples=("bedroom_train_lmdb shards/bedroom --to webdataset",),
+        about=("a database, or a folder of them", "an entry", "`image`, `label`", "database, key"),
+        source="datapipe.containers.lmdb",
+        files=re.compile(r".+\.(mdb|lmdb)"),
+    ),
+    "parquet": FormFacts(
+        title="Parquet files",
+        help="files whose rows are samples",
+        examples=("'hub/train-*.parquet' shards/train --to webdataset",),
+        about=("a file, a folder or a pattern of them", "a row", "as the loader has them", "the files by name, then their rows"),
+        shards="datapipe.containers.parquet.scanner",
+        rows="datapipe.containers.parquet.rows",
+        files=re.compile(r".+\.parquet"),
+        in_stores=True,
+    ),
+    "hdf5": FormFacts(
+        title="HDF5 files",
+        help="files whose datasets have a row for each sample",
+        examples=("train.h5 shards/train --to webdataset",),
+        about=("a file, a folder or a pattern of them", "a row", "as the loader has them", "the files by name, then their rows"),
+        shards="datapipe.containers.hdf5.scanner",
+        rows="datapipe.containers.hdf5.rows",
+        files=re.compile(r".+\.(h5|hdf5|he5)"),
+    ),
+    "tfrecord": FormFacts(
+        title="TFRecord files",
+        help="files of tf.train.Example",
+        examples=("'train-*.tfrecord' shards/train --to webdataset",),
+        about=("a file, a folder or a pattern of them", "an example", "as the loader has them", "the files by name, then order"),
+        shards="datapipe.containers.tfrecord.scanner",
+        # `x.tfrecord`, `x.tfrecords`, `x.tfrecord.gz` (refused, with the reason), TFDS's `x.tfrecord-00000-of-00010`, and the
+        # `train-00000-of-01024` of TensorFlow's own scripts
+        files=re.compile(r".+\.tfrecords?([.-].*)?|.+-\d{5}-of-\d{5}"),
+    ),
+    "arrow": FormFacts(
+        title="Arrow files",
+        help="files whose rows are samples, as Hugging Face's datasets saves them",
+        examples=("saved/train shards/train --to webdataset",),
+        about=("a file, a folder or a pattern of them", "a row", "as the loader has them", "the files by name, then their rows"),
+        shards="datapipe.containers.arrow",
+        files=re.compile(r"(?!.+\.index\.).+\.arrow"),
+    ),
+    "dataset": FormFacts(
+        title="a converted dataset",
+        help="a set that convert made, to be stored otherwise",
+        examples=("shards/train small --to webdataset --resize shorter:256",),
+        about=("a set that `convert` made", "a sample of it", "those of the set", "the ids of the set"),
+        in_stores=True,
+    ),
+}  # fmt: skip

@@ -1,0 +1,281 @@
+"""Make the index of a place whose form lists its samples: folders, archives, lists of files, databases.
+
+The samples are sorted on disk, so memory does not grow with their number. Values that lie in no file as they are, such as the
+cells of a list, are written next to the index. What cannot be read, as far as the listing shows it, stays in the index with the
+reason: it is a bad sample when it is read.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import json
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from crc32c import crc32c
+
+from datapipe.codecs.field_values import LABEL_FIELD, NO_LABEL, FieldKind, FieldSpec, encode_value
+from datapipe.codecs.stored import PLAIN, absent, why_absent
+from datapipe.containers.foreign import cached_home, progress
+from datapipe.containers.form import Form
+from datapipe.containers.forms import FORMS
+from datapipe.containers.listing import told_of_loops
+from datapipe.core import atomic
+from datapipe.core.database import open_scratch
+from datapipe.core.printable import counted, get_logger
+from datapipe.errors import DecodeError, FormatError, MissingDataError, StorageError
+from datapipe.index.listed import ListedSample, ScanNotes, Source, SourceFacts, Workspace, join, missing_fields
+from datapipe.index.manifest import Manifest, ShardInfo, write_manifest
+from datapipe.index.sidecar import SIDECAR_SUFFIX, FieldExtent, SidecarRows, write_sidecar
+
+ROWS_PER_SIDECAR = 1 << 16
+_MAX_SHOWN = 3  # samples in a warning
+_SAMPLES = "CREATE TABLE samples (place INTEGER, directory BLOB, name BLOB, label INTEGER, nbytes INTEGER, rest TEXT)"
+_VALUES_SUFFIX = ".values"
+_CONTAINERS = {"image-folder": "folder"}  # the name of a form in manifests, where it is another one
+
+logger = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignPlace:
+    """A place of a form that lists its samples."""
+
+    place: Path  # absolute
+    form: Form  # known
+
+    names = None  # its shards are parts of the listing
+
+    @property
+    def where(self) -> str:
+        return str(self.place)
+
+    def root(self, stamp: dict[str, Any]) -> Path:
+        return Path(stamp["root"])
+
+    @property
+    def container(self) -> str:
+        return _CONTAINERS.get(self.form.name, self.form.name)
+
+    def homes(self) -> list[Path]:
+        """Return the one in the user's cache: in the place itself, a directory would count as a class."""
+        form = self.form
+        how = [form.fields and [str(choice) for choice in form.fields], form.class_from and form.class_from.value]
+        paths = [path and os.path.realpath(path) for path in (form.root, form.class_map)]
+        chosen = json.dumps([*how, *paths]) if any((*how, *paths)) else ""
+        return [cached_home(self.container, self.place, *([chosen] if chosen else []))]
+
+    def is_as_stamped(self, stamp: dict[str, Any]) -> bool:
+        """Return True if the files and directories that decided about the listing are as they were."""
+        files, directories = stamp.get("files"), stamp.get("directories")
+        if not isinstance(files, dict) or not isinstance(directories, dict) or "root" not in stamp:
+            return False
+        root = str(stamp["root"])
+        return all(_file_stamp(root, name) == value for name, value in files.items()) and all(
+            _directory_stamp(root, name) == value for name, value in directories.items()
+        )
+
+    def make_index(self, home: Path) -> dict[str, Any]:
+        source, notes = self._source(), ScanNotes()
+        root = str(source.root)
+        stamp = _Stamp(root, [self.place, *filter(None, (self.form.class_map,))])
+        with open_scratch(home, "listing") as connection:
+            connection.execute(_SAMPLES)
+            samples = progress(source.scan(notes, Workspace(home, None)), self.where, total=None, unit="sample")
+            connection.executemany("INSERT INTO samples VALUES (?, ?, ?, ?, ?, ?)", map(_row, stamp.seen(samples)))
+            facts = source.facts()
+            self._refuse_unlisted(notes, facts, connection)
+            rows = connection.execute("SELECT directory, name, label, nbytes, rest FROM samples ORDER BY place, directory, name")
+            manifest = self._write_parts(home, facts, rows)
+        write_manifest(home, manifest)
+        for warning in facts.warnings:
+            logger.warning("%s: %s", self.where, warning)
+        if notes.loops:
+            logger.warning("%s: %s", self.where, told_of_loops(sorted(map(os.fsdecode, notes.loops))))
+        return stamp.to_json(notes)
+
+    def _write_parts(self, home: Path, facts: SourceFacts, rows: Iterator[tuple[Any, ...]]) -> Manifest:
+        """Write the sidecars of the sorted samples, and the files of their values; return the manifest, which is not written."""
+        shards: list[ShardInfo] = []
+        absent_ones: list[str] = []
+        first = num_absent = 0
+        while some := list(itertools.islice(rows, ROWS_PER_SIDECAR)):
+            name = f"part-{len(shards):05d}"
+            with atomic.atomic_writer(home / (name + _VALUES_SUFFIX)) as file:
+                part = _Part(facts, file, name + _VALUES_SUFFIX, first)
+                for row in some:
+                    part.add(_read(*row))
+            digest = write_sidecar(home / (name + SIDECAR_SUFFIX), part.rows, name)
+            shards.append(ShardInfo(name, len(some), part.nbytes, first, len(some), index_sha256=digest))
+            first += len(some)
+            num_absent += part.num_absent
+            absent_ones += part.absent_ones
+        if num_absent:
+            shown = "; ".join(absent_ones[:_MAX_SHOWN]) + ("; ..." if num_absent > _MAX_SHOWN else "")
+            logger.warning(
+                "%s: %d of %s cannot be read, which on_error= decides about: %s",
+                self.where,
+                num_absent,
+                counted(first, "sample"),
+                shown,
+            )
+        classes = facts.classes
+        return Manifest(
+            container=self.container,
+            fields=facts.fields,
+            shards=tuple(shards),
+            classes=classes,
+            class_to_idx=None if classes is None else {name: number for number, name in enumerate(classes)},
+            is_listing=True,
+        )
+
+    def _source(self) -> Source:
+        source: Source = importlib.import_module(FORMS[self.form.name].source).open_source(self.place, self.form)
+        return source
+
+    def _refuse_unlisted(self, notes: ScanNotes, facts: SourceFacts, connection: sqlite3.Connection) -> None:
+        if notes.problems:
+            problem = notes.problems[0]
+            where = (
+                self.where if os.fsencode(self.place.name) == problem.source else f"{self.where}: {os.fsdecode(problem.source)}"
+            )
+            raise (FormatError if problem.is_damaged else StorageError)(f"{where}: {problem.reason}")
+        if connection.execute("SELECT 1 FROM samples LIMIT 1").fetchone() is None:
+            raise MissingDataError(f"{self.where}: {facts.nothing} ({notes.num_ignored} other files); {facts.remedy}")
+
+
+class _Stamp:
+    """The files and directories that decide about a listing, collected while it is made."""
+
+    def __init__(self, root: str, paths: Iterable[Path]) -> None:
+        self._root = root
+        self._files = {os.path.abspath(path): _file_stamp(root, os.path.abspath(path)) for path in paths if path.is_file()}
+        self._directories: set[bytes] = set()
+
+    def seen(self, samples: Iterable[ListedSample]) -> Iterator[ListedSample]:
+        """Pass the samples on, and record where they lie."""
+        last: bytes | None = None
+        for sample in samples:
+            for origin in sample.origins.values():
+                if origin.is_whole:
+                    self._directories.add(os.path.dirname(origin.path))
+                elif origin.path != last:
+                    last = origin.path
+                    self._files[os.fsdecode(last)] = [origin.file_nbytes, origin.mtime_ns]
+            yield sample
+
+    def to_json(self, notes: ScanNotes) -> dict[str, Any]:
+        directories: dict[str, int | None] = {os.fsdecode(name): mtime_ns for name, mtime_ns in notes.directories.items()}
+        others = {os.fsdecode(name) or "." for name in self._directories} - directories.keys()
+        directories |= {name: _directory_stamp(self._root, name) for name in sorted(others | {"."})}
+        return {"root": self._root, "files": self._files, "directories": directories}
+
+
+def _file_stamp(root: str, name: str) -> list[int] | None:
+    try:
+        status = os.stat(os.path.join(root, name))
+    except (OSError, ValueError):  # a name that no file can have
+        return None
+    return [status.st_size, status.st_mtime_ns]
+
+
+def _directory_stamp(root: str, name: str) -> int | None:
+    try:
+        return os.stat(os.path.join(root, name)).st_mtime_ns
+    except (OSError, ValueError):
+        return None
+
+
+# -- samples as rows --------------------------------------------------------------------------------
+
+
+def _row(sample: ListedSample) -> tuple[object, ...]:
+    """Return a sample as a row; `rest` is only needed for one that is not a whole file of its own name."""
+    origins, rest = sample.origins, None
+    nbytes = 0
+    if len(origins) == 1 and not sample.values and sample.size is None and sample.problem is None:
+        ((name, origin),) = origins.items()
+        if origin.is_whole and origin.path == sample.source:
+            return sample.place, sample.directory, sample.name, sample.label, origin.nbytes, name
+    where = {name: (os.fsdecode(one.path), one.offset, one.nbytes, one.codec, one.is_whole) for name, one in origins.items()}
+    rest = json.dumps([where, dict(sample.values), sample.size, sample.problem])
+    return sample.place, sample.directory, sample.name, sample.label, nbytes, rest
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A sample read back from its row."""
+
+    key: bytes
+    label: int
+    where: Mapping[str, tuple[bytes, int, int, str, bool]]  # by field: path, offset, bytes, codec, and whether it is a whole file
+    values: Mapping[str, str]
+    size: tuple[int, int]
+    problem: str | None
+
+
+def _read(directory: bytes, name: bytes, label: int, nbytes: int, rest: str) -> _Read:
+    key = join(directory, name)
+    if not rest.startswith("["):
+        return _Read(key, label, {rest: (key, 0, nbytes, PLAIN, True)}, {}, (0, 0), None)
+    where, values, size, problem = json.loads(rest)
+    places = {field: (os.fsencode(path), *place) for field, (path, *place) in where.items()}
+    return _Read(key, label, places, values, (0, 0) if size is None else (size[0], size[1]), problem)
+
+
+class _Part:
+    """The sidecar of some of the samples, and the file of their values, while they are written."""
+
+    def __init__(self, facts: SourceFacts, file: IO[bytes], file_name: str, first: int) -> None:
+        self.nbytes = 0  # of all fields
+        self.num_absent = 0  # samples some field of which cannot be read
+        self.absent_ones: list[str] = []  # the first of them, with the reason
+        self._facts = facts
+        self._file, self._file_name, self._position = file, file_name, 0
+        self._first = first
+        self._kinds = {spec.name: spec.kind for spec in facts.fields if spec != LABEL_FIELD}
+        self.rows = SidecarRows(tuple(self._kinds), classes=facts.classes)
+
+    def add(self, sample: _Read) -> None:
+        """Add the next sample."""
+        label = sample.label if self._facts.labels is None else self._facts.labels.get(sample.label, NO_LABEL)
+        problem = sample.problem
+        if problem is None and LABEL_FIELD in self._facts.fields and label < 0:
+            problem = missing_fields((LABEL_FIELD,), frozenset((*sample.where, *sample.values)), label)
+        extents = {name: self._extent(name, kind, sample, problem) for name, kind in self._kinds.items()}
+        self.nbytes += sum(extent.nbytes for extent in extents.values())
+        reason = next((why for extent in extents.values() if (why := why_absent(extent.codec)) is not None), None)
+        if reason is not None:
+            self.num_absent += 1
+            self.absent_ones += [] if len(self.absent_ones) > _MAX_SHOWN else [f"{os.fsdecode(sample.key)} ({reason})"]
+        number = self._first + len(self.rows)
+        self.rows.append(id=number, key=sample.key, source=sample.key, label=label, size=sample.size, extents=extents)
+
+    def _extent(self, name: str, kind: FieldKind, sample: _Read, problem: str | None) -> FieldExtent:
+        """Return where a field of a sample lies; a value of its own is written now."""
+        if problem is None and name in sample.values:
+            return self._written(name, kind, sample.values[name])
+        if problem is None and name not in sample.where:
+            spec = FieldSpec(name, kind)
+            problem = missing_fields((spec,), frozenset((*sample.where, *sample.values)), NO_LABEL)
+        if problem is not None:
+            return FieldExtent("", 0, 0, None, codec=absent(problem))
+        path, offset, nbytes, codec, is_whole = sample.where[name]
+        if not is_whole:
+            self.rows.ranges.add(name)
+        return FieldExtent("", offset, nbytes, None, path=b"" if path == sample.key else path, codec=codec)
+
+    def _written(self, name: str, kind: FieldKind, text: str) -> FieldExtent:
+        self.rows.values_file[name] = self._file_name
+        try:
+            data = encode_value(kind, text)
+        except DecodeError as exc:
+            return FieldExtent("", 0, 0, None, codec=absent(str(exc)))
+        self._file.write(data)
+        self._position += len(data)
+        return FieldExtent("", self._position - len(data), len(data), crc32c(data))

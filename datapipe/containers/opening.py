@@ -1,0 +1,140 @@
+"""Turn a path to samples into a `SampleIndex`. Code that uses the index does not depend on formats."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from pathlib import Path
+
+from datapipe.containers.archives.members import split_archive_path
+from datapipe.containers.archives.recognise import archive_of_file, archives_of_folder
+from datapipe.containers.foreign import ForeignShards, open_foreign
+from datapipe.containers.form import Form
+from datapipe.containers.formats import container_of, only_format, refuse_several_sets
+from datapipe.containers.forms import AUTO, FORMS
+from datapipe.containers.listed import ForeignPlace
+from datapipe.containers.recognise import recognise_form
+from datapipe.containers.remote_shards import named_shards, open_remote_shards, shards_under
+from datapipe.core.checks import path_name
+from datapipe.errors import FormatError, MissingDataError, OptionError
+from datapipe.index.manifest import MANIFEST_NAME, read_manifest, refuse_unfinished
+from datapipe.index.remote_set import open_set, read_manifest_text
+from datapipe.index.sample_index import SampleIndex
+from datapipe.index.tables import TABLE_NAME
+from datapipe.stores.location import is_url, parse_location
+
+
+def open_index(path: str | os.PathLike[str], form: Form | None = None) -> SampleIndex:
+    """Open the samples at `path`: a converted dataset, on disk or in an object store, or whatever `convert` reads.
+
+    `form`: how to read it; None to recognise that. Shards (WebDataset tars, TFRecord, HDF5, Parquet and Arrow files) are given as
+    a file, a directory or a glob pattern. Data that datapipe did not write is indexed on first use, which may take minutes for
+    millions of samples. Raises MissingDataError if the path does not exist, UnfinishedError for an unfinished dataset,
+    FormatError or OptionError if the contents are not recognised, or are not of that form.
+    """
+    text = path_name(path, "the path to the dataset")
+    if not text:
+        raise OptionError("the path to the dataset is empty")
+    form = Form() if form is None else form
+    if is_url(text):
+        if form.name != AUTO and not FORMS[form.name].shards:
+            raise OptionError(f"{text}: {form.name} is not read from stores by loaders; convert it, or copy it to a disk")
+        return _open_remote(text)
+    here = Path(text)
+    if here.is_dir() and form.name in (AUTO, "dataset"):
+        if (here / MANIFEST_NAME).exists():
+            return _converted(here)
+        refuse_unfinished(here)
+        if (here / TABLE_NAME).is_file():
+            raise FormatError(f"{text}: a converted table, which holds no samples; read it with datapipe.Table")
+    if form.name == AUTO or FORMS[form.name].shards:
+        shards = _shards_at(here, text, form)
+        if shards is not None:
+            return open_foreign(shards)
+    return open_foreign(ForeignPlace(here.absolute(), _recognised(here, text, form)))
+
+
+def _converted(here: Path) -> SampleIndex:
+    manifest = read_manifest(here)
+    if manifest.is_listing:  # an index of loose files, but no dataset: its paths may lead anywhere
+        raise FormatError(f"{here / MANIFEST_NAME}: of a folder, which no conversion writes; remove it to read the images")
+    return SampleIndex(manifest, data_directory=here, sidecar_directory=here)
+
+
+def _shards_at(here: Path, text: str, form: Form) -> ForeignShards | None:
+    """Return the shards that a path names; None if it names none, or tars that are archives of folders."""
+    if not here.exists() and glob.has_magic(text):
+        return _shards(sorted(Path(match) for match in glob.glob(text)), text)
+    if here.is_file():
+        if container_of(here.name) is None or (form.name == AUTO and archive_of_file(here) is not None):
+            return None
+        return _shards([here], text)
+    if not here.is_dir():
+        return None
+    shards = sorted(path for path in here.iterdir() if container_of(path.name) and not path.is_dir())
+    if form.name != AUTO:
+        shards = [path for path in shards if container_of(path.name) == form.name]
+    elif shards and all(path.suffix == ".tar" for path in shards):
+        names = [os.fsencode(path.name) for path in shards]
+        if list(archives_of_folder(here, names)) == ["archive"]:
+            return None
+    if not shards:
+        return None
+    refuse_several_sets([path.name for path in shards], text)
+    return _shards(shards, text)
+
+
+def _recognised(here: Path, text: str, form: Form) -> Form:
+    """Return the form with its name. Raises errors that say what else is there, or what to say."""
+    if not here.exists() and split_archive_path(here) is None:
+        raise MissingDataError(f"{text}: no such file or directory{_remedy(text)}")
+    if form.name == AUTO:
+        if here.is_dir():
+            sets = sorted(child.name for child in here.iterdir() if (child / MANIFEST_NAME).is_file())
+            if sets:
+                raise FormatError(f"{text}: holds the datasets {', '.join(sets)}; open one of them, e.g. {here / sets[0]}")
+        form = form.named(recognise_form(here, form.class_from, prefers_folders=True).form)
+    if not FORMS[form.name].source or FORMS[form.name].shards:
+        raise FormatError(f"{text}: no regular files of the form {form.name}; pass the form that it has, or none")
+    return form
+
+
+def _open_remote(text: str) -> SampleIndex:
+    """What a URL names: shards of others, or a prefix with a converted dataset or such shards in it."""
+    found = named_shards(text)
+    if found is not None:
+        return open_remote_shards(found)
+    location = parse_location(text)
+    manifest_text = read_manifest_text(location)
+    if manifest_text is None:
+        return open_remote_shards(shards_under(location))
+    manifest, remote = open_set(location, manifest_text)
+    return SampleIndex(manifest, data_directory=remote.copies, sidecar_directory=remote.copies, remote=remote)
+
+
+def _remedy(text: str) -> str:
+    """Return advice for notations of paths that other libraries have."""
+    if re.search(r"\{[^{}]*\.\.[^{}]*\}", text):
+        return f"; braces are not expanded: write a pattern, such as {re.sub(r'{[^{}]*}', '*', text)}"
+    return ""
+
+
+def _shards(paths: list[Path], text: str) -> ForeignShards:
+    """Check that these are shards of one format in one directory, and return them as a set."""
+    if not paths:
+        raise MissingDataError(f"{text}: no file matches")
+    for path in paths:
+        if container_of(path.name) is None or not path.is_file():
+            raise FormatError(
+                f"{path}: not a regular .tar, .tfrecord, .h5, .parquet or .arrow file; datapipe reads such shards, converted sets"
+                " and image folders"
+            )
+    names = tuple(path.name for path in paths)
+    container = only_format(names, text, pattern=f"{text}/*.tar")
+    directories = {path.absolute().parent for path in paths}
+    if len(directories) > 1:
+        raise FormatError(f"{text}: matches shards in {len(directories)} directories; open the shards of one directory at a time")
+    (directory,) = directories
+    refuse_unfinished(directory)
+    return ForeignShards(container, directory, names)

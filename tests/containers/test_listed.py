@@ -1,0 +1,314 @@
+"""What could only be converted is loaded where it is: archives, lists, pairs, COCO's annotations, databases, arrays."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pickle
+import shutil
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from fixtures import CLASSES, jpeg, listing, make_folder, npy
+
+import datapipe as dp
+from datapipe import transforms as T
+from datapipe.codecs.stored import absent, deflated
+from datapipe.containers import foreign
+from datapipe.containers.opening import open_index
+from datapipe.errors import DecodeError, FormatError, MissingDataError, OptionError
+from datapipe.fetch.local import LocalFiles
+from datapipe.index.sample_index import SampleIndex
+from datapipe.index.sidecar import SIDECAR_SUFFIX, FieldExtent, SidecarRows, write_sidecar
+
+NUM = 6
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    return make_folder(tmp_path / "own", num=NUM)
+
+
+def zipped(folder: Path, path: Path, method: int = zipfile.ZIP_STORED) -> Path:
+    with zipfile.ZipFile(path, "w", method) as archive:
+        for file in listing(folder):
+            archive.write(file, file.relative_to(folder))
+    return path
+
+
+def listed(folder: Path, path: Path) -> Path:
+    lines = [f"{file.relative_to(folder.parent)},{file.parent.name}" for file in listing(folder)]
+    path.write_text("\n".join(["path,label", *lines]))
+    return path
+
+
+def paired(folder: Path) -> Path:
+    for number in range(NUM):
+        for name, data in (
+            (f"imgs/{number}.jpg", jpeg(number)),
+            (f"masks/{number}.npy", npy(np.full((40, 48), number, np.uint8))),
+        ):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(data)
+    return folder
+
+
+MAKERS: dict[str, Callable[[Path, Path], Path]] = {
+    "zip": lambda folder, root: zipped(folder, root / "x.zip"),
+    "deflated zip": lambda folder, root: zipped(folder, root / "x.zip", zipfile.ZIP_DEFLATED),
+    "list": lambda folder, root: listed(folder, root / "list.csv"),
+    "folder": lambda folder, root: folder,
+}
+
+
+def batches(data: Any, **options: Any) -> list[Any]:
+    return list(dp.DataLoader(data, 4, **{"shuffle": True, "seed": 1, "transform": [T.RandomResizedCrop(16)], **options}))
+
+
+@pytest.mark.parametrize("num_workers", [0, 3])
+@pytest.mark.parametrize("name", MAKERS)
+def test_the_same_batches_as_of_the_folder(own: Path, tmp_path: Path, name: str, num_workers: int) -> None:
+    path = MAKERS[name](own, tmp_path)
+    found = batches(path, num_workers=num_workers)
+    for one, other in zip(found, batches(own), strict=True):
+        assert torch.equal(one[0], other[0])
+        assert torch.equal(one[1], other[1])
+    assert dp.Images(path).classes == list(CLASSES)
+
+
+def test_all_fields_come_in_batches(tmp_path: Path) -> None:
+    """The ids are those of a conversion, and a loader and a dataset pickle."""
+    loader = dp.DataLoader(paired(tmp_path / "pairs"), 3)
+    image, mask = pickle.loads(pickle.dumps(next(iter(loader))))
+    assert image.shape == (3, 3, 40, 48)
+    assert [int(one.unique()) for one in mask] == [0, 1, 2]
+    again = pickle.loads(pickle.dumps(dp.Images(tmp_path / "pairs", fields=["mask"])))
+    assert int(again[5][0].unique()) == 5
+
+
+def test_values_of_a_list_come_in_batches(tmp_path: Path) -> None:
+    rows = [{"file": f"{number}.jpg", "label": number % 2, "caption": f"n° {number}", "tags": [number]} for number in range(NUM)]
+    for number in range(NUM):
+        (tmp_path / f"{number}.jpg").write_bytes(jpeg(number))
+    (tmp_path / "list.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    image, label, caption, tags = next(iter(dp.DataLoader(tmp_path / "list.jsonl", NUM)))
+    assert image.shape == (NUM, 3, 40, 48)
+    assert caption == [row["caption"] for row in rows]
+    assert tags == [row["tags"] for row in rows]
+    assert label.tolist() == [row["label"] for row in rows]
+
+
+def test_the_index_is_made_once(own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = [make(own, tmp_path / name) for name, make in MAKERS.items() if (tmp_path / name).mkdir() is None and name != "list"]
+    made = [open_index(path).sidecar_directory for path in paths]
+    assert len(set(made)) == len(paths)
+    monkeypatch.setattr(foreign, "_make_index", lambda *_: pytest.fail("indexed again"))
+    assert [open_index(path).sidecar_directory for path in paths] == made
+
+
+def replace_zip(root: Path) -> Path:
+    path = zipped(make_folder(root / "a", num=NUM), root / "x.zip")
+    open_index(path)
+    return zipped(make_folder(root / "b", num=NUM + 1), path)
+
+
+def add_a_pair(root: Path) -> Path:
+    path = paired(root / "pairs")
+    open_index(path)
+    shutil.copy(path / "imgs" / "0.jpg", path / "imgs" / "9.jpg")
+    shutil.copy(path / "masks" / "0.npy", path / "masks" / "9.npy")
+    return path
+
+
+def add_a_line(root: Path) -> Path:
+    folder = make_folder(root / "own", num=NUM)
+    path = listed(folder, root / "list.csv")
+    open_index(path)
+    with path.open("a") as file:
+        file.write("\nown/ant/0000.jpg,ant")
+    return path
+
+
+def bring_a_missing_file(root: Path) -> Path:
+    folder = make_folder(root / "own", num=NUM)
+    path = listed(folder, root / "list.csv")
+    with path.open("a") as file:
+        file.write("\nown/ant/new.jpg,ant")
+    index = open_index(path)
+    with pytest.raises(DecodeError, match=r"line 8: 'path' is 'own/ant/new\.jpg': no such file"):
+        LocalFiles().read(index.look_up(np.array([NUM]), "image").extents, 0)
+    (folder / "ant" / "new.jpg").write_bytes(jpeg(1))
+    return path
+
+
+@pytest.mark.parametrize("change", [replace_zip, add_a_pair, add_a_line, bring_a_missing_file])
+def test_changes_are_seen(tmp_path: Path, change: Callable[[Path], Path]) -> None:
+    index = open_index(change(tmp_path))
+    assert len(index) == NUM + 1
+    assert LocalFiles().read(index.look_up(np.array([NUM]), "image").extents, 0)
+
+
+# -- bad samples ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip", "replace"])
+def test_what_the_listing_shows_to_be_bad_is_a_bad_sample(own: Path, tmp_path: Path, on_error: str) -> None:
+    path = listed(own, tmp_path / "list.csv")
+    path.write_text(path.read_text().replace("own/ant/0000.jpg,", "own/ant/gone.jpg,"))
+    loader = dp.DataLoader(path, NUM, on_error=on_error, transform=[T.Resize((8, 8))])
+    if on_error == "raise":
+        with pytest.raises(DecodeError, match=r"gone\.jpg: sample 0: line 2: 'path' is 'own/ant/gone\.jpg': no such file"):
+            list(loader)
+    else:
+        assert len(next(iter(loader))[0]) == NUM - (on_error == "skip")
+        assert [(bad.id, "no such file" in bad.reason) for bad in loader.bad_samples] == [(0, True)]
+
+
+def test_a_field_that_some_lack_is_bad_where_it_is_asked_for(tmp_path: Path) -> None:
+    path = paired(tmp_path / "pairs")
+    (path / "masks" / "2.npy").unlink()
+    assert len(next(iter(dp.DataLoader(dp.Images(path, fields=["image"]), NUM)))[0]) == NUM
+    with pytest.raises(DecodeError, match=r"2\.jpg: sample 2: has no mask \(has: image\), which others have"):
+        list(dp.DataLoader(path, NUM))
+
+
+def test_a_damaged_member_is_named(own: Path, tmp_path: Path) -> None:
+    path = zipped(own, tmp_path / "x.zip")
+    data = bytearray(path.read_bytes())
+    place = data.index(listing(own)[2].read_bytes()) + 300
+    data[place] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(DecodeError, match=r"x\.zip: sample 2 \(ant/0004\.jpg\): its bytes have the checksum [0-9a-f]{8}, expected [0-9a-f]{8}: damaged"):
+        batches(path, shuffle=False)
+
+
+# -- refusals -------------------------------------------------------------------------------------
+
+
+def test_a_compressed_tar_names_the_conversion(tmp_path: Path) -> None:
+    shutil.make_archive(str(tmp_path / "my photos"), "gztar", make_folder(tmp_path / "own", num=3))
+    with pytest.raises(
+        FormatError, match=r"cannot be read one by one; convert it first: datapipe convert '.*my photos\.tar\.gz' DST"
+    ):
+        open_index(tmp_path / "my photos.tar.gz")
+
+
+def test_archives_that_are_no_archives(tmp_path: Path) -> None:
+    (tmp_path / "x.zip").write_bytes(b"PK" + bytes(100))
+    with pytest.raises(FormatError, match=r"x\.zip: not a zip, or cut off"):
+        open_index(tmp_path / "x.zip")
+
+
+@pytest.mark.parametrize(("make", "said"), [
+    (lambda: dp.Form("photo"), "form 'photo' is not known; choose one of: auto, image-folder"),
+    (lambda: dp.Form("manifest", fields={"a": "number"}), "'a' is 'number'; a kind is one of: image, mask"),
+    (lambda: dp.Form("manifest", fields=["a"]), "pass kinds by name"),  # type: ignore[arg-type]
+    (lambda: dp.Form(class_from="top"), "class_from is 'top'; pass one of: folder, parent, path, none"),
+    (lambda: dp.Form(root=3), "root is 3"),  # type: ignore[arg-type]
+    (lambda: dp.Images("x", form=3), r"form is 3; pass a name, such as 'pairs', or a datapipe\.Form"),  # type: ignore[arg-type]
+    (lambda: dp.Images("s3://bucket/x", form="coco"), "coco is not read from stores by loaders"),
+    (lambda: dp.Images(torch.utils.data.TensorDataset(), form="coco"), "says how a path is read"),
+])  # fmt: skip
+def test_wrong_forms_are_refused(make: Callable[[], object], said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        make()
+
+
+def test_errors_name_arguments_of_python(own: Path, tmp_path: Path) -> None:
+    (tmp_path / "lists").mkdir()
+    path = listed(own, tmp_path / "lists" / "list.csv")
+    with pytest.raises(MissingDataError, match=r"pass root=.*datapipe\.Form"):
+        dp.Images(path)
+    assert len(dp.Images(path, form=dp.Form("manifest", root=tmp_path))) == NUM
+    with pytest.raises(OptionError, match=r"pass class_from='none'"):
+        dp.Images(own / "ant")
+    assert len(dp.Images(own / "ant", form=dp.Form(class_from="none"))) == 3
+    with pytest.raises(FormatError, match="form hdf5"):
+        dp.Images(own, form="hdf5")
+    with pytest.raises(OptionError, match="is Images already"):
+        dp.Images(dp.Images(own), form="pairs")
+
+
+def test_a_class_map_renumbers_and_counts(own: Path, tmp_path: Path) -> None:
+    mapped = tmp_path / "map.json"
+    labels = []
+    for numbers in ((2, 1, 0), (1, 2, 0)):
+        mapped.write_text(json.dumps(dict(zip(CLASSES, numbers, strict=True))))
+        os.utime(mapped, ns=(0, numbers[0]))
+        labels.append(dp.Images(own, form=dp.Form("image-folder", class_map=mapped)).targets)
+    assert labels == [[2, 2, 2, 1, 1, 0], [1, 1, 1, 2, 2, 0]]
+
+
+# -- hostile indexes ------------------------------------------------------------------------------
+
+SECRET = b"what nobody was to see"
+
+
+def spoiled(index: SampleIndex, home: Path, extent: FieldExtent, **about: Any) -> SampleIndex:
+    """An index that says so of its first sample."""
+    home.mkdir()
+    rows = SidecarRows(("image",), **about)
+    rows.append(id=0, key=b"x", source=b"x", label=0, size=(0, 0), extents={"image": extent})
+    (shard, *_) = index.manifest.shards
+    digest = write_sidecar(home / f"{shard.name}{SIDECAR_SUFFIX}", rows, shard.name)
+    shard = dataclasses.replace(shard, num_samples=1, num_slots=1, index_sha256=digest)
+    manifest = dataclasses.replace(index.manifest, shards=(shard,))
+    return SampleIndex(manifest, data_directory=index.data_directory, sidecar_directory=home)
+
+
+@pytest.mark.parametrize("path", [b"/SECRET", b"../secret", b"a/../../secret"])
+def test_paths_lead_nowhere_else(own: Path, tmp_path: Path, path: bytes) -> None:
+    (tmp_path / "secret").write_bytes(SECRET)
+    named = path.replace(b"/SECRET", os.fsencode(tmp_path / "secret"))
+    index = spoiled(open_index(own), tmp_path / "home", FieldExtent("", 0, 5, None, path=named), ranges={"image"})
+    with pytest.raises(FormatError, match=r"names the file .* outside of"):
+        index.look_up(np.array([0]), "image")
+    values = spoiled(open_index(own), tmp_path / "other", FieldExtent("", 0, 5, None), values_file={"image": os.fsdecode(named)})
+    with pytest.raises(FormatError, match=r"names the file .* outside of"):
+        values.look_up(np.array([0]), "image")
+
+
+@pytest.mark.parametrize("codec", ["deflate:1", "deflate:-1:00000000", "prefix:zz", "unzip:1", "crc32:", "+", "prefix"])
+def test_codecs_that_are_none_are_bad_samples(own: Path, tmp_path: Path, codec: str) -> None:
+    extent = FieldExtent("", 0, 5, None, path=b"ant/0000.jpg", codec=codec)
+    index = spoiled(open_index(own), tmp_path / "home", extent, ranges={"image"})
+    with pytest.raises(DecodeError, match="its index says that it is stored as"):
+        LocalFiles().read(index.look_up(np.array([0]), "image").extents, 0)
+
+
+def test_a_bomb_is_not_unpacked(own: Path, tmp_path: Path) -> None:
+    extent = FieldExtent("", 0, 5, None, path=b"ant/0000.jpg", codec=deflated(1 << 40, 0))
+    index = spoiled(open_index(own), tmp_path / "home", extent, ranges={"image"})
+    with pytest.raises(DecodeError, match="exceed the limit"):
+        LocalFiles().read(index.look_up(np.array([0]), "image").extents, 0)
+
+
+def test_reasons_may_be_any_text(own: Path, tmp_path: Path) -> None:
+    reason = "line 3: 'a+b:c' is é, +crc32:00000000"
+    index = spoiled(open_index(own), tmp_path / "home", FieldExtent("", 0, 0, None, codec=absent(reason)))
+    with pytest.raises(DecodeError) as caught:
+        LocalFiles().read(index.look_up(np.array([0]), "image").extents, 0)
+    assert str(caught.value) == reason
+
+
+def test_further_columns_are_those_that_an_index_has(own: Path, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    index = spoiled(open_index(own), home, FieldExtent("", 0, 5, None, path=b"ant/0000.jpg"))
+    path = next(home.glob(f"*{SIDECAR_SUFFIX}"))
+    with pa.ipc.open_file(path) as reader:
+        table = reader.read_all()
+    metadata: Any = dict(table.schema.metadata) | {b"datapipe.further.image": b"path,place"}
+    with pa.ipc.new_file(path, table.schema.with_metadata(metadata)) as writer:
+        writer.write_table(table.replace_schema_metadata(metadata))
+    shard = dataclasses.replace(index.manifest.shards[0], index_sha256="")
+    manifest = dataclasses.replace(index.manifest, shards=(shard,))
+    again = SampleIndex(manifest, data_directory=own, sidecar_directory=home)
+    with pytest.raises(FormatError, match="has columns that no index has"):
+        again.look_up(np.array([0]), "image")
