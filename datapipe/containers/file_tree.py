@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol
 
 from datapipe.codecs.field_values import IMAGE_FIELD, LABEL_FIELD, FieldKind, FieldSpec
+from datapipe.codecs.stored import PLAIN
 from datapipe.containers.form import ClassFrom, Form
 from datapipe.containers.listing import (
     NO_FOLDER,
@@ -63,6 +65,7 @@ class FolderSource:
         """Raises MissingDataError, StorageError, or OptionError for several sets in one folder or a map that does not fit."""
         self.root = place
         self._kind = kind
+        self._field = kind.field.name
         self._class_from = form.class_from or ClassFrom.FOLDER
         self._folders: list[bytes] = []
         self._populated: set[bytes] = set()
@@ -109,9 +112,9 @@ class FolderSource:
         )
 
     def _listed(self, file: ListedFile, place: int, label: int, problem: str | None) -> ListedSample:
-        path = join(file.directory, file.name)
-        origins = {self._kind.field.name: Origin.whole(path, file.nbytes, file.mtime_ns, file.etag)}
-        return ListedSample(file.directory, file.name, place, label, origins, problem=file.problem or problem)
+        directory, name, nbytes = file.directory, file.name, file.nbytes
+        origin = Origin(join(directory, name), 0, nbytes, nbytes, file.mtime_ns, PLAIN, False, file.etag)  # quickly
+        return ListedSample(directory, name, place, label, {self._field: origin}, _NO_VALUES, None, file.problem or problem)
 
 
 def refuse_field_choices(form: Form) -> None:
@@ -141,6 +144,7 @@ def refuse_several_sets(place: Place, names: Iterable[str]) -> None:
 
 
 _MAX_FOLDERS = 10_000_000
+_NO_VALUES: Mapping[str, str] = MappingProxyType({})
 
 IsWanted = Callable[[bytes], bool]  # by name
 

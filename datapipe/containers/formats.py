@@ -44,6 +44,11 @@ def container_of(name: str) -> str | None:
     return next((form for form, facts in FORMS.items() if facts.shards and facts.files and facts.files.fullmatch(name)), None)
 
 
+def form_of_name(name: str) -> str | None:
+    """Return the form whose files have such a name, whatever its case; None if that says nothing."""
+    return next((form for form, facts in FORMS.items() if facts.files and facts.files.fullmatch(name.lower())), None)
+
+
 def only_format(names: Sequence[str], where: str, *, pattern: str) -> str:
     """Return the format of these shards. Raises FormatError for several formats, with a pattern that names shards of one."""
     containers = _grouped(names, lambda name: container_of(name) or "")

@@ -15,13 +15,13 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from crc32c import crc32c
 
 from datapipe.codecs.field_values import LABEL_FIELD, NO_LABEL, FieldKind, FieldSpec, encode_value
 from datapipe.codecs.stored import PLAIN, absent, why_absent
-from datapipe.containers.foreign import cached_home, progress
+from datapipe.containers.foreign import cached_home, index_stamp, progress
 from datapipe.containers.form import Form
 from datapipe.containers.forms import FORMS
 from datapipe.containers.listing import told_of_loops
@@ -48,6 +48,7 @@ class ForeignPlace:
 
     place: Path  # absolute
     form: Form  # known
+    is_recognised: bool = False  # by a look at the place, rather than named
 
     names = None  # its shards are parts of the listing
 
@@ -87,7 +88,7 @@ class ForeignPlace:
         with open_scratch(home, "listing") as connection:
             connection.execute(_SAMPLES)
             samples = progress(source.scan(notes, Workspace(home, None)), self.where, total=None, unit="sample")
-            connection.executemany("INSERT INTO samples VALUES (?, ?, ?, ?, ?, ?)", map(_row, stamp.seen(samples)))
+            connection.executemany("INSERT INTO samples VALUES (?, ?, ?, ?, ?, ?)", map(stamp.row, samples))
             facts = source.facts()
             self._refuse_unlisted(notes, facts, connection)
             rows = connection.execute("SELECT directory, name, label, nbytes, rest FROM samples ORDER BY place, directory, name")
@@ -97,7 +98,7 @@ class ForeignPlace:
             logger.warning("%s: %s", self.where, warning)
         if notes.loops:
             logger.warning("%s: %s", self.where, told_of_loops(sorted(map(os.fsdecode, notes.loops))))
-        return stamp.to_json(notes)
+        return {**stamp.to_json(notes), "is_recognised": self.is_recognised}
 
     def _write_parts(self, home: Path, facts: SourceFacts, rows: Iterator[tuple[Any, ...]]) -> Manifest:
         """Write the sidecars of the sorted samples, and the files of their values; return the manifest, which is not written."""
@@ -109,7 +110,7 @@ class ForeignPlace:
             with atomic.atomic_writer(home / (name + _VALUES_SUFFIX)) as file:
                 part = _Part(facts, file, name + _VALUES_SUFFIX, first)
                 for row in some:
-                    part.add(_read(*row))
+                    part.add(*row)
             digest = write_sidecar(home / (name + SIDECAR_SUFFIX), part.rows, name)
             shards.append(ShardInfo(name, len(some), part.nbytes, first, len(some), index_sha256=digest))
             first += len(some)
@@ -149,6 +150,17 @@ class ForeignPlace:
             raise MissingDataError(f"{self.where}: {facts.nothing} ({notes.num_ignored} other files); {facts.remedy}")
 
 
+def recognised_before(place: Path, form: Form) -> ForeignPlace | None:
+    """Return what a place was recognised as, if it has not changed since; None: look at it again."""
+    for name, facts in FORMS.items():
+        if facts.source and not facts.shards:
+            data = ForeignPlace(place, form.named(name), is_recognised=True)
+            stamp = index_stamp(data.homes()[0])
+            if stamp.get("is_recognised") and data.is_as_stamped(stamp):
+                return data
+    return None
+
+
 class _Stamp:
     """The files and directories that decide about a listing, collected while it is made."""
 
@@ -156,24 +168,35 @@ class _Stamp:
         self._root = root
         self._files = {os.path.abspath(path): _file_stamp(root, os.path.abspath(path)) for path in paths if path.is_file()}
         self._directories: set[bytes] = set()
+        self._holders: dict[bytes, list[int]] = {}  # files that hold several samples
 
-    def seen(self, samples: Iterable[ListedSample]) -> Iterator[ListedSample]:
-        """Pass the samples on, and record where they lie."""
-        last: bytes | None = None
-        for sample in samples:
-            for origin in sample.origins.values():
-                if origin.is_whole:
-                    self._directories.add(os.path.dirname(origin.path))
-                elif origin.path != last:
-                    last = origin.path
-                    self._files[os.fsdecode(last)] = [origin.file_nbytes, origin.mtime_ns]
-            yield sample
+    def row(self, sample: ListedSample) -> tuple[object, ...]:
+        """Return a sample as a row of the listing, and record where it lies.
+
+        `rest` is the name of the field for a sample that is a whole file of its own name, as most are, and JSON for any other.
+        """
+        directory, name, place, label, origins, values, size, problem = sample
+        if len(origins) == 1 and not values and size is None and problem is None:
+            ((field, origin),) = origins.items()
+            if origin.is_whole and origin.path == join(directory, name):
+                self._directories.add(directory)
+                return place, directory, name, label, origin.nbytes, field
+        for origin in origins.values():
+            if origin.is_whole:
+                self._directories.add(origin.path.rpartition(b"/")[0])
+            elif origin.path not in self._holders:
+                self._holders[origin.path] = [origin.file_nbytes, origin.mtime_ns]
+        where = {
+            field: (os.fsdecode(one.path), one.offset, one.nbytes, one.codec, one.is_whole) for field, one in origins.items()
+        }
+        return place, directory, name, label, 0, json.dumps([where, dict(values), size, problem])
 
     def to_json(self, notes: ScanNotes) -> dict[str, Any]:
         directories: dict[str, int | None] = {os.fsdecode(name): mtime_ns for name, mtime_ns in notes.directories.items()}
         others = {os.fsdecode(name) or "." for name in self._directories} - directories.keys()
         directories |= {name: _directory_stamp(self._root, name) for name in sorted(others | {"."})}
-        return {"root": self._root, "files": self._files, "directories": directories}
+        holders = {os.fsdecode(name): value for name, value in self._holders.items()}
+        return {"root": self._root, "files": {**self._files, **holders}, "directories": directories}
 
 
 def _file_stamp(root: str, name: str) -> list[int] | None:
@@ -191,41 +214,14 @@ def _directory_stamp(root: str, name: str) -> int | None:
         return None
 
 
-# -- samples as rows --------------------------------------------------------------------------------
-
-
-def _row(sample: ListedSample) -> tuple[object, ...]:
-    """Return a sample as a row; `rest` is only needed for one that is not a whole file of its own name."""
-    origins, rest = sample.origins, None
-    nbytes = 0
-    if len(origins) == 1 and not sample.values and sample.size is None and sample.problem is None:
-        ((name, origin),) = origins.items()
-        if origin.is_whole and origin.path == sample.source:
-            return sample.place, sample.directory, sample.name, sample.label, origin.nbytes, name
-    where = {name: (os.fsdecode(one.path), one.offset, one.nbytes, one.codec, one.is_whole) for name, one in origins.items()}
-    rest = json.dumps([where, dict(sample.values), sample.size, sample.problem])
-    return sample.place, sample.directory, sample.name, sample.label, nbytes, rest
-
-
-@dataclass(frozen=True, slots=True)
-class _Read:
-    """A sample read back from its row."""
+class _Sample(NamedTuple):
+    """A sample of the listing that is not just a file of its own name."""
 
     key: bytes
-    label: int
-    where: Mapping[str, tuple[bytes, int, int, str, bool]]  # by field: path, offset, bytes, codec, and whether it is a whole file
+    where: Mapping[str, tuple[str, int, int, str, bool]]  # by field: path, offset, bytes, codec, and whether it is a whole file
     values: Mapping[str, str]
     size: tuple[int, int]
     problem: str | None
-
-
-def _read(directory: bytes, name: bytes, label: int, nbytes: int, rest: str) -> _Read:
-    key = join(directory, name)
-    if not rest.startswith("["):
-        return _Read(key, label, {rest: (key, 0, nbytes, PLAIN, True)}, {}, (0, 0), None)
-    where, values, size, problem = json.loads(rest)
-    places = {field: (os.fsencode(path), *place) for field, (path, *place) in where.items()}
-    return _Read(key, label, places, values, (0, 0) if size is None else (size[0], size[1]), problem)
 
 
 class _Part:
@@ -239,24 +235,36 @@ class _Part:
         self._file, self._file_name, self._position = file, file_name, 0
         self._first = first
         self._kinds = {spec.name: spec.kind for spec in facts.fields if spec != LABEL_FIELD}
+        self._only = next(iter(self._kinds)) if len(self._kinds) == 1 else None  # field
+        self._has_label = LABEL_FIELD in facts.fields
         self.rows = SidecarRows(tuple(self._kinds), classes=facts.classes)
 
-    def add(self, sample: _Read) -> None:
-        """Add the next sample."""
-        label = sample.label if self._facts.labels is None else self._facts.labels.get(sample.label, NO_LABEL)
+    def add(self, directory: bytes, name: bytes, label: int, nbytes: int, rest: str) -> None:
+        """Add the next sample, given its row of the listing."""
+        key, number = join(directory, name), self._first + len(self.rows)
+        label = label if self._facts.labels is None else self._facts.labels.get(label, NO_LABEL)
+        if self._only == rest and (label >= 0 or not self._has_label):
+            self.nbytes += nbytes
+            extents = {rest: FieldExtent("", 0, nbytes, None)}
+            self.rows.append(id=number, key=key, source=key, label=label, size=(0, 0), extents=extents)
+            return
+        if not rest.startswith("["):
+            sample = _Sample(key, {rest: (os.fsdecode(key), 0, nbytes, PLAIN, True)}, {}, (0, 0), None)
+        else:
+            where, values, size, problem = json.loads(rest)
+            sample = _Sample(key, where, values, tuple(size or (0, 0)), problem)
         problem = sample.problem
-        if problem is None and LABEL_FIELD in self._facts.fields and label < 0:
+        if problem is None and self._has_label and label < 0:
             problem = missing_fields((LABEL_FIELD,), frozenset((*sample.where, *sample.values)), label)
         extents = {name: self._extent(name, kind, sample, problem) for name, kind in self._kinds.items()}
         self.nbytes += sum(extent.nbytes for extent in extents.values())
         reason = next((why for extent in extents.values() if (why := why_absent(extent.codec)) is not None), None)
         if reason is not None:
             self.num_absent += 1
-            self.absent_ones += [] if len(self.absent_ones) > _MAX_SHOWN else [f"{os.fsdecode(sample.key)} ({reason})"]
-        number = self._first + len(self.rows)
-        self.rows.append(id=number, key=sample.key, source=sample.key, label=label, size=sample.size, extents=extents)
+            self.absent_ones += [] if len(self.absent_ones) > _MAX_SHOWN else [f"{os.fsdecode(key)} ({reason})"]
+        self.rows.append(id=number, key=key, source=key, label=label, size=sample.size, extents=extents)
 
-    def _extent(self, name: str, kind: FieldKind, sample: _Read, problem: str | None) -> FieldExtent:
+    def _extent(self, name: str, kind: FieldKind, sample: _Sample, problem: str | None) -> FieldExtent:
         """Return where a field of a sample lies; a value of its own is written now."""
         if problem is None and name in sample.values:
             return self._written(name, kind, sample.values[name])
@@ -268,7 +276,8 @@ class _Part:
         path, offset, nbytes, codec, is_whole = sample.where[name]
         if not is_whole:
             self.rows.ranges.add(name)
-        return FieldExtent("", offset, nbytes, None, path=b"" if path == sample.key else path, codec=codec)
+        held = os.fsencode(path)
+        return FieldExtent("", offset, nbytes, None, path=b"" if held == sample.key else held, codec=codec)
 
     def _written(self, name: str, kind: FieldKind, text: str) -> FieldExtent:
         self.rows.values_file[name] = self._file_name

@@ -13,7 +13,7 @@ from datapipe.containers.foreign import ForeignShards, open_foreign
 from datapipe.containers.form import Form
 from datapipe.containers.formats import container_of, only_format, refuse_several_sets
 from datapipe.containers.forms import AUTO, FORMS
-from datapipe.containers.listed import ForeignPlace
+from datapipe.containers.listed import ForeignPlace, recognised_before
 from datapipe.containers.recognise import recognise_form
 from datapipe.containers.remote_shards import named_shards, open_remote_shards, shards_under
 from datapipe.core.checks import path_name
@@ -52,7 +52,10 @@ def open_index(path: str | os.PathLike[str], form: Form | None = None) -> Sample
         shards = _shards_at(here, text, form)
         if shards is not None:
             return open_foreign(shards)
-    return open_foreign(ForeignPlace(here.absolute(), _recognised(here, text, form)))
+    known = recognised_before(here.absolute(), form) if form.name == AUTO else None
+    if known is None:
+        known = ForeignPlace(here.absolute(), _recognised(here, text, form), is_recognised=form.name == AUTO)
+    return open_foreign(known)
 
 
 def _converted(here: Path) -> SampleIndex:
@@ -89,6 +92,8 @@ def _recognised(here: Path, text: str, form: Form) -> Form:
     """Return the form with its name. Raises errors that say what else is there, or what to say."""
     if not here.exists() and split_archive_path(here) is None:
         raise MissingDataError(f"{text}: no such file or directory{_remedy(text)}")
+    if here.is_file():
+        refuse_unfinished(here.parent)
     if form.name == AUTO:
         if here.is_dir():
             sets = sorted(child.name for child in here.iterdir() if (child / MANIFEST_NAME).is_file())
@@ -127,8 +132,8 @@ def _shards(paths: list[Path], text: str) -> ForeignShards:
     for path in paths:
         if container_of(path.name) is None or not path.is_file():
             raise FormatError(
-                f"{path}: not a regular .tar, .tfrecord, .h5, .parquet or .arrow file; datapipe reads such shards, converted sets"
-                " and image folders"
+                f"{path}: not a regular file of shards; a pattern names files of one form:"
+                f" {', '.join(name for name, facts in FORMS.items() if facts.shards)}"
             )
     names = tuple(path.name for path in paths)
     container = only_format(names, text, pattern=f"{text}/*.tar")

@@ -13,13 +13,12 @@ from pathlib import Path
 from datapipe.containers.archives.members import is_archive_name, split_archive_location, split_archive_path
 from datapipe.containers.archives.recognise import archive_of_file, archives_of_folder
 from datapipe.containers.form import ClassFrom
-from datapipe.containers.formats import container_of
+from datapipe.containers.formats import container_of, form_of_name
 from datapipe.containers.forms import FORMS
 from datapipe.containers.json_stream import array_elements
 from datapipe.containers.listing import NO_FOLDER, held_apart, is_folder, is_image_name, is_junk, is_kept_by_tools, list_folders
-from datapipe.containers.lists.rows import CSV_SUFFIXES, JSON_SUFFIXES
 from datapipe.containers.lmdb import DATA_NAME
-from datapipe.containers.pairs import KINDS, role_folders
+from datapipe.containers.pairs import KINDS, MASK, role_folders
 from datapipe.errors import FormatError, MissingDataError, OptionError
 from datapipe.index.manifest import MANIFEST_NAME
 from datapipe.stores.location import Location, Place
@@ -50,6 +49,7 @@ class _Seen:
     num_images: int = 0
     num_images_deep: int = 0  # in folders
     num_arrays: int = 0
+    with_images: set[bytes] = dataclasses.field(default_factory=set)  # folders in it that hold images, at any depth
     shards: dict[str, str] = dataclasses.field(default_factory=dict)  # suffixes of shards in the folder itself, by form
     archives: list[bytes] = dataclasses.field(default_factory=list)  # in the folder itself
     deep: str = ""  # a folder of it that holds shards or a converted dataset
@@ -59,9 +59,11 @@ class _Seen:
 
 
 def recognise_form(source: Place, class_from: ClassFrom | None = None, *, prefers_folders: bool = False) -> Recognition:
-    """Return the form of a place. `prefers_folders`: a folder of class folders is one of images, whatever else is in it.
+    """Return the form of a place.
 
-    Raises OptionError if it may be several forms, or none; MissingDataError or StorageError if it cannot be read.
+    `prefers_folders`: images in folders are those of classes, whatever else there is, unless one of the folders is called masks,
+    or holds what belongs to the images of another. Raises OptionError if it may be several forms, or none; MissingDataError or
+    StorageError if it cannot be read.
     """
     if isinstance(source, Location):
         return _recognise_stored(source, class_from)
@@ -77,11 +79,9 @@ def recognise_form(source: Place, class_from: ClassFrom | None = None, *, prefer
 def _of_pattern(pattern: str) -> Recognition:
     """Return the form of the shards that a pattern matches, such as `train-*.parquet`."""
     found = sorted({container_of(os.path.basename(name)) or "" for name in glob.glob(pattern)})
-    if len(found) != 1 or found[0] in ("", "tar"):
+    if len(found) != 1 or not found[0]:
         what = "nothing" if not found else f"files of {len(found)} kinds" if len(found) > 1 else "other files"
-        raise OptionError(
-            f"{pattern}: matches {what}; a pattern names Parquet, HDF5, TFRecord or Arrow files, such as 'train-*.parquet'"
-        )
+        raise OptionError(f"{pattern}: matches {what}; a pattern names shards of one form, such as 'train-*.parquet'")
     return Recognition(found[0], "by the names that it matches")
 
 
@@ -92,13 +92,9 @@ def _of_file(path: Path) -> Recognition:
         return Recognition("archive", why)
     if is_archive_name(os.fsencode(path.name)):
         return Recognition("tar", f"its name ends with {suffix}")
-    if suffix in CSV_SUFFIXES or suffix in JSON_SUFFIXES:
-        return Recognition("manifest", f"its name ends with {suffix}")
-    if suffix in (".mdb", ".lmdb"):
-        return Recognition("lmdb", f"its name ends with {suffix}")
-    container = container_of(path.name)
-    if container is not None:
-        return Recognition(container, f"its name ends with {suffix}")
+    form = container_of(path.name) or form_of_name(path.name)
+    if form is not None:
+        return Recognition(form, f"its name ends with {suffix}")
     if suffix == ".json":
         if _is_coco(path):
             return Recognition("coco", "it has `images` and `annotations`")
@@ -106,7 +102,7 @@ def _of_file(path: Path) -> Recognition:
     if is_image_name(os.fsencode(path.name)):
         raise OptionError(f"{path}: a single image; pass the folder that holds the images, with a folder for each class")
     raise OptionError(
-        f"{path}: not recognised by its name; pass a folder, a .csv, .tsv, .jsonl, .tar, .h5, .parquet, .tfrecord, .arrow or"
+        f"{path}: not recognised by its name; pass a folder, a .csv, .tsv, .jsonl, .tar, .zip, .h5, .parquet, .tfrecord or .arrow,"
         " COCO's .json, or choose --from"
     )
 
@@ -132,14 +128,15 @@ def _of_folder(source: Path, class_from: ClassFrom | None, *, prefers_folders: b
     if seen.archives:
         found += [Recognition(form, why) for form, why in archives_of_folder(source, sorted(seen.archives)).items()]
     roles = role_folders(folders)
-    if len(roles) > 1 and class_from in (None, ClassFrom.NONE):
+    are_classes = prefers_folders and MASK not in roles.values() and roles.keys() <= seen.with_images
+    if len(roles) > 1 and class_from in (None, ClassFrom.NONE) and not are_classes:
         shown = ", ".join(f"{os.fsdecode(folder)}/" for folder in roles)
         return _only([*found, Recognition("pairs", f"it has the folders {shown}")], source, "")
     if seen.beside:
         found.append(Recognition("pairs", f"images with files of the same name beside, such as {seen.beside}"))
     if seen.num_images_deep:
         found.append(Recognition("image-folder", "images in folders"))
-        if prefers_folders and not seen.beside:
+        if prefers_folders:
             return found[-1]
     elif seen.num_images and class_from is ClassFrom.NONE:
         found.append(Recognition("image-folder", "images in it"))
@@ -191,18 +188,19 @@ def _look(source: Path, folders: list[bytes]) -> _Seen:
     """Count some names of the folder, and of some folders in it, down to the first files."""
     seen = _Seen()
     top = os.fsencode(source)
-    _count(top, seen, is_top=True)
+    _count(top, seen, top=top)
     waiting = [os.path.join(top, folder) for folder in folders]
     for _ in range(_MAX_FOLDERS):
         if not waiting:
             break
-        inner = [] if is_kept_by_tools(waiting[0]) else _count(waiting[0], seen, is_top=False)
+        inner = [] if is_kept_by_tools(waiting[0]) else _count(waiting[0], seen, top=top)
         waiting = inner + waiting[1:]
     return seen
 
 
-def _count(folder: bytes, seen: _Seen, *, is_top: bool) -> list[bytes]:
+def _count(folder: bytes, seen: _Seen, *, top: bytes) -> list[bytes]:
     """Count the contents of `folder`; return its subfolders."""
+    is_top = folder == top
     images: dict[bytes, bytes] = {}
     others: list[bytes] = []
     folders: list[bytes] = []
@@ -216,6 +214,8 @@ def _count(folder: bytes, seen: _Seen, *, is_top: bool) -> list[bytes]:
         elif is_image_name(name):
             seen.num_images += is_top
             seen.num_images_deep += not is_top
+            if not is_top and not images:
+                seen.with_images.add(folder[len(top) + 1 :].partition(b"/")[0])
             if stem in images and {suffix.lower(), os.path.splitext(images[stem])[1].lower()} & {b".png"}:
                 seen.beside = seen.beside or os.fsdecode(min(name, images[stem]))
             images[stem] = name

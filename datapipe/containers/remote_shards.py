@@ -18,6 +18,7 @@ from typing import Any
 
 from datapipe.containers.foreign import ScannedShard, index_stamp, write_index, write_stamp
 from datapipe.containers.formats import container_of, only_format, refuse_several_sets, scanner_of
+from datapipe.containers.forms import FORMS
 from datapipe.core.printable import counted
 from datapipe.core.user_cache import INDEXES, index_directory, one_at_a_time
 from datapipe.core.waiting import reported_wait
@@ -29,7 +30,6 @@ from datapipe.stores.location import Location, parse_location
 from datapipe.stores.objects import ListedObject, list_objects, object_facts
 from datapipe.stores.random_access import pin_object
 
-READ = ("tar", "parquet")  # formats that are read from stores
 _AT_ONCE = 8  # shards that are looked through
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
@@ -152,8 +152,9 @@ def _listing(prefix: Location, objects: list[ListedObject], url: str) -> ShardLi
     if strange:
         raise FormatError(f"{prefix / strange[0]}: not a shard; name tars or Parquet files alone")
     container = only_format([one.name for one in objects], url, pattern="*.tar")
-    if container not in READ:
-        raise FormatError(f"{url}: {container} is not read from stores, {' and '.join(READ)} are; copy or convert the files")
+    if not FORMS[container].in_stores:
+        read = " and ".join(name for name, facts in FORMS.items() if facts.shards and facts.in_stores)
+        raise FormatError(f"{url}: {container} is not read from stores, {read} are; copy or convert the files")
     return ShardListing(prefix, tuple(objects), container)
 
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import operator
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -152,7 +153,7 @@ class SidecarRows:
     def _further(self, name: str) -> list[str]:
         """Return which further columns a field needs."""
         extents = self.extents[name]
-        return [part for part in FURTHER if any(getattr(extent, part) for extent in extents)]
+        return [part for part in FURTHER if any(map(operator.attrgetter(part), extents))]
 
     def _of_extents(self, name: str) -> dict[str, pa.Array]:
         extents = self.extents[name]

@@ -21,7 +21,7 @@ from fixtures import CLASSES, jpeg, listing, make_folder, npy
 import datapipe as dp
 from datapipe import transforms as T
 from datapipe.codecs.stored import absent, deflated
-from datapipe.containers import foreign
+from datapipe.containers import foreign, opening
 from datapipe.containers.opening import open_index
 from datapipe.errors import DecodeError, FormatError, MissingDataError, OptionError
 from datapipe.fetch.local import LocalFiles
@@ -110,6 +110,7 @@ def test_the_index_is_made_once(own: Path, tmp_path: Path, monkeypatch: pytest.M
     made = [open_index(path).sidecar_directory for path in paths]
     assert len(set(made)) == len(paths)
     monkeypatch.setattr(foreign, "_make_index", lambda *_: pytest.fail("indexed again"))
+    monkeypatch.setattr(opening, "recognise_form", lambda *_, **__: pytest.fail("recognised again"))
     assert [open_index(path).sidecar_directory for path in paths] == made
 
 
@@ -148,11 +149,34 @@ def bring_a_missing_file(root: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("change", [replace_zip, add_a_pair, add_a_line, bring_a_missing_file])
+def turn_into_pairs(root: Path) -> Path:
+    """A form that was given is not the one that a look at the place shows, nor does a look outlast what it saw."""
+    path = paired(root / "pairs")
+    assert dp.Images(path, form="image-folder").classes == ["imgs", "masks"]
+    assert open_index(path).manifest.container == "pairs"
+    (path / "masks").rename(root / "masks")
+    (path / "insects").mkdir()
+    shutil.copy(path / "imgs" / "0.jpg", path / "insects" / "9.jpg")
+    assert open_index(path).manifest.classes == ("imgs", "insects")
+    return path
+
+
+@pytest.mark.parametrize("change", [replace_zip, add_a_pair, add_a_line, bring_a_missing_file, turn_into_pairs])
 def test_changes_are_seen(tmp_path: Path, change: Callable[[Path], Path]) -> None:
     index = open_index(change(tmp_path))
     assert len(index) == NUM + 1
     assert LocalFiles().read(index.look_up(np.array([NUM]), "image").extents, 0)
+
+
+@pytest.mark.parametrize("beside", ["", "0000.txt", "notes.json"])
+def test_folders_of_images_are_classes(own: Path, beside: str) -> None:
+    """As before there were other forms: whatever lies beside the images, and though a class is called photos."""
+    (own / "ant").rename(own / "photos")
+    if beside:
+        (own / "bee" / beside).write_text("{}")
+    shutil.copy(next((own / "photos").iterdir()), own / "top.jpg")
+    (own / "metadata.csv").write_text("file_name,text\nphotos/0000.jpg,x\n")
+    assert dp.Images(own).classes == ["bee", "cat", "photos"]
 
 
 # -- bad samples ----------------------------------------------------------------------------------
@@ -185,7 +209,10 @@ def test_a_damaged_member_is_named(own: Path, tmp_path: Path) -> None:
     place = data.index(listing(own)[2].read_bytes()) + 300
     data[place] ^= 1
     path.write_bytes(data)
-    with pytest.raises(DecodeError, match=r"x\.zip: sample 2 \(ant/0004\.jpg\): its bytes have the checksum [0-9a-f]{8}, expected [0-9a-f]{8}: damaged"):
+    with pytest.raises(
+        DecodeError,
+        match=r"x\.zip: sample 2 \(ant/0004\.jpg\): its bytes have the checksum [0-9a-f]{8}, expected [0-9a-f]{8}: damaged",
+    ):
         batches(path, shuffle=False)
 
 

@@ -49,7 +49,7 @@ def test_a_name_with_pattern_characters_is_a_name_first(folder: Path, tmp_path: 
     (lambda root: root / "*.tar", MissingDataError, "no file matches"),
     (lambda root: root, OptionError, "no images, .npy files or shards in it.*say --from what it is"),
     (lambda root: (root / "x.zip").write_bytes(b"PK") and root / "x.zip", FormatError, r"x\.zip: not a zip, or cut off"),
-    (lambda root: os.mkfifo(root / "x.tar") or root, FormatError, "not a regular .tar, .tfrecord"),
+    (lambda root: os.mkfifo(root / "x.tar") or root, FormatError, "not a regular file of shards"),
     (lambda root: (root / "x.tar").write_bytes(b"") or root, FormatError, "empty file"),
     (lambda root: (root / "ant").mkdir() or root, MissingDataError, "no images in its 1 class folder"),
     (lambda root: (root / "a.jpg").write_bytes(b"") or root, OptionError, "images in no class folders: pass --class-from none"),

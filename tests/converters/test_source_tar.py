@@ -41,6 +41,9 @@ def test_a_file_or_a_folder_in_the_order_of_names(tmp_path: Path) -> None:
     put(tmp_path / "in" / "._b.tar", "x")
     assert sources_of(converted(tmp_path / "in", tmp_path / "all", form="tar")) == ["a.tar/y", "b.tar/z", "b.tar/a"]
     assert sources_of(converted(tmp_path / "in" / "b.tar", tmp_path / "one")) == ["b.tar/z", "b.tar/a"]
+    assert sources_of(converted(tmp_path / "in" / "[a-b].tar", tmp_path / "two")) == ["a.tar/y", "b.tar/z", "b.tar/a"]
+    with pytest.raises(OptionError, match=r"c\*\.tar: matches nothing; a pattern names shards of one form"):
+        converted(tmp_path / "in" / "c*.tar", tmp_path / "none")
 
 
 def test_suffixes_become_fields(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from converters import ConvertOptions, Part, convert, recognise
 from converters.verify import verify
 from datapipe.containers.form import FieldChoice
 from datapipe.containers.opening import open_index
-from datapipe.errors import IntegrityError, OptionError
+from datapipe.errors import FormatError, IntegrityError, OptionError
 from datapipe.fetch.local import LocalFiles
 from datapipe.index.manifest import read_manifest
 
@@ -73,6 +73,27 @@ def test_what_went_in_comes_out(made: Made, tmp_path: Path, to: str) -> None:
         assert entries.labels.tolist() == (made.labels or [-1] * len(made.samples))
     files.close()
     assert verify(out, num_workers=1).problems == ()
+
+
+def test_what_lies_in_place_is_what_comes_out(made: Made, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """A loader that opens the source itself has the ids, labels, classes, fields and bytes of its conversion."""
+    options = options_of(made, tmp_path / "out")
+    if any(name in request.node.name for name in ("tar.gz", "tar.bz2", "tar.xz", "tar.zst")):
+        with pytest.raises(FormatError, match="compressed tar, whose members cannot be read one by one"):
+            open_index(made.source, options.how)
+        return
+    convert(options)
+    in_place, out = open_index(made.source, options.how), open_index(tmp_path / "out")
+    files, ids = LocalFiles(), np.arange(len(made.samples))
+    assert (in_place.manifest.classes, len(in_place)) == (out.manifest.classes, len(out))
+    assert in_place.labels().tolist() == out.labels().tolist()
+    assert {spec for spec in out.manifest.fields if spec.name in made.samples[0]} <= {*in_place.manifest.fields}
+    for name in made.samples[0]:
+        both = [index.look_up(ids, name).extents for index in (in_place, out)]
+        assert [[files.read(extents, row) for row in ids.tolist()] for extents in both] == [
+            [one[name] for one in made.samples]
+        ] * 2
+    files.close()
 
 
 def test_the_form_is_told_by_a_look(made: Made, tmp_path: Path, request: pytest.FixtureRequest) -> None:

@@ -12,6 +12,8 @@ from typed import Block, sections, type_in
 
 import datapipe
 import datapipe.training
+from datapipe.cli.convert_arguments import EPILOG
+from datapipe.containers.forms import FORMS
 from datapipe.testing.synthetic_images import make_image_folder
 
 ROOT = Path(__file__).parents[2]
@@ -90,3 +92,12 @@ def test_every_error_has_its_cause_and_remedy() -> None:
 def test_tables_have_a_heading(page: Path) -> None:
     """Without one, the built page begins such a table with an empty row."""
     assert re.findall(r"^\|(?: *\|)+\n\|[-:| ]+$", page.read_text(), re.MULTILINE) == []
+
+
+def test_the_table_of_sources_is_that_of_the_forms() -> None:
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for name, facts in FORMS.items():
+        alike.setdefault(facts.about, []).append(name)
+    rows = [f"| {', '.join(f'`{name}`' for name in names)} | {' | '.join(about)} |" for about, names in alike.items()]
+    assert "\n".join(rows) in (ROOT / "docs" / "convert.md").read_text()
+    assert all(f"{name}: {facts.help}" in EPILOG for name, facts in FORMS.items())

@@ -8,6 +8,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import shutil
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -51,8 +52,42 @@ def copy_folder(source: Path, destination: Path) -> Path:
     return destination
 
 
+def copied(made: Path, destination: Path) -> Path:
+    """A copy of a container, and of what lies next to it if it is a file."""
+    if made.is_file():
+        return copy_folder(made.parent, destination) / made.name
+    return copy_folder(made, destination)
+
+
+def write_zip(source: Path, destination: Path, method: int = zipfile.ZIP_STORED) -> Path:
+    """The folder in a zip, in another order."""
+    destination.mkdir()
+    with zipfile.ZipFile(destination / "photos.zip", "w", method) as archive:
+        for path in reversed(listing(source)):
+            archive.write(path, path.relative_to(source))
+    return destination / "photos.zip"
+
+
+def write_class_tars(source: Path, destination: Path) -> Path:
+    for folder in sorted(source.iterdir()):
+        shutil.make_archive(str(destination / folder.name), "tar", folder)
+    return destination
+
+
+def write_list(source: Path, destination: Path) -> Path:
+    """A list of files in a copy of the folder, with the names of their classes."""
+    copy_folder(source, destination / "photos")
+    lines = [f"photos/{path.relative_to(source)},{path.parent.name}" for path in listing(source)]
+    (destination / "list.csv").write_text("\n".join(["path,label", *lines]))
+    return destination / "list.csv"
+
+
 MAKERS: dict[str, Callable[[Path, Path], Path]] = {
     "folder": copy_folder,
+    "zip": write_zip,
+    "zip, deflated": lambda source, destination: write_zip(source, destination, zipfile.ZIP_DEFLATED),
+    "class tars": write_class_tars,
+    "list": write_list,
     "webdataset": write_webdataset,
     "tfrecord": write_tfrecord,
     "hdf5": write_hdf5,
@@ -203,15 +238,14 @@ def test_an_index_pickles_small(made: Path) -> None:
 
 def test_a_half_made_directory_is_refused(made: Path, tmp_path: Path) -> None:
     """Whatever it contains: good shards next to the marker must not pass for a whole set."""
-    copy = copy_folder(made, tmp_path / "half")
-    (copy / BUILDING_NAME).mkdir()
+    copy = copied(made, tmp_path / "half")
+    (tmp_path / "half" / BUILDING_NAME).mkdir()
     with pytest.raises(UnfinishedError, match="run the same `datapipe convert` command again"):
         open_index(copy)
 
 
 def test_missing_data_is_named(made: Path, tmp_path: Path) -> None:
-    copy = copy_folder(made, tmp_path / "copy")
-    index = open_index(copy)
+    index = open_index(copied(made, tmp_path / "copy"))
     path, _, _ = entry_of(index, 5)
     os.unlink(path)
     with pytest.raises(MissingDataError, match=os.path.basename(path)):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from datapipe.codecs.field_values import LABEL_FIELD, NO_LABEL, FieldKind, FieldSpec
 from datapipe.containers.archives.members import ArchiveFile, archives_in, objects_at, opened_archive, refuse_compressed
@@ -66,11 +67,13 @@ class TarSource:
             converted = None if text is None else parse_document(text, str(self.root / MANIFEST_NAME))
         else:
             source = place
-            if not source.exists():
-                raise MissingDataError(f"{source}: no such file; check the path of the source")
             self.root = source if source.is_dir() else source.parent
-            nothing = "no .tar files; pass a tar or the folder that holds them"
-            self._names = archives_in(source, _is_tar, nothing) if source.is_dir() else [os.fsencode(source.name)]
+            if source.is_dir():
+                self._names = archives_in(source, _is_tar, "no .tar files; pass a tar or the folder that holds them")
+            elif source.exists():
+                self._names = [os.fsencode(source.name)]
+            else:
+                self._names = _matching(source)
             refuse_unfinished(self.root)
             if (self.root / MANIFEST_NAME).is_file():
                 converted = read_manifest(self.root)
@@ -193,6 +196,14 @@ def _groups(data: ByteSource, where: str, notes: ScanNotes) -> Iterator[_Group]:
         members.append((suffix, member))
     if current is not None:
         yield _Group(current, members, current in done)
+
+
+def _matching(pattern: Path) -> list[bytes]:
+    """Return the sorted names of the tars that a pattern in one directory matches. Raises MissingDataError if there are none."""
+    found = sorted(os.fsencode(path.name) for path in pattern.parent.glob(pattern.name) if _is_tar(os.fsencode(path.name)))
+    if not found:
+        raise MissingDataError(f"{pattern}: no such file; check the path of the source")
+    return found
 
 
 def _is_tar(name: bytes) -> bool:
