@@ -102,8 +102,8 @@ def _of_file(path: Path) -> Recognition:
     if is_image_name(os.fsencode(path.name)):
         raise OptionError(f"{path}: a single image; pass the folder that holds the images, with a folder for each class")
     raise OptionError(
-        f"{path}: not recognised by its name; pass a folder, a .csv, .tsv, .jsonl, .tar, .zip, .h5, .parquet, .tfrecord or .arrow,"
-        " COCO's .json, or choose --from"
+        f"{path}: not recognised by its name; pass a folder, a .csv, .tsv, .jsonl, .tar, .zip, .h5, .parquet, .tfrecord, .arrow"
+        " or COCO's .json, or choose --from"
     )
 
 
