@@ -77,7 +77,7 @@ class IndexSource:
         Raises what `open_index` raises, and OptionError for choices of fields that are not possible.
         """
         refuse_class_from(form)
-        self._index = open_index(str(place))
+        self._index = open_index(str(place), Form(form.name))
         self._manifest = self._index.manifest
         remote = self._index.remote
         self.root: Place = self._index.data_directory if remote is None else remote.location

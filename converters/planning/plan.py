@@ -10,7 +10,7 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -62,6 +62,7 @@ class Duplicates:
 class ConversionPlan:
     """A finished plan; its samples stay on disk. All but `path` and `shards` is kept as JSON in the table `facts`."""
 
+    version: Literal[2]  # of what the listing holds: a plan of another one is refused
     options: dict[str, Any]  # ConvertOptions.as_typed() of the run that planned
     sets: tuple[PlannedSet, ...]
     fields: tuple[FieldSpec, ...]  # of every sample

@@ -11,12 +11,14 @@ An index and a plan keep them as text beside the range, so that a reader needs n
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Iterator
+from typing import NamedTuple
 
 from crc32c import crc32c
 from isal import isal_zlib
 
+from datapipe.codecs.probe import MAX_SAMPLE_NBYTES
 from datapipe.errors import DecodeError
 
 PLAIN = ""
@@ -51,7 +53,7 @@ def deflated(nbytes: int, crc32: int) -> str:
 
 def absent(reason: str) -> str:
     """Return the codec of a field that cannot be read, known without reading."""
-    return _ABSENT + reason
+    return _ABSENT + reason.encode(errors="backslashreplace").decode()
 
 
 def why_absent(codec: str) -> str | None:
@@ -66,39 +68,59 @@ def joined(*steps: str) -> str:
 
 def value_nbytes(nbytes: int, codec: str) -> int:
     """Return the number of bytes of a field that is stored in a range of `nbytes` bytes. Raises DecodeError for no codec."""
-    for kind, values in _steps(codec):
-        if kind == "prefix":
-            nbytes += len(values[0]) // 2
-        elif kind == "deflate":
-            nbytes = int(values[0])
+    for step in _steps(codec):
+        nbytes = step.nbytes if step.kind == "deflate" else nbytes + len(step.prefix)
     return nbytes
 
 
 def decode_stored(data: bytes, codec: str) -> bytes:
-    """Return the bytes of a field, from those that are stored. Raises DecodeError if they are damaged, or for no codec."""
-    for kind, values in _steps(codec):
-        if kind == "prefix":
-            data = bytes.fromhex(values[0]) + data
-        elif kind == "deflate":
-            data = _inflate(data, int(values[0]))
-            _compare(_crc32(data), values[1])
-        else:
-            _compare(_crc32(data) if kind == "crc32" else crc32c(data), values[0])
+    """Return the bytes of a field, from those that are stored.
+
+    Raises DecodeError if they are damaged, for more bytes than a sample may have, or for no codec.
+    """
+    for step in _steps(codec):
+        if step.kind == "prefix":
+            data = step.prefix + data
+            continue
+        if step.kind == "deflate":
+            data = _inflate(data, step.nbytes)
+        found = crc32c(data) if step.kind == "crc32c" else isal_zlib.crc32(data)
+        if found != step.checksum:
+            raise DecodeError(
+                f"its bytes have the checksum {found:08x}, expected {step.checksum:08x}: damaged; get the source again"
+            )
     return data
 
 
-def _steps(codec: str) -> Iterator[tuple[str, list[str]]]:
-    """Yield the name and the values of each step."""
-    for step in codec.split("+") if codec else ():
-        kind, *values = step.split(":")
+class _Step(NamedTuple):
+    """A step, and those of its values that it has."""
+
+    kind: str
+    prefix: bytes = b""
+    nbytes: int = 0  # of the result
+    checksum: int = 0
+
+
+@functools.lru_cache(maxsize=256)  # all fields with a prefix have one; others are parsed as quickly
+def _steps(codec: str) -> tuple[_Step, ...]:
+    """Return the steps of a codec. Raises DecodeError for a text that is none, and for one that unpacks twice."""
+    steps: list[_Step] = []
+    for text in codec.split("+") if codec else ():
+        kind, *values = text.split(":")
         known = _VALUES.get(kind)
-        if known is None or not known.fullmatch(":".join(values)):
+        if known is None or not known.fullmatch(":".join(values)) or (kind == "deflate" and any(one.nbytes for one in steps)):
             raise DecodeError(f"its index says that it is stored as {codec!r:.60}: damaged; index or convert again")
-        yield kind, values
+        if kind == "prefix":
+            steps.append(_Step(kind, bytes.fromhex(values[0])))
+        else:
+            steps.append(_Step(kind, nbytes=int(values[0]) if kind == "deflate" else 0, checksum=int(values[-1], 16)))
+    return tuple(steps)
 
 
 def _inflate(data: bytes, nbytes: int) -> bytes:
     """Unpack raw DEFLATE; never makes more than the `nbytes` that were announced, and one."""
+    if nbytes > MAX_SAMPLE_NBYTES:
+        raise DecodeError(f"{nbytes} bytes exceed the limit of {MAX_SAMPLE_NBYTES} for one sample")
     unpacking = isal_zlib.decompressobj(-isal_zlib.MAX_WBITS)
     try:
         found = unpacking.decompress(data, nbytes + 1)
@@ -108,13 +130,3 @@ def _inflate(data: bytes, nbytes: int) -> bytes:
         what = f"more than the {nbytes} bytes" if len(found) > nbytes else f"{len(found)} of the {nbytes} bytes"
         raise DecodeError(f"unpacks to {what} that the archive announces: damaged, or a bomb; get the archive again")
     return found
-
-
-def _crc32(data: bytes) -> int:
-    value: int = isal_zlib.crc32(data)
-    return value
-
-
-def _compare(found: int, expected: str) -> None:
-    if found != int(expected, 16):
-        raise DecodeError(f"its bytes have the checksum {found:08x}, expected {expected}: damaged; get the source again")

@@ -1,9 +1,8 @@
 """Make and keep the index of data that datapipe did not write, on first use.
 
-The index of shards is kept in `.datapipe-index/` next to them, so that every rank and node finds it; that of image
-folders, where another directory would count as a class, and that of read-only places, in the
-user's cache directory. It is made under a lock, and made again when the data has changed: changes are detected by size and
-modification time of shards, and by the times of directories.
+The index of shards is kept in `.datapipe-index/` next to them, so that every rank and node finds it; that of listings
+(`listed`), where another directory could count as a class, and that of read-only places, in the user's cache directory. It is
+made under a lock, and made again when the data has changed, which sizes and modification times show.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ class Foreign(Protocol):
         """Return True if the data still looks as when its index was made."""
 
     def root(self, stamp: dict[str, Any]) -> Path:
-        """Return the directory that paths in its index are relative to."""
+        """Return the directory that paths in its index are relative to, given the stamp of the index."""
 
     def make_index(self, home: Path) -> dict[str, Any]:
         """Write the index into `home`; return the stamp by which changes of the data are seen."""
@@ -67,38 +66,46 @@ class Foreign(Protocol):
 
 def open_foreign(data: Foreign) -> SampleIndex:
     """Return the index of `data`: the kept one if it is still valid, else one made now."""
-    homes = data.homes()
     with reported_wait(f"the index of {data.where}", "it is compared with the data"):
-        found = next((home for home in homes if _is_true(home, data)), None)
-    if found is not None:
-        return _opened(data, found)
-    home = _first_writable(homes)
-    with one_at_a_time(home / ".lock"):
-        if not _is_true(home, data):
-            with _progress_told(data):
-                _make_index(data, home)
-    return _opened(data, home)
+        kept = kept_index(data)
+    if kept is None:
+        home = _first_writable(data.homes())
+        with one_at_a_time(home / ".lock"):
+            stamp = _valid_stamp(home, data)
+            if stamp is None:
+                with _progress_told(data):
+                    stamp = _make_index(data, home)
+        kept = home, stamp
+    return open_kept(data, *kept)
 
 
-def _opened(data: Foreign, home: Path) -> SampleIndex:
-    """Open a kept index. Raises FormatError if it is not of this data."""
+def kept_index(data: Foreign) -> tuple[Path, dict[str, Any]] | None:
+    """Return the place of the index of `data`, and its stamp; None if it has to be made."""
+    stamps = ((home, _valid_stamp(home, data)) for home in data.homes())
+    return next(((home, stamp) for home, stamp in stamps if stamp is not None), None)
+
+
+def open_kept(data: Foreign, home: Path, stamp: dict[str, Any]) -> SampleIndex:
+    """Open an index that `kept_index` found. Raises FormatError if it is not of this data."""
     manifest = read_manifest(home)
-    names = tuple(shard.name for shard in manifest.shards)
-    if manifest.container != data.container or data.names not in (None, names):
+    names = None if manifest.is_listing else tuple(shard.name for shard in manifest.shards)
+    if manifest.container != data.container or data.names != names:
         raise FormatError(f"{home}: an index of other data than {data.where}; remove it, and it is made again")
-    return SampleIndex(manifest, data_directory=data.root(index_stamp(home)), sidecar_directory=home)
+    return SampleIndex(manifest, data_directory=data.root(stamp), sidecar_directory=home)
 
 
-def _is_true(home: Path, data: Foreign) -> bool:
+def _valid_stamp(home: Path, data: Foreign) -> dict[str, Any] | None:
     stamp = index_stamp(home)
-    return bool(stamp) and data.is_as_stamped(stamp)
+    return stamp if stamp and data.is_as_stamped(stamp) else None
 
 
-def _make_index(data: Foreign, home: Path) -> None:
-    """Write sidecars, then the manifest, then the stamp that makes them valid."""
+def _make_index(data: Foreign, home: Path) -> dict[str, Any]:
+    """Write sidecars, then the manifest, then the stamp that makes them valid, which is returned."""
     with contextlib.suppress(FileNotFoundError):
         (home / _STAMP_NAME).unlink()
-    write_stamp(home, data.make_index(home))
+    stamp = data.make_index(home)
+    write_stamp(home, stamp)
+    return stamp
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +115,7 @@ class ForeignShards:
     container: str  # a form of FORMS
     directory: Path
     names: tuple[str, ...]  # in order
+    is_recognised: bool = False  # by a look at them, where names do not tell the form
 
     @property
     def where(self) -> str:
@@ -134,7 +142,7 @@ class ForeignShards:
         paths = ((name, self.directory / name) for name in progress(self.names, self.where, total=len(self.names), unit="shard"))
         scanned = (ScannedShard(name, str(path), *index_shard(path), *stats[name]) for name, path in paths)
         write_index(home, self.container, scanned, where=self.where)
-        return {"shards": stats}
+        return {"shards": stats, "is_recognised": self.is_recognised}
 
     def _stats(self) -> dict[str, list[int]]:
         """Return size (bytes) and modification time (ns) of every shard."""

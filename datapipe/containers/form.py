@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from datapipe.containers.forms import AUTO, FIELD_KINDS, FORMS
 from datapipe.core.checks import path_name
-from datapipe.errors import DatapipeError, OptionError
+from datapipe.errors import FormatError, MissingDataError, OptionError
 from datapipe.stores.location import Location, Place
-
-_Error = TypeVar("_Error", bound=DatapipeError)
 
 
 class ClassFrom(enum.Enum):
@@ -83,6 +82,16 @@ class Form:
         put(self, "class_from", _class_from(class_from))
         put(self, "class_map", _path(class_map, "class_map"))
 
+    @property
+    def has_choices(self) -> bool:
+        """True if it says more than a name."""
+        return bool(self.root or self.fields or self.class_from or self.class_map)
+
+    def absolute(self) -> Form:
+        """Return the same form with absolute paths, which mean the same wherever it is read."""
+        root, class_map = self.root and self.root.absolute(), self.class_map and self.class_map.absolute()
+        return Form(self.name, root=root, fields=self.fields, class_from=self.class_from, class_map=class_map)
+
     def named(self, name: str) -> Form:
         """Return the same form by another name."""
         return Form(name, root=self.root, fields=self.fields, class_from=self.class_from, class_map=self.class_map)
@@ -102,7 +111,7 @@ def _path(value: str | os.PathLike[str] | None, what: str) -> Path | None:
 
 
 def _choices(fields: Mapping[str, str] | tuple[FieldChoice, ...]) -> tuple[FieldChoice, ...]:
-    if isinstance(fields, tuple):
+    if isinstance(fields, tuple) and all(isinstance(one, FieldChoice) for one in fields):
         return fields
     if not isinstance(fields, Mapping):
         raise OptionError(f"fields is {fields!r:.60}; pass kinds by name, such as {{'age': 'int'}}")
@@ -127,23 +136,31 @@ def on_disk(place: Place, form: Form) -> Path:
     return place
 
 
-_OPTIONS = (  # of `datapipe convert`, and what they are in Python
-    (re.compile(rf"--from ({'|'.join(FORMS)})\b"), r"form='\1'"),
-    (re.compile(r"--class-from ([a-z]+)"), r"class_from='\1'"),
-    (re.compile(r"--field ([^ ,;=]+)=([a-z-]+)"), r"fields={'\1': '\2'}"),
-    (re.compile(r"--(root|class-map) ([^ ,;]+)"), r"\1=\2"),
-    (re.compile(r"--from\b"), "form="),
-    (re.compile(r"--field\b"), "fields="),
-    (re.compile(r"--(root|class-from|class-map)\b"), r"\1="),
+_OPTIONS = (  # of `datapipe convert`, and what they are in Python; in paths they may be parts of names
+    (re.compile(rf"(?<![\w./-])--from ({'|'.join(FORMS)})\b"), r"form='\1'"),
+    (re.compile(r"(?<![\w./-])--class-from ([a-z]+)"), r"class_from='\1'"),
+    (re.compile(r"(?<![\w./-])--field ([^ ,;=]+)=([a-z-]+)"), r"fields={'\1': '\2'}"),
+    (re.compile(r"(?<![\w./-])--root ([^ ,;]+)"), r"root=\1"),
+    (re.compile(r"(?<![\w./-])--class-map ([^ ,;]+)"), r"class_map=\1"),
+    (re.compile(r"(?<![\w./-])--from\b"), "form="),
+    (re.compile(r"(?<![\w./-])--field\b"), "fields="),
+    (re.compile(r"(?<![\w./-])--root\b"), "root="),
+    (re.compile(r"(?<![\w./-])--class-from\b"), "class_from="),
+    (re.compile(r"(?<![\w./-])--class-map\b"), "class_map="),
 )
+_KINDS_OF_ERRORS = (OptionError, MissingDataError, FormatError)
 
 
-def in_python(exc: _Error) -> _Error:
-    """Return the error with the options of the command line that it names as those of `Form`."""
-    text = str(exc)
-    for option, written in _OPTIONS:
-        text = option.sub(written, text)
-    if text == str(exc):
-        return exc
-    text = text.replace("class-map=", "class_map=").replace("class-from=", "class_from=")
-    return type(exc)(f"{text} (datapipe.Images takes a datapipe.Form with these arguments as form=)")
+@contextlib.contextmanager
+def errors_in_python() -> Iterator[None]:
+    """Let errors name arguments of `Form` where they name options of the command line."""
+    try:
+        yield
+    except _KINDS_OF_ERRORS as exc:
+        text = str(exc)
+        for option, written in _OPTIONS:
+            text = option.sub(written, text)
+        if text == str(exc):
+            raise
+        kind = next(kind for kind in _KINDS_OF_ERRORS if isinstance(exc, kind))
+        raise kind(f"{text} (datapipe.Images takes a datapipe.Form with these arguments as form=)") from exc

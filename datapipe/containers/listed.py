@@ -7,6 +7,7 @@ reason: it is a bad sample when it is read.
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import itertools
 import json
@@ -21,12 +22,12 @@ from crc32c import crc32c
 
 from datapipe.codecs.field_values import LABEL_FIELD, NO_LABEL, FieldKind, FieldSpec, encode_value
 from datapipe.codecs.stored import PLAIN, absent, why_absent
-from datapipe.containers.foreign import cached_home, index_stamp, progress
+from datapipe.containers.foreign import cached_home, kept_index, progress
 from datapipe.containers.form import Form
 from datapipe.containers.forms import FORMS
 from datapipe.containers.listing import told_of_loops
 from datapipe.core import atomic
-from datapipe.core.database import open_scratch
+from datapipe.core.database import open_database
 from datapipe.core.printable import counted, get_logger
 from datapipe.errors import DecodeError, FormatError, MissingDataError, StorageError
 from datapipe.index.listed import ListedSample, ScanNotes, Source, SourceFacts, Workspace, join, missing_fields
@@ -36,7 +37,10 @@ from datapipe.index.sidecar import SIDECAR_SUFFIX, FieldExtent, SidecarRows, wri
 ROWS_PER_SIDECAR = 1 << 16
 _MAX_SHOWN = 3  # samples in a warning
 _SAMPLES = "CREATE TABLE samples (place INTEGER, directory BLOB, name BLOB, label INTEGER, nbytes INTEGER, rest TEXT)"
+_INSERT = "INSERT INTO samples VALUES (?, ?, ?, ?, ?, ?)"
+_SORTED = "SELECT directory, name, label, nbytes, rest FROM samples ORDER BY place, directory, name"
 _VALUES_SUFFIX = ".values"
+_LISTING_NAME = "listing.db"
 _CONTAINERS = {"image-folder": "folder"}  # the name of a form in manifests, where it is another one
 
 logger = get_logger(__name__)
@@ -66,10 +70,11 @@ class ForeignPlace:
     def homes(self) -> list[Path]:
         """Return the one in the user's cache: in the place itself, a directory would count as a class."""
         form = self.form
-        how = [form.fields and [str(choice) for choice in form.fields], form.class_from and form.class_from.value]
-        paths = [path and os.path.realpath(path) for path in (form.root, form.class_map)]
-        chosen = json.dumps([*how, *paths]) if any((*how, *paths)) else ""
-        return [cached_home(self.container, self.place, *([chosen] if chosen else []))]
+        how = [[str(choice) for choice in form.fields], form.class_from and form.class_from.value]
+        paths = [
+            path and str(path) for path in (self.place, form.root, form.class_map)
+        ]  # as named: links may be turned elsewhere
+        return [cached_home(self.container, self.place, json.dumps([*how, *paths]))]
 
     def is_as_stamped(self, stamp: dict[str, Any]) -> bool:
         """Return True if the files and directories that decided about the listing are as they were."""
@@ -82,26 +87,46 @@ class ForeignPlace:
         )
 
     def make_index(self, home: Path) -> dict[str, Any]:
-        source, notes = self._source(), ScanNotes()
+        _clear(home)
+        own = {str(path): _file_stamp("", str(path)) for path in (self.place, self.form.class_map) if path and path.is_file()}
+        top_ns = _directory_stamp("", str(self.place)) if self.place.is_dir() else None  # before anything in it is looked at
+        source, notes, holders = self._source(), ScanNotes(), dict[bytes, list[int]]()
         root = str(source.root)
-        stamp = _Stamp(root, [self.place, *filter(None, (self.form.class_map,))])
-        with open_scratch(home, "listing") as connection:
-            connection.execute(_SAMPLES)
-            samples = progress(source.scan(notes, Workspace(home, None)), self.where, total=None, unit="sample")
-            connection.executemany("INSERT INTO samples VALUES (?, ?, ?, ?, ?, ?)", map(stamp.row, samples))
-            facts = source.facts()
-            self._refuse_unlisted(notes, facts, connection)
-            rows = connection.execute("SELECT directory, name, label, nbytes, rest FROM samples ORDER BY place, directory, name")
-            manifest = self._write_parts(home, facts, rows)
+        path = home / _LISTING_NAME
+        try:
+            with open_database(path, temporary=home) as connection:
+                connection.execute("BEGIN")
+                connection.execute(_SAMPLES)
+                samples = progress(source.scan(notes, Workspace(home, None)), self.where, total=None, unit="sample")
+                connection.executemany(
+                    "INSERT INTO samples VALUES (?, ?, ?, ?, ?, ?)", (_row(sample, holders) for sample in samples)
+                )
+                facts = source.facts()
+                self._refuse_unlisted(notes, facts, connection)
+                held = {os.fsdecode(name): list(value) for name, value in {**holders, **notes.files}.items()}
+                directories: dict[str, int | None] = {os.fsdecode(name) or ".": time for name, time in notes.directories.items()}
+                if top_ns is not None:
+                    directories["."] = top_ns
+                for name in sorted(_folders_of(root, notes.absent) - directories.keys()):
+                    directories[name] = _directory_stamp(root, name)
+                rows = connection.execute(
+                    "SELECT directory, name, label, nbytes, rest FROM samples ORDER BY place, directory, name"
+                )
+                manifest = self._write_parts(home, facts, rows, version=_version_of(held))
+        finally:
+            path.unlink(missing_ok=True)
         write_manifest(home, manifest)
         for warning in facts.warnings:
             logger.warning("%s: %s", self.where, warning)
         if notes.loops:
             logger.warning("%s: %s", self.where, told_of_loops(sorted(map(os.fsdecode, notes.loops))))
-        return {**stamp.to_json(notes), "is_recognised": self.is_recognised}
+        return {"root": root, "files": {**own, **held}, "directories": directories, "is_recognised": self.is_recognised}
 
-    def _write_parts(self, home: Path, facts: SourceFacts, rows: Iterator[tuple[Any, ...]]) -> Manifest:
-        """Write the sidecars of the sorted samples, and the files of their values; return the manifest, which is not written."""
+    def _write_parts(self, home: Path, facts: SourceFacts, rows: Iterator[tuple[Any, ...]], *, version: int) -> Manifest:
+        """Write the sidecars of the sorted samples, and the files of their values; return the manifest, which is not written.
+
+        `version`: a number made of the files that hold several samples, in place of the time of a shard.
+        """
         shards: list[ShardInfo] = []
         absent_ones: list[str] = []
         first = num_absent = 0
@@ -112,7 +137,7 @@ class ForeignPlace:
                 for row in some:
                     part.add(*row)
             digest = write_sidecar(home / (name + SIDECAR_SUFFIX), part.rows, name)
-            shards.append(ShardInfo(name, len(some), part.nbytes, first, len(some), index_sha256=digest))
+            shards.append(ShardInfo(name, len(some), part.nbytes, first, len(some), index_sha256=digest, mtime_ns=version))
             first += len(some)
             num_absent += part.num_absent
             absent_ones += part.absent_ones
@@ -150,53 +175,53 @@ class ForeignPlace:
             raise MissingDataError(f"{self.where}: {facts.nothing} ({notes.num_ignored} other files); {facts.remedy}")
 
 
-def recognised_before(place: Path, form: Form) -> ForeignPlace | None:
-    """Return what a place was recognised as, if it has not changed since; None: look at it again."""
+def recognised_before(place: Path, form: Form) -> tuple[ForeignPlace, Path, dict[str, Any]] | None:
+    """Return what a place was recognised as, if it has not changed since, with its index; None: look at it again."""
     for name, facts in FORMS.items():
         if facts.source and not facts.shards:
             data = ForeignPlace(place, form.named(name), is_recognised=True)
-            stamp = index_stamp(data.homes()[0])
-            if stamp.get("is_recognised") and data.is_as_stamped(stamp):
-                return data
+            kept = kept_index(data)
+            if kept is not None and kept[1].get("is_recognised"):
+                return data, *kept
     return None
 
 
-class _Stamp:
-    """The files and directories that decide about a listing, collected while it is made."""
+def _row(sample: ListedSample, holders: dict[bytes, list[int]]) -> tuple[object, ...]:
+    """Return a sample as a row of the listing; `holders` gets the files that hold several samples, with their sizes and times.
 
-    def __init__(self, root: str, paths: Iterable[Path]) -> None:
-        self._root = root
-        self._files = {os.path.abspath(path): _file_stamp(root, os.path.abspath(path)) for path in paths if path.is_file()}
-        self._directories: set[bytes] = set()
-        self._holders: dict[bytes, list[int]] = {}  # files that hold several samples
+    `rest` is the name of the field for a sample that is a whole file of its own name, as most are, and JSON for any other.
+    """
+    directory, name, place, label, origins, values, size, problem = sample
+    if len(origins) == 1 and not values and size is None and problem is None:
+        ((field, origin),) = origins.items()
+        if origin.is_whole and origin.path == join(directory, name):
+            return place, directory, name, label, origin.nbytes, field
+    for origin in origins.values():
+        if not origin.is_whole and origin.path not in holders:
+            holders[origin.path] = [origin.file_nbytes, origin.mtime_ns]
+    where = {field: (os.fsdecode(one.path), one.offset, one.nbytes, one.codec, one.is_whole) for field, one in origins.items()}
+    return place, directory, name, label, 0, json.dumps([where, dict(values), size, problem])
 
-    def row(self, sample: ListedSample) -> tuple[object, ...]:
-        """Return a sample as a row of the listing, and record where it lies.
 
-        `rest` is the name of the field for a sample that is a whole file of its own name, as most are, and JSON for any other.
-        """
-        directory, name, place, label, origins, values, size, problem = sample
-        if len(origins) == 1 and not values and size is None and problem is None:
-            ((field, origin),) = origins.items()
-            if origin.is_whole and origin.path == join(directory, name):
-                self._directories.add(directory)
-                return place, directory, name, label, origin.nbytes, field
-        for origin in origins.values():
-            if origin.is_whole:
-                self._directories.add(origin.path.rpartition(b"/")[0])
-            elif origin.path not in self._holders:
-                self._holders[origin.path] = [origin.file_nbytes, origin.mtime_ns]
-        where = {
-            field: (os.fsdecode(one.path), one.offset, one.nbytes, one.codec, one.is_whole) for field, one in origins.items()
-        }
-        return place, directory, name, label, 0, json.dumps([where, dict(values), size, problem])
+def _clear(home: Path) -> None:
+    """Delete what an interrupted run, or a larger listing, left."""
+    for path in (*home.glob("part-*"), *home.glob("*.db")):
+        path.unlink(missing_ok=True)
 
-    def to_json(self, notes: ScanNotes) -> dict[str, Any]:
-        directories: dict[str, int | None] = {os.fsdecode(name): mtime_ns for name, mtime_ns in notes.directories.items()}
-        others = {os.fsdecode(name) or "." for name in self._directories} - directories.keys()
-        directories |= {name: _directory_stamp(self._root, name) for name in sorted(others | {"."})}
-        holders = {os.fsdecode(name): value for name, value in self._holders.items()}
-        return {"root": self._root, "files": {**self._files, **holders}, "directories": directories}
+
+def _folders_of(root: str, absent_files: Iterable[bytes]) -> set[str]:
+    """Return the nearest folders, relative to the root, in which files that are not there would show."""
+    folders: set[str] = set()
+    for directory in {os.path.dirname(name) for name in absent_files}:
+        while directory and not os.path.isdir(os.path.join(os.fsencode(root), directory)):
+            directory = os.path.dirname(directory)
+        folders.add(os.fsdecode(directory) or ".")
+    return folders
+
+
+def _version_of(held: Mapping[str, list[int]]) -> int:
+    """Return a number that changes with the files that hold samples; 0 if there are none."""
+    return int.from_bytes(hashlib.sha256(json.dumps(sorted(held.items())).encode()).digest()[:7]) if held else 0
 
 
 def _file_stamp(root: str, name: str) -> list[int] | None:

@@ -50,11 +50,6 @@ class ListedFile:
         """Path relative to the root."""
         return self.directory + b"/" + self.name
 
-    @property
-    def sort_key(self) -> tuple[bytes, bytes, bytes]:
-        """The key by which sorting gives the listing's order."""
-        return self.class_name, self.directory, self.name
-
 
 def told_of_loops(loops: Sequence[str]) -> str:
     """Return a message about `loops`, the paths of links, of which there is at least one."""
@@ -77,17 +72,6 @@ def is_kept_by_tools(folder: bytes) -> bool:
 def is_image_name(name: bytes) -> bool:
     """Return True if the name ends like an image's; `datapipe.codecs.probe` decides by content."""
     return name.lower().endswith(IMAGE_SUFFIXES)
-
-
-def list_classes(root: Path) -> list[bytes]:
-    """Return the class folders under `root`, in order.
-
-    Raises MissingDataError if `root` is not a directory or holds none, StorageError if it cannot be read.
-    """
-    classes = list_folders(root, otherwise="pass a folder that holds one folder per class")
-    if not classes:
-        raise MissingDataError(f"{root}: no class folders; expected one folder per class, with the images in it")
-    return classes
 
 
 def list_folders(root: Path, *, otherwise: str) -> list[bytes]:
@@ -122,9 +106,8 @@ def held_apart_names(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def scan_class(root: Path, class_name: bytes, notes: ScanNotes) -> Iterator[ListedFile]:
-    """Yield the samples of one class, in the order of the file system: sort by `sort_key`."""
-    seen = notes.directories.__setitem__
-    return walk(root, class_name, notes, is_image_name, class_name=class_name, on_directory=seen)
+    """Yield the samples of one class, in the order of the file system."""
+    return walk(root, class_name, notes, is_image_name, class_name=class_name)
 
 
 def walk(
@@ -134,13 +117,12 @@ def walk(
     is_wanted: Callable[[bytes], bool],
     *,
     class_name: bytes = b"",
-    on_directory: Callable[[bytes, int], None] | None = None,
 ) -> Iterator[ListedFile]:
     """Yield the files below `start` (relative to `root`; b"" for all of it) whose names are wanted, in the file system's order.
 
-    Hidden files and folders are left out, links that lead out of the root or up are not followed; `notes` records them and
-    folders that cannot be read. `on_directory` is called with each directory and its mtime in ns. Streams: memory grows
-    with the number of directories waiting to be read, not with the number of files.
+    Hidden files and folders are left out, links that lead out of the root or up are not followed; `notes` records them,
+    folders that cannot be read, and those that were read, with their times. Streams: memory grows with the number of
+    directories, not with the number of files.
     """
     top = os.fsencode(os.path.realpath(root))
     first = os.path.join(top, start)
@@ -154,8 +136,7 @@ def walk(
         try:
             status = os.stat(path)
             here = (*parents, (status.st_dev, status.st_ino))
-            if on_directory is not None:
-                on_directory(directory, status.st_mtime_ns)
+            notes.directories[directory] = status.st_mtime_ns
             with os.scandir(path) as entries:
                 for entry in entries:
                     if is_junk(entry.name):

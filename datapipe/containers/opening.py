@@ -9,20 +9,23 @@ from pathlib import Path
 
 from datapipe.containers.archives.members import split_archive_path
 from datapipe.containers.archives.recognise import archive_of_file, archives_of_folder
-from datapipe.containers.foreign import ForeignShards, open_foreign
+from datapipe.containers.foreign import ForeignShards, kept_index, open_foreign, open_kept
 from datapipe.containers.form import Form
 from datapipe.containers.formats import container_of, only_format, refuse_several_sets
 from datapipe.containers.forms import AUTO, FORMS
 from datapipe.containers.listed import ForeignPlace, recognised_before
 from datapipe.containers.recognise import recognise_form
 from datapipe.containers.remote_shards import named_shards, open_remote_shards, shards_under
+from datapipe.containers.spool import compressed_tar, compression_of
 from datapipe.core.checks import path_name
 from datapipe.errors import FormatError, MissingDataError, OptionError
-from datapipe.index.manifest import MANIFEST_NAME, read_manifest, refuse_unfinished
+from datapipe.index.manifest import MANIFEST_NAME, Manifest, read_manifest, refuse_unfinished
 from datapipe.index.remote_set import open_set, read_manifest_text
 from datapipe.index.sample_index import SampleIndex
 from datapipe.index.tables import TABLE_NAME
 from datapipe.stores.location import is_url, parse_location
+
+_CONVERTED = "dataset"  # the form of what `convert` made
 
 
 def open_index(path: str | os.PathLike[str], form: Form | None = None) -> SampleIndex:
@@ -36,26 +39,44 @@ def open_index(path: str | os.PathLike[str], form: Form | None = None) -> Sample
     text = path_name(path, "the path to the dataset")
     if not text:
         raise OptionError("the path to the dataset is empty")
-    form = Form() if form is None else form
+    form = (Form() if form is None else form).absolute()
     if is_url(text):
-        if form.name != AUTO and not FORMS[form.name].shards:
+        if form.name in FORMS and FORMS[form.name].source and not FORMS[form.name].shards:
             raise OptionError(f"{text}: {form.name} is not read from stores by loaders; convert it, or copy it to a disk")
-        return _open_remote(text)
+        index = _open_remote(text)
+        _refuse_misfit(form, index.manifest, text)
+        return index
     here = Path(text)
-    if here.is_dir() and form.name in (AUTO, "dataset"):
+    if here.is_dir() and form.name in (AUTO, _CONVERTED):
         if (here / MANIFEST_NAME).exists():
-            return _converted(here)
+            index = _converted(here)
+            _refuse_misfit(form, index.manifest, text)
+            return index
         refuse_unfinished(here)
         if (here / TABLE_NAME).is_file():
             raise FormatError(f"{text}: a converted table, which holds no samples; read it with datapipe.Table")
     if form.name == AUTO or FORMS[form.name].shards:
         shards = _shards_at(here, text, form)
         if shards is not None:
-            return open_foreign(shards)
-    known = recognised_before(here.absolute(), form) if form.name == AUTO else None
-    if known is None:
-        known = ForeignPlace(here.absolute(), _recognised(here, text, form), is_recognised=form.name == AUTO)
+            index = open_foreign(shards)
+            _refuse_misfit(form, index.manifest, text)
+            return index
+    kept = recognised_before(here.absolute(), form) if form.name == AUTO else None
+    if kept is not None:
+        return open_kept(*kept)
+    known = ForeignPlace(here.absolute(), _recognised(here, text, form), is_recognised=form.name == AUTO)
     return open_foreign(known)
+
+
+def _refuse_misfit(form: Form, manifest: Manifest, text: str) -> None:
+    """Raise FormatError for shards of another form, and OptionError for choices that have no effect on any shards."""
+    if form.name not in (AUTO, _CONVERTED, manifest.container):
+        raise FormatError(f"{text}: holds {FORMS[manifest.container].title}, not the form {form.name}; pass that form, or none")
+    if form.has_choices:
+        raise OptionError(
+            f"{text}: root, fields, class_from and class_map of a form have no effect on {FORMS[manifest.container].title}; leave"
+            " them out, and choose among the fields with fields= of datapipe.Images"
+        )
 
 
 def _converted(here: Path) -> SampleIndex:
@@ -70,22 +91,32 @@ def _shards_at(here: Path, text: str, form: Form) -> ForeignShards | None:
     if not here.exists() and glob.has_magic(text):
         return _shards(sorted(Path(match) for match in glob.glob(text)), text)
     if here.is_file():
-        if container_of(here.name) is None or (form.name == AUTO and archive_of_file(here) is not None):
-            return None
-        return _shards([here], text)
-    if not here.is_dir():
+        paths = [here] if container_of(here.name) else []
+    elif not here.is_dir():
         return None
-    shards = sorted(path for path in here.iterdir() if container_of(path.name) and not path.is_dir())
-    if form.name != AUTO:
-        shards = [path for path in shards if container_of(path.name) == form.name]
-    elif shards and all(path.suffix == ".tar" for path in shards):
-        names = [os.fsencode(path.name) for path in shards]
-        if list(archives_of_folder(here, names)) == ["archive"]:
-            return None
-    if not shards:
+    else:
+        paths = sorted(path for path in here.iterdir() if container_of(path.name) and not path.is_dir())
+    if form.name != AUTO and here.is_dir():
+        paths = [path for path in paths if container_of(path.name) == form.name]
+    if not paths:
         return None
-    refuse_several_sets([path.name for path in shards], text)
-    return _shards(shards, text)
+    refuse_several_sets([path.name for path in paths], text)
+    shards = _shards(paths, text, is_recognised=form.name == AUTO)
+    is_tar = shards.is_recognised and shards.container == "tar"
+    return None if is_tar and _are_archives(shards, of_folder=here.is_dir()) else shards
+
+
+def _are_archives(shards: ForeignShards, *, of_folder: bool) -> bool:
+    """Return True for a tar that holds a folder, or a folder's tars of a class each.
+
+    A look at their first members tells, unless the kept index says that it has been taken.
+    """
+    kept = kept_index(shards)
+    if kept is not None and kept[1].get("is_recognised"):
+        return False
+    if not of_folder:
+        return archive_of_file(shards.directory / shards.names[0]) is not None
+    return list(archives_of_folder(shards.directory, [os.fsencode(name) for name in shards.names])) == ["archive"]
 
 
 def _recognised(here: Path, text: str, form: Form) -> Form:
@@ -100,9 +131,13 @@ def _recognised(here: Path, text: str, form: Form) -> Form:
             if sets:
                 raise FormatError(f"{text}: holds the datasets {', '.join(sets)}; open one of them, e.g. {here / sets[0]}")
         form = form.named(recognise_form(here, form.class_from, prefers_folders=True).form)
-    if not FORMS[form.name].source or FORMS[form.name].shards:
-        raise FormatError(f"{text}: no regular files of the form {form.name}; pass the form that it has, or none")
-    return form
+    if FORMS[form.name].source and not FORMS[form.name].shards:
+        return form
+    if compression_of(os.fsencode(here.name)) is not None:
+        raise compressed_tar(here)
+    raise FormatError(
+        f"{text}: no regular files of the form {form.name}, with names in lower case; pass the form that it has, or convert it"
+    )
 
 
 def _open_remote(text: str) -> SampleIndex:
@@ -125,7 +160,7 @@ def _remedy(text: str) -> str:
     return ""
 
 
-def _shards(paths: list[Path], text: str) -> ForeignShards:
+def _shards(paths: list[Path], text: str, *, is_recognised: bool = False) -> ForeignShards:
     """Check that these are shards of one format in one directory, and return them as a set."""
     if not paths:
         raise MissingDataError(f"{text}: no file matches")
@@ -142,4 +177,4 @@ def _shards(paths: list[Path], text: str) -> ForeignShards:
         raise FormatError(f"{text}: matches shards in {len(directories)} directories; open the shards of one directory at a time")
     (directory,) = directories
     refuse_unfinished(directory)
-    return ForeignShards(container, directory, names)
+    return ForeignShards(container, directory, names, is_recognised=is_recognised)

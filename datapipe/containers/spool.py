@@ -117,6 +117,12 @@ def _opened(plain: Any, form: str) -> Any:
     return pa.CompressedInputStream(pa.PythonFile(plain, mode="r"), form)
 
 
+def compressed_tar(path: Path) -> FormatError:
+    """Return the error for a compressed tar that should be read in place."""
+    command = f"datapipe convert {shlex.quote(str(path))} DST --to webdataset"
+    return FormatError(f"{path}: a compressed tar, whose members cannot be read one by one; convert it first: {command}")
+
+
 def unpack_tar(root: Path, name: bytes, form: str, space: Workspace) -> tuple[bytes, int]:
     """Unpack the tar `name` of `root` into the spool unless it is there; return (name in the spool, mtime in ns).
 
@@ -124,10 +130,7 @@ def unpack_tar(root: Path, name: bytes, form: str, space: Workspace) -> tuple[by
     """
     path = root / Path(name.decode(errors="surrogateescape"))
     if space.spool is None:
-        raise FormatError(
-            f"{path}: a compressed tar, whose members cannot be read one by one; convert it first: datapipe convert"
-            f" {shlex.quote(str(path))} DST --to webdataset"
-        )
+        raise compressed_tar(path)
     try:
         status = path.stat()
         with spooled(space, name, nbytes=status.st_size, mtime_ns=status.st_mtime_ns) as writer:

@@ -1,4 +1,4 @@
-"""SQLite files of a conversion: built once, then read. Large ones sort on disk, so memory stays constant."""
+"""SQLite files of listings and plans: built once, then read. Large ones sort on disk, so memory stays constant."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def open_database(path: Path, *, temporary: Path | None = None) -> Iterator[sqli
             connection.execute(f"PRAGMA temp_store_directory = '/proc/self/fd/{directory}'")  # its name may not be UTF-8
         yield connection
     except sqlite3.OperationalError as exc:
-        raise StorageError(f"{path.parent}: the plan cannot be written ({exc}); free space or check permissions") from exc
+        raise StorageError(f"{path.parent}: samples cannot be listed there ({exc}); free space or check permissions") from exc
     finally:
         if directory is not None:
             with contextlib.suppress(sqlite3.Error):

@@ -80,7 +80,7 @@ class LocalFiles:
         if extents.one_file_each or nbytes == WHOLE_FILE:
             data = _read_whole(path)
             return decode_stored(data, codec) if codec else data
-        _check_size(value_nbytes(nbytes, codec) if codec else nbytes)
+        _check_size(max(nbytes, value_nbytes(nbytes, codec)) if codec else nbytes)
         try:
             file = self._file(path)  # referred to here, so that it stays open for this read if another thread drops it
             fits = offset + nbytes <= file.nbytes  # checked first, as `pread` allocates memory for all it is to read

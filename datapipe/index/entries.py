@@ -58,6 +58,12 @@ WHOLE_FILE = -1  # in place of a number of bytes
 Codec = str | RowGroup
 
 
+def why_bad(extents: Extents, row: int) -> str | None:
+    """Return why a value cannot be read, if the index says so."""
+    codec = None if extents.codecs is None else extents.codecs[row]
+    return why_absent(codec) if isinstance(codec, str) else None
+
+
 def is_bytes(codec: Codec) -> bool:
     """Return True if a value is made of the bytes of an extent."""
     return isinstance(codec, str) and why_absent(codec) is None

@@ -88,6 +88,8 @@ class ScanNotes:
     loops: list[bytes] = field(default_factory=list)  # links to a directory that contains them, not descended into
     problems: list[ScanProblem] = field(default_factory=list)
     directories: dict[bytes, int] = field(default_factory=dict)  # those read, relative, with their modification times (ns)
+    files: dict[bytes, tuple[int, int]] = field(default_factory=dict)  # those that hold samples, with sizes and times (ns)
+    absent: set[bytes] = field(default_factory=set)  # files that were looked for in vain, relative
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +124,8 @@ class Source(Protocol):
     def scan(self, notes: ScanNotes, space: Workspace) -> Iterator[ListedSample]:
         """Yield the samples, in any order; memory does not grow with their number.
 
-        `notes` gets what is not a sample. Raises
-        MissingDataError, StorageError, FormatError or OptionError if nothing can be listed.
+        `notes` gets what is not a sample, and the directories and files that decided about the listing. Raises MissingDataError,
+        StorageError, FormatError or OptionError if nothing can be listed.
         """
 
     def facts(self) -> SourceFacts:

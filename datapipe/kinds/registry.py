@@ -14,10 +14,10 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from datapipe.containers.form import in_python
+from datapipe.containers.form import errors_in_python
 from datapipe.containers.forms import FORMS, IMAGES
 from datapipe.core.checks import path_name
-from datapipe.errors import FormatError, MissingDataError, OptionError
+from datapipe.errors import FormatError, OptionError
 from datapipe.stores.location import is_url
 from datapipe.stores.requests import apply_settings
 from datapipe.stores.settings import Remote
@@ -67,10 +67,8 @@ def open_data(source: Any) -> Data:
     if isinstance(source, (str, os.PathLike)):
         if isinstance(source, str) and is_url(source):
             apply_settings(Remote())  # another loader may have applied others
-        try:
+        with errors_in_python():
             kind, index = recognise(source)
-        except (FormatError, MissingDataError, OptionError) as exc:
-            raise in_python(exc) from exc
         return part(kind, "data").of(source, index)  # type: ignore[no-any-return]
     for kind in KINDS:
         found: Data | None = part(kind, "data").of(source, None)

@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import shutil
+import tarfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from fixtures import CLASSES, jpeg, listing, make_folder, npy
+from fixtures import CLASSES, encode, jpeg, listing, make_folder, npy
 
 import datapipe as dp
 from datapipe import transforms as T
@@ -25,6 +26,7 @@ from datapipe.containers import foreign, opening
 from datapipe.containers.opening import open_index
 from datapipe.errors import DecodeError, FormatError, MissingDataError, OptionError
 from datapipe.fetch.local import LocalFiles
+from datapipe.index.manifest import read_manifest, write_manifest
 from datapipe.index.sample_index import SampleIndex
 from datapipe.index.sidecar import SIDECAR_SUFFIX, FieldExtent, SidecarRows, write_sidecar
 
@@ -161,6 +163,113 @@ def turn_into_pairs(root: Path) -> Path:
     return path
 
 
+def add_a_pair_below_a_folder_without_files(root: Path) -> Path:
+    path = paired(root / "pairs")
+    for name in ("imgs", "masks"):
+        (path / name / "a" / "c").mkdir(parents=True)
+    open_index(path)
+    shutil.copy(path / "imgs" / "0.jpg", path / "imgs" / "a" / "c" / "9.jpg")
+    shutil.copy(path / "masks" / "0.npy", path / "masks" / "a" / "c" / "9.npy")
+    return path
+
+
+def bring_the_first_file_of_a_folder(root: Path) -> Path:
+    make_folder(root / "own", num=NUM)
+    path = listed(root / "own", root / "list.csv")
+    with path.open("a") as file:
+        file.write("\nown/zoo/deep/new.jpg,ant")
+    (root / "own" / "zoo").mkdir()
+    assert len(open_index(path)) == NUM + 1
+    (root / "own" / "zoo" / "deep").mkdir()
+    (root / "own" / "zoo" / "deep" / "new.jpg").write_bytes(jpeg(1))
+    return path
+
+
+def fill_a_class_tar(root: Path) -> tuple[Path, dp.Form]:
+    """One that held nothing that was listed."""
+    (root / "tars").mkdir()
+    for name in ("ant", "bee"):
+        shutil.make_archive(str(root / "tars" / name), "tar", make_folder(root / name, num=3) / "ant")
+    (root / "empty").mkdir()
+    (root / "empty" / "notes.txt").write_text("x")
+    shutil.make_archive(str(root / "tars" / "zebra"), "tar", root / "empty")
+    size = len(open_index(root / "tars", dp.Form("archive")))
+    for number in range(NUM + 1 - size):
+        (root / "empty" / f"{number}.jpg").write_bytes(jpeg(number))
+    shutil.make_archive(str(root / "tars" / "zebra"), "tar", root / "empty")
+    return root / "tars", dp.Form("archive")
+
+
+def fill_a_folder_of_arrays(root: Path) -> Path:
+    for number in range(NUM):
+        (root / "npy" / "a").mkdir(parents=True, exist_ok=True)
+        np.save(root / "npy" / "a" / f"{number}.npy", np.arange(3))
+    (root / "npy" / "b").mkdir()
+    open_index(root / "npy", dp.Form("npy"))
+    np.save(root / "npy" / "b" / "0.npy", np.arange(3))
+    return root / "npy"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        add_a_pair_below_a_folder_without_files,
+        bring_the_first_file_of_a_folder,
+        fill_a_class_tar,
+        lambda root: (fill_a_folder_of_arrays(root), dp.Form("npy")),
+    ],
+)
+def test_changes_where_nothing_was_listed_are_seen(tmp_path: Path, change: Callable[[Path], Any]) -> None:
+    changed = change(tmp_path)
+    path, form = changed if isinstance(changed, tuple) else (changed, None)
+    assert len(open_index(path, form)) == NUM + 1
+    field = "array" if form is not None and form.name == "npy" else "image"
+    assert LocalFiles().read(open_index(path, form).look_up(np.array([NUM]), field).extents, 0)
+
+
+def test_what_lies_beside_an_archive_changes_nothing(own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, table = zipped(own, tmp_path / "x.zip"), listed(own, tmp_path / "list.csv")
+    open_index(path), open_index(table)
+    monkeypatch.setattr(foreign, "_make_index", lambda *_: pytest.fail("indexed again"))
+    (tmp_path / "checkpoint.pt").write_text("x")
+    open_index(path), open_index(table)
+
+
+def test_one_list_in_two_folders_names_files_of_both(tmp_path: Path) -> None:
+    """As in Hugging Face's cache, whose snapshots link to one blob."""
+    for number, name in enumerate("ab"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "0.jpg").write_bytes(jpeg(number))
+        (tmp_path / name / "metadata.csv").symlink_to(tmp_path / "blob")
+    (tmp_path / "blob").write_text("file_name,label\n0.jpg,x\n")
+    for number, name in enumerate("ab"):
+        index = open_index(tmp_path / name / "metadata.csv")
+        assert LocalFiles().read(index.look_up(np.array([0]), "image").extents, 0) == jpeg(number)
+
+
+def test_a_relative_root_is_that_of_the_opening(own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "lists").mkdir()
+    path = listed(own, tmp_path / "lists" / "list.csv")
+    monkeypatch.chdir(tmp_path)
+    data = dp.Images("lists/list.csv", form=dp.Form("manifest", root="."))
+    monkeypatch.chdir("/")
+    assert data[0][0].shape[0] == 3
+    assert dp.Images(path, form=dp.Form("manifest", root=tmp_path)).index.sidecar_directory == data.index.sidecar_directory
+
+
+def test_kept_pixels_are_those_of_the_archive_that_is_there(tmp_path: Path) -> None:
+    """Members of tars have no checksums: a tar of the same names and sizes is another one all the same."""
+    seen = []
+    for value in (10, 200):
+        for name in ("a", "b"):
+            (tmp_path / "in" / name).mkdir(parents=True, exist_ok=True)
+            (tmp_path / "in" / name / "0.bmp").write_bytes(encode(np.full((8, 8, 3), value, np.uint8), "BMP"))
+        path = shutil.make_archive(str(tmp_path / "x"), "tar", tmp_path / "in")
+        os.utime(path, ns=(0, value))
+        seen.append(next(iter(dp.DataLoader(dp.Images(path, cache=tmp_path / "cache"), 2)))[0].unique().tolist())
+    assert seen == [[10], [200]]
+
+
 @pytest.mark.parametrize("change", [replace_zip, add_a_pair, add_a_line, bring_a_missing_file, turn_into_pairs])
 def test_changes_are_seen(tmp_path: Path, change: Callable[[Path], Path]) -> None:
     index = open_index(change(tmp_path))
@@ -203,6 +312,22 @@ def test_a_field_that_some_lack_is_bad_where_it_is_asked_for(tmp_path: Path) -> 
         list(dp.DataLoader(path, NUM))
 
 
+def test_a_sample_without_a_label_is_bad_where_labels_alone_are_read(own: Path, tmp_path: Path) -> None:
+    path = listed(own, tmp_path / "list.csv")
+    path.write_text(path.read_text().replace("0002.jpg,ant", "0002.jpg,"))
+    data = dp.Images(path, fields=["label"])
+    with pytest.raises(DecodeError, match="line 3: 'label' is empty: no label"):
+        list(dp.DataLoader(data, NUM))
+    assert next(iter(dp.DataLoader(data, NUM, on_error="skip")))[0].min() == 0
+
+
+def test_a_reason_may_name_a_file_that_is_not_utf8(tmp_path: Path) -> None:
+    path = paired(tmp_path / "pairs")
+    os.symlink("gone", os.path.join(os.fsencode(path), b"masks", b"\xff.png"))
+    with pytest.raises(DecodeError, match="dangling symbolic link"):
+        LocalFiles().read(open_index(path).look_up(np.array([NUM]), "mask").extents, 0)
+
+
 def test_a_damaged_member_is_named(own: Path, tmp_path: Path) -> None:
     path = zipped(own, tmp_path / "x.zip")
     data = bytearray(path.read_bytes())
@@ -227,6 +352,28 @@ def test_a_compressed_tar_names_the_conversion(tmp_path: Path) -> None:
         open_index(tmp_path / "my photos.tar.gz")
 
 
+@pytest.mark.parametrize(("make", "said"), [
+    (lambda own, root: (own, dp.Form("tar", fields={"jpg": "none"})), "have no effect on WebDataset tars"),
+    (lambda own, root: (own, dp.Form("tar", class_map="gone.json")), "have no effect on WebDataset tars"),
+    (lambda own, root: (own, dp.Form("parquet")), "no regular files of the form parquet"),
+    (lambda own, root: (own / "*.tar", dp.Form("parquet")), "holds WebDataset tars, not the form parquet"),
+    (lambda own, root: (own / "0.tar", dp.Form(class_from="none")), "have no effect"),
+    (lambda own, root: (shutil.copy(own / "0.tar", root / "X.TAR"), None), "with names in lower case"),
+    (lambda own, root: (shutil.copy(own / "0.tar", root / "x.tar.gz"), None), "a compressed tar, whose members"),
+])  # fmt: skip
+def test_a_form_fits_the_shards_or_is_refused(tmp_path: Path, make: Callable[[Path, Path], Any], said: str) -> None:
+    (tmp_path / "in").mkdir()
+    for number in range(2):
+        (tmp_path / "in" / f"{number}.jpg").write_bytes(jpeg(number))
+        (tmp_path / "in" / f"{number}.cls").write_text("1")
+    (tmp_path / "tars").mkdir()
+    shutil.make_archive(str(tmp_path / "tars" / "0"), "tar", tmp_path / "in")
+    path, form = make(tmp_path / "tars", tmp_path)
+    with pytest.raises((FormatError, OptionError), match=said):
+        dp.Images(path, form=form)
+    assert len(dp.Images(tmp_path / "tars", form="tar")) == 2
+
+
 def test_archives_that_are_no_archives(tmp_path: Path) -> None:
     (tmp_path / "x.zip").write_bytes(b"PK" + bytes(100))
     with pytest.raises(FormatError, match=r"x\.zip: not a zip, or cut off"):
@@ -237,6 +384,7 @@ def test_archives_that_are_no_archives(tmp_path: Path) -> None:
     (lambda: dp.Form("photo"), "form 'photo' is not known; choose one of: auto, image-folder"),
     (lambda: dp.Form("manifest", fields={"a": "number"}), "'a' is 'number'; a kind is one of: image, mask"),
     (lambda: dp.Form("manifest", fields=["a"]), "pass kinds by name"),  # type: ignore[arg-type]
+    (lambda: dp.Form("manifest", fields=("a",)), "pass kinds by name"),  # type: ignore[arg-type]
     (lambda: dp.Form(class_from="top"), "class_from is 'top'; pass one of: folder, parent, path, none"),
     (lambda: dp.Form(root=3), "root is 3"),  # type: ignore[arg-type]
     (lambda: dp.Images("x", form=3), r"form is 3; pass a name, such as 'pairs', or a datapipe\.Form"),  # type: ignore[arg-type]
@@ -259,6 +407,15 @@ def test_errors_name_arguments_of_python(own: Path, tmp_path: Path) -> None:
     assert len(dp.Images(own / "ant", form=dp.Form(class_from="none"))) == 3
     with pytest.raises(FormatError, match="form hdf5"):
         dp.Images(own, form="hdf5")
+    with pytest.raises(MissingDataError) as caught:
+        dp.Images(tmp_path / "exp--root 1")
+    assert caught.value.__cause__ is not caught.value
+    assert "exp--root 1" in str(caught.value)
+    (own / "x").mkdir()
+    shutil.copytree(own / "ant", tmp_path / "my --from pairs" / "train" / "ant")
+    shutil.copytree(own / "ant", tmp_path / "my --from pairs" / "val" / "ant")
+    with pytest.raises(OptionError, match="separate sets"):
+        dp.Images(tmp_path / "my --from pairs")
     with pytest.raises(OptionError, match="is Images already"):
         dp.Images(dp.Images(own), form="pairs")
 
@@ -302,7 +459,19 @@ def test_paths_lead_nowhere_else(own: Path, tmp_path: Path, path: bytes) -> None
         values.look_up(np.array([0]), "image")
 
 
-@pytest.mark.parametrize("codec", ["deflate:1", "deflate:-1:00000000", "prefix:zz", "unzip:1", "crc32:", "+", "prefix"])
+@pytest.mark.parametrize(
+    "codec",
+    [
+        "deflate:1",
+        "deflate:-1:00000000",
+        "deflate:9:00000000+deflate:5:00000000",
+        "prefix:zz",
+        "unzip:1",
+        "crc32:",
+        "+",
+        "prefix",
+    ],
+)
 def test_codecs_that_are_none_are_bad_samples(own: Path, tmp_path: Path, codec: str) -> None:
     extent = FieldExtent("", 0, 5, None, path=b"ant/0000.jpg", codec=codec)
     index = spoiled(open_index(own), tmp_path / "home", extent, ranges={"image"})
@@ -315,6 +484,29 @@ def test_a_bomb_is_not_unpacked(own: Path, tmp_path: Path) -> None:
     index = spoiled(open_index(own), tmp_path / "home", extent, ranges={"image"})
     with pytest.raises(DecodeError, match="exceed the limit"):
         LocalFiles().read(index.look_up(np.array([0]), "image").extents, 0)
+
+
+def test_a_range_is_not_read_that_is_larger_than_a_sample(own: Path, tmp_path: Path) -> None:
+    with (tmp_path / "sparse").open("wb") as file:
+        file.truncate(1 << 34)
+    shutil.move(tmp_path / "sparse", own / "ant" / "sparse")
+    extent = FieldExtent("", 0, 1 << 33, None, path=b"ant/sparse", codec=deflated(5, 0))
+    index = spoiled(open_index(own), tmp_path / "home", extent, ranges={"image"})
+    with pytest.raises(DecodeError, match="exceed the limit"):
+        LocalFiles().read(index.look_up(np.array([0]), "image").extents, 0)
+
+
+def test_an_index_beside_shards_lists_no_files(own: Path, tmp_path: Path) -> None:
+    """Whoever wrote it could lead the loader through any link to any file."""
+    root = tmp_path / "tars"
+    root.mkdir()
+    with tarfile.open(root / "x.tar", "w") as tar:
+        tar.add(listing(own)[0], "0.jpg")
+    home = open_index(root / "x.tar").sidecar_directory
+    manifest = read_manifest(home)
+    write_manifest(home, dataclasses.replace(manifest, is_listing=True))
+    with pytest.raises(FormatError, match="an index of other data"):
+        open_index(root / "x.tar")
 
 
 def test_reasons_may_be_any_text(own: Path, tmp_path: Path) -> None:

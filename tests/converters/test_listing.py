@@ -9,15 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from datapipe.containers.listing import ListedFile, held_apart, list_classes, scan_class
+from datapipe.containers.listing import ListedFile, held_apart, list_folders, scan_class
 from datapipe.errors import MissingDataError
 from datapipe.index.listed import ScanNotes
 
 
 def listing(root: Path) -> tuple[list[ListedFile], ScanNotes]:
     notes = ScanNotes()
-    files = [file for name in list_classes(root) for file in scan_class(root, name, notes)]
-    return sorted(files, key=lambda file: file.sort_key), notes
+    files = [file for name in folders(root) for file in scan_class(root, name, notes)]
+    return sorted(files, key=lambda file: (file.class_name, file.directory, file.name)), notes
+
+
+def folders(root: Path) -> list[bytes]:
+    return list_folders(root, otherwise="pass a folder")
 
 
 def touch(path: Path, data: bytes = b"x") -> Path:
@@ -62,7 +66,7 @@ def test_junk_is_no_sample_and_no_class(tmp_path: Path) -> None:
     touch(tmp_path / ".cache" / "b.jpg")
     touch(tmp_path / "k" / ".thumbnails" / "c.jpg")
     found, notes = listing(tmp_path)
-    assert list_classes(tmp_path) == [b"k"]
+    assert folders(tmp_path) == [b"k"]
     assert [file.source for file in found] == [b"k/a.jpg"]
     assert notes.num_junk == 5
 
@@ -165,20 +169,19 @@ def test_unreadable_directory_is_reported(tmp_path: Path, monkeypatch: pytest.Mo
 def test_two_sets_are_recognised(tmp_path: Path, held_out: str) -> None:
     touch(tmp_path / "train" / "k" / "a.jpg")
     touch(tmp_path / held_out / "k" / "a.jpg")
-    assert held_apart(tmp_path, list_classes(tmp_path)) == (b"train", held_out.encode())
+    assert held_apart(tmp_path, folders(tmp_path)) == (b"train", held_out.encode())
 
 
 def test_classes_called_train_and_val_are_one_set(tmp_path: Path) -> None:
     touch(tmp_path / "train" / "a.jpg")  # a picture of a train
     touch(tmp_path / "val" / "a.jpg")
-    assert held_apart(tmp_path, list_classes(tmp_path)) == ()
+    assert held_apart(tmp_path, folders(tmp_path)) == ()
 
 
 def test_no_classes(tmp_path: Path) -> None:
     touch(tmp_path / "a.jpg")
-    with pytest.raises(MissingDataError, match="no class folders"):
-        list_classes(tmp_path)
-    with pytest.raises(MissingDataError, match="not a directory"):
-        list_classes(tmp_path / "a.jpg")
+    assert folders(tmp_path) == []
+    with pytest.raises(MissingDataError, match="not a directory; pass a folder"):
+        folders(tmp_path / "a.jpg")
     with pytest.raises(MissingDataError, match="no such file or directory"):
-        list_classes(tmp_path / "nothing")
+        folders(tmp_path / "nothing")

@@ -44,6 +44,10 @@ def test_a_file_or_a_folder_in_the_order_of_names(tmp_path: Path) -> None:
     assert sources_of(converted(tmp_path / "in" / "[a-b].tar", tmp_path / "two")) == ["a.tar/y", "b.tar/z", "b.tar/a"]
     with pytest.raises(OptionError, match=r"c\*\.tar: matches nothing; a pattern names shards of one form"):
         converted(tmp_path / "in" / "c*.tar", tmp_path / "none")
+    tar(tmp_path / "on" / "a.tar", jpegs("y"))
+    with pytest.raises(OptionError, match="matches tars in several directories"):
+        converted(tmp_path / "[io]n" / "*.tar", tmp_path / "none")
+    assert sources_of(converted(tmp_path / "in" / "b**.tar", tmp_path / "three")) == ["b.tar/z", "b.tar/a"]
 
 
 def test_suffixes_become_fields(tmp_path: Path) -> None:

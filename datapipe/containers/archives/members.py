@@ -114,6 +114,7 @@ def scan_archive(root: Place, name: bytes, space: Workspace, notes: ScanNotes) -
     """
     where = str(root / os.fsdecode(name))
     with opened_archive(root, name, space) as (data, holder):
+        notes.files[name] = holder.nbytes, holder.mtime_ns
         scan = _scan_zip if name.lower().endswith(b".zip") else _scan_tar
         try:
             yield from scan(data, where, holder, notes)

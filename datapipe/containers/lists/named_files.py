@@ -26,13 +26,14 @@ _MAX_AROUND, _MAX_ENTRIES = 4, 1000  # folders around a list, and entries of a f
 class NamedFiles:
     """Looks up files by the names in a list. A result never names anything outside `root`."""
 
-    def __init__(self, root: Path, listed_in: Path) -> None:
-        """Raises MissingDataError if `root` is not a folder."""
+    def __init__(self, root: Path, listed_in: Path, notes: ScanNotes) -> None:
+        """`notes` gets what is not there. Raises MissingDataError if `root` is not a folder."""
         if not root.is_dir():
             raise MissingDataError(f"{root}: no such folder; check --root")
         self._root = root
         self._top = os.fsencode(os.path.realpath(root))
         self._listed_in = listed_in
+        self._notes = notes
         self._folders: dict[bytes, bytes] = {}  # real paths
         self._num_missing = 0
         self._first_missing: str = ""
@@ -67,6 +68,7 @@ class NamedFiles:
             if stat.S_ISLNK(status.st_mode):
                 real, status = os.path.realpath(path), os.stat(path)
         except OSError as exc:
+            self._notes.absent.add(name)
             return name, None, self._missing(text, exc)
         self._has_found = True
         if not is_within(real, self._top):
@@ -207,7 +209,7 @@ def open_files(root: Path, listed_in: Path, space: Workspace, notes: ScanNotes) 
     """
     split = None if root.is_dir() else split_archive_path(root)
     if split is None:
-        yield NamedFiles(root, listed_in)
+        yield NamedFiles(root, listed_in, notes)
         return
     archive, inner = split
     with open_scratch(space.scratch, "archived") as connection:
@@ -224,6 +226,7 @@ def open_files(root: Path, listed_in: Path, space: Workspace, notes: ScanNotes) 
             "INSERT INTO files VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (name) DO UPDATE SET is_twice = 1", rows
         )
         notes.problems += seen.problems
+        notes.files |= seen.files
         folders = (os.fsdecode(inner),) if inner else ("", *_only_folder(connection))
         yield _ArchivedFiles(connection, root, listed_in, folders)
 

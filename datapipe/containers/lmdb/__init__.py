@@ -17,6 +17,7 @@ from datapipe.codecs.field_values import IMAGE_FIELD
 from datapipe.codecs.probe import encoding_of
 from datapipe.containers.file_tree import refuse_field_choices
 from datapipe.containers.form import ClassFrom, Form, on_disk
+from datapipe.containers.listing import list_folders
 from datapipe.containers.lmdb import listing
 from datapipe.containers.lmdb.listing import CUT_OFF, NO_DATABASE, NO_LIBRARY, RECORD
 from datapipe.containers.source_fields import FolderLabels
@@ -36,6 +37,7 @@ class LmdbSource:
         """Raises MissingDataError if there is no database, OptionError for choices that are not possible."""
         refuse_field_choices(form)
         source = on_disk(place, form)
+        self._folders = _folder_times(source)
         self.root, self._names = _databases(source)
         has_classes = len(self._names) > 1 or self._names[0].count("/") > 0
         allowed = (ClassFrom.NONE, *((ClassFrom.FOLDER,) if has_classes else ()))
@@ -46,11 +48,13 @@ class LmdbSource:
 
     def scan(self, notes: ScanNotes, space: Workspace) -> Iterator[ListedSample]:
         place = 0
+        notes.directories |= self._folders
         for name in self._names:
             path = os.fsencode(name)
             label, _ = self._labels.of(os.path.dirname(path))
             with regular_files.open_file(self.root / name) as file:
                 status = os.fstat(file.fileno())
+                notes.files[path] = status.st_size, status.st_mtime_ns
                 for key, offset, nbytes in _entries(self.root / name):
                     if not place:
                         _refuse_other_values(self.root / name, key, os.pread(file.fileno(), min(nbytes, _HEAD_NBYTES), offset))
@@ -68,6 +72,12 @@ class LmdbSource:
             nothing="no entries",
             remedy="the values of a database are the images",
         )
+
+
+def _folder_times(source: Path) -> dict[bytes, int]:
+    """Return the times (ns) of the folders in which databases are looked for, relative to `source`; none for a file."""
+    folders = (b"", *list_folders(source, otherwise="")) if source.is_dir() else ()
+    return {folder: os.stat(os.path.join(os.fsencode(source), folder)).st_mtime_ns for folder in folders}
 
 
 def _databases(source: Path) -> tuple[Path, list[str]]:

@@ -6,6 +6,7 @@ a suffix, never a path to write to; links, devices and folders are skipped.
 
 from __future__ import annotations
 
+import glob
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -200,10 +201,12 @@ def _groups(data: ByteSource, where: str, notes: ScanNotes) -> Iterator[_Group]:
 
 def _matching(pattern: Path) -> list[bytes]:
     """Return the sorted names of the tars that a pattern in one directory matches. Raises MissingDataError if there are none."""
-    found = sorted(os.fsencode(path.name) for path in pattern.parent.glob(pattern.name) if _is_tar(os.fsencode(path.name)))
+    found = [name for name in sorted(map(os.fsencode, glob.glob(str(pattern)))) if _is_tar(name)]
     if not found:
         raise MissingDataError(f"{pattern}: no such file; check the path of the source")
-    return found
+    if {os.path.dirname(name) for name in found} != {os.fsencode(pattern.parent)}:
+        raise OptionError(f"{pattern}: matches tars in several directories; convert those of one at a time")
+    return [os.path.basename(name) for name in found]
 
 
 def _is_tar(name: bytes) -> bool:

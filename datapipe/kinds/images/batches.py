@@ -18,10 +18,10 @@ import torch
 from numpy.typing import NDArray
 
 from datapipe.core.observe import Stage, StageEvent
-from datapipe.errors import OptionError
+from datapipe.errors import DecodeError, OptionError
 from datapipe.fetch.files import Files
 from datapipe.index.concat import AnyIndex, Repeats
-from datapipe.index.entries import Description, Entries, Extents
+from datapipe.index.entries import Description, Entries, Extents, why_bad
 from datapipe.kernel.bad_samples import replacement
 from datapipe.kernel.kind import BadRow, BatchMaker, LeftToConsumer, Pass, Piece, Resources
 from datapipe.kernel.pools import BatchMemory
@@ -32,6 +32,7 @@ from datapipe.kinds.images.dali_stage import DaliStage, Fetched, FetchWorker
 from datapipe.kinds.images.device_images import DeviceImages
 from datapipe.kinds.images.fields import FurtherFields
 from datapipe.kinds.images.images_cpu import MAX_CACHED, BlockReport, BlockWorker
+from datapipe.kinds.images.images_cpu import BadRow as BadSample
 from datapipe.kinds.images.kept_images import KeptImages
 from datapipe.order.draws import Draws, apart
 from datapipe.order.plan import BatchSpan, Picks, Plan
@@ -213,6 +214,9 @@ class SampleBatchMaker(BatchMaker):
         """Load `rows` of what was looked up into the batch's rows from `first` on."""
         entries, extents = found
         report = self._load_images(batch, entries, rows, draws, first, worker) if self.has_image else BlockReport()
+        if not self.has_image and not extents:  # labels alone are read from the index, which may say that a sample is bad
+            reasons = ((place, why_bad(entries.extents, row)) for place, row in enumerate(rows))
+            report.bad += [BadSample(place, DecodeError(reason)) for place, reason in reasons if reason is not None]
         if extents:
             batch.values[first : first + len(rows)] = self.further.load(extents, rows, draws, report)
         return report

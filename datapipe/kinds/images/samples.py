@@ -9,10 +9,10 @@ from typing import Any
 import torch
 import torch.utils.data
 
-from datapipe.containers.form import Form, in_python
+from datapipe.containers.form import Form, errors_in_python
 from datapipe.containers.opening import open_index
 from datapipe.datasets import Original, Seen, SeenStream, Unseen, see_through, webdataset_stream
-from datapipe.errors import FormatError, MissingDataError, OptionError
+from datapipe.errors import OptionError
 from datapipe.index.concat import AnyIndex
 from datapipe.kernel.cache_settings import Cache
 from datapipe.kernel.options import one_of
@@ -58,10 +58,8 @@ class Samples:
         if isinstance(source, (str, os.PathLike)):
             if isinstance(source, str) and is_url(source):
                 apply_settings(remote)  # for the opening too
-            try:
+            with errors_in_python():
                 return cls(open_index(source, Form.of(form)))
-            except (FormatError, MissingDataError, OptionError) as exc:
-                raise in_python(exc) from exc
         if form is not None:
             raise OptionError(f"form={form!r:.60} says how a path is read, and source is {source!r:.60}; leave it out")
         if isinstance(source, AnyIndex):
