@@ -151,7 +151,7 @@ def index_shard(path):
 
 
 def test_seventeen_lines_make_a_zip_load_and_convert(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert len(ZIP.strip().splitlines()) <= 18
+    assert len(ZIP.strip().splitlines()) <= 17
     (tmp_path / "seventeen.py").write_text(ZIP)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(FORMS, "comic", FormFacts(title="comics", shards="seventeen", files=re.compile(r".+\.cbz")))

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from datapipe.containers.forms import AUTO, FORMS
+from datapipe.containers.forms import AUTO, FIELD_KINDS, FORMS
 from datapipe.errors import OptionError
 
 if TYPE_CHECKING:
@@ -185,10 +185,14 @@ def add_form_options(parser: argparse.ArgumentParser, title: str, *, more: tuple
         "--root", type=Path, metavar="DIR", help="where the file names in a manifest or COCO file start (its folder)"
     )
     group.add_argument(
-        "--field", action="append", default=[], type=parsed_by("FieldChoice.parse"), metavar="NAME=KIND",
-        help="the kind of a column, suffix or annotation: image, mask, boxes, text, json, array, bytes, label, int, float,"
-        " text-file, json-file (a column that names such files), or none to leave it out; repeatable",
-    )  # fmt: skip
+        "--field",
+        action="append",
+        default=[],
+        type=parsed_by("FieldChoice.parse", "datapipe.containers.form"),
+        metavar="NAME=KIND",
+        help=f"the kind of a column, suffix or annotation: {', '.join(FIELD_KINDS[:-1])} (text-file, json-file: a column that"
+        " names such files), or none to leave it out; repeatable",
+    )
     group.add_argument(
         "--class-from", choices=("folder", "parent", "path", "none"),
         help="the class of a file: the folder of the source that it lies in (default), its own folder, the path of that, or none",
@@ -205,12 +209,12 @@ def form_of(args: argparse.Namespace) -> Form | None:
     return Form(args.form, root=args.root, fields=tuple(args.field), class_from=args.class_from, class_map=args.class_map)
 
 
-def parsed_by(name: str) -> Callable[[str], Any]:
-    """Return what parses an option's text by `name` of `converters.options`, which is imported when the option is given."""
+def parsed_by(name: str, module: str = "converters.options") -> Callable[[str], Any]:
+    """Return what parses an option's text by `name` of a module, which is imported when the option is given."""
 
     def parse(text: str) -> Any:
         try:
-            return operator.attrgetter(name)(importlib.import_module("converters.options"))(text)
+            return operator.attrgetter(name)(importlib.import_module(module))(text)
         except OptionError as exc:
             raise argparse.ArgumentTypeError(str(exc)) from exc
 

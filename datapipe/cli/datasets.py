@@ -1,4 +1,4 @@
-"""`datapipe verify`, `datapipe fit` and `datapipe index`: check a converted dataset, fit a recipe to a table, index shards."""
+"""`datapipe verify`, `datapipe fit` and `datapipe index`: check a converted dataset, fit a recipe to a table, index data."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """COCO: images with the boxes of an annotation file, and other members of the annotations.
 
 Samples are sorted by the id of their image, as in torchvision's `CocoDetection`. Boxes become `datapipe`'s kind `boxes` (see
-`converters.samples.annotations`); their labels are positions in the list of categories, sorted by id. Any other member of an
+`codecs/boxes`); their labels are positions in the list of categories, sorted by id. Any other member of an
 annotation is kept on request as a JSON list, in the order of the boxes.
 """
 

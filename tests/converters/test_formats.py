@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
+from source_trees import put
+from test_source_lmdb import database
 from trees import ROOT, encoded_image, make_tree, run_cli
 
 from converters import ConvertOptions, Encode, convert
@@ -30,6 +33,7 @@ TARGET_OF = {
     "pyarrow": "parquet", "Hugging Face datasets": "parquet",
 }  # fmt: skip
 REWRITING = "pyarrow, from OLD to NEW"  # reads no samples
+IN_PLACE = "data in place"
 NEEDS = {
     "webdataset": "webdataset", "DALI, tar": "nvidia.dali", "DALI, TFRecord": "nvidia.dali", "TensorFlow": "tensorflow",
     "Hugging Face datasets": "datasets",
@@ -38,7 +42,7 @@ LABELS = [0] * 8 + [1] * 8 + [2] * 8  # of the tree's 24 samples
 
 
 def test_every_block_is_run() -> None:
-    assert BLOCKS.keys() == TARGET_OF.keys() | {REWRITING}
+    assert BLOCKS.keys() == TARGET_OF.keys() | {REWRITING, IN_PLACE}
     assert TEXT.count("```python") == len(BLOCKS)
 
 
@@ -121,3 +125,27 @@ def test_train_and_val_are_said_with_the_format(tmp_path: Path, to: str) -> None
     done = run_cli("convert", tmp_path / "source", tmp_path / "out", "--to", to)
     assert done.returncode == 2
     assert f"DST/train --to {to}`" in done.stderr
+
+
+def test_data_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("lmdb")
+    photos = make_tree(tmp_path / "photos", num_classes=2, per_class=3)
+    files = sorted(photos.rglob("*.jpg"))
+    shutil.make_archive(str(tmp_path / "photos"), "zip", photos)
+    for name in ("imgs", "masks"):
+        shutil.copytree(files[0].parent, tmp_path / "roads" / name)
+    for number, file in enumerate(files):
+        put(tmp_path / "faces" / f"{number}.jpg", file.read_bytes())
+        put(tmp_path / "val2017" / f"{number}.jpg", file.read_bytes())
+    put(tmp_path / "list.csv", "file,caption\n" + "".join(f"faces/{number}.jpg,x\n" for number in range(len(files))))
+    put(tmp_path / "people.csv", "file,age,notes\n" + "".join(f"{number}.jpg,3,y\n" for number in range(len(files))))
+    images = [{"id": number, "file_name": f"{number}.jpg"} for number in range(len(files))]
+    boxes = [{"id": 1, "image_id": 0, "bbox": [1, 2, 3, 4], "category_id": 1}]
+    annotations = {"images": images, "annotations": boxes, "categories": [{"id": 1, "name": "cat"}]}
+    put(tmp_path / "instances_val2017.json", json.dumps(annotations))
+    database(tmp_path / "bedroom_train_lmdb", {b"%d" % number: file.read_bytes() for number, file in enumerate(files)})
+    monkeypatch.chdir(tmp_path)
+    made: dict[str, Any] = {}
+    exec(compile(BLOCKS[IN_PLACE], IN_PLACE, "exec"), made)
+    assert [len(made[name].dataset) for name in ("photos", "captions", "roads", "lsun")] == [6, 6, 3, 6]
+    assert [made[name].fields.names for name in ("coco", "faces")] == [("image", "boxes", "image_id"), ("image", "age")]

@@ -17,7 +17,6 @@ _UTF8_BOM = b"\xef\xbb\xbf"
 MAX_LINE_NBYTES = 16 << 20  # held in memory several times
 _DELIMITERS = (",", "\t", ";")
 JSON_SUFFIXES = (".jsonl", ".ndjson")
-CSV_SUFFIXES = (".csv", ".tsv")
 
 
 @dataclass(frozen=True, slots=True)

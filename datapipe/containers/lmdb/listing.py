@@ -1,6 +1,6 @@
 """Where the values of an LMDB database lie in its file.
 
-    python -P lmdb_listing.py DATA_FILE
+    python -P listing.py DATA_FILE
 
 A program of its own, since a damaged database ends the process that reads it. Standard output gets for each entry, in the
 order of keys, offset, length and the length of the key as little-endian numbers, then the key. A value lies in one piece in
