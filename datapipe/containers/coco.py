@@ -46,6 +46,8 @@ class CocoSource:
     def __init__(self, place: Place, form: Form) -> None:
         """Raises MissingDataError if the folder does not exist, OptionError for choices that are not possible."""
         self._path = on_disk(place, form)
+        if self._path.is_dir():
+            raise OptionError(f"{self._path}: a folder; pass the annotation file in it")
         self._place = form.root or on_disk(place, form).parent
         self.root = root_of(self._place)
         refuse_class_from(form)

@@ -91,7 +91,9 @@ def open_kept(data: Foreign, home: Path, stamp: dict[str, Any]) -> SampleIndex:
     names = None if manifest.is_listing else tuple(shard.name for shard in manifest.shards)
     if manifest.container != data.container or data.names != names:
         raise FormatError(f"{home}: an index of other data than {data.where}; remove it, and it is made again")
-    return SampleIndex(manifest, data_directory=data.root(stamp), sidecar_directory=home)
+    root = data.root(stamp)
+    place = "" if data.names is not None or data.where == str(root) else data.where
+    return SampleIndex(manifest, data_directory=root, sidecar_directory=home, place=place)
 
 
 def _valid_stamp(home: Path, data: Foreign) -> dict[str, Any] | None:

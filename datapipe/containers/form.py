@@ -73,7 +73,7 @@ class Form:
         class_from: str | ClassFrom | None = None,
         class_map: str | os.PathLike[str] | None = None,
     ) -> None:
-        if name not in FORMS and name != AUTO:
+        if not isinstance(name, str) or (name not in FORMS and name != AUTO):
             raise OptionError(f"form {name!r:.40} is not known; choose one of: {', '.join((AUTO, *FORMS))}")
         put = object.__setattr__
         put(self, "name", name)

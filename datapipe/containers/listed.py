@@ -13,6 +13,7 @@ import itertools
 import json
 import os
 import sqlite3
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,6 @@ from datapipe.containers.foreign import cached_home, kept_index, progress
 from datapipe.containers.form import Form
 from datapipe.containers.forms import FORMS
 from datapipe.containers.listing import told_of_loops
-from datapipe.core import atomic
 from datapipe.core.database import open_database
 from datapipe.core.printable import counted, get_logger
 from datapipe.errors import DecodeError, FormatError, MissingDataError, StorageError
@@ -35,6 +35,7 @@ from datapipe.index.manifest import Manifest, ShardInfo, write_manifest
 from datapipe.index.sidecar import SIDECAR_SUFFIX, FieldExtent, SidecarRows, write_sidecar
 
 ROWS_PER_SIDECAR = 1 << 16
+_KEPT_S = 7 * 24 * 3600  # for which a job may go on that opened an index that was made again
 _MAX_SHOWN = 3  # samples in a warning
 _SAMPLES = "CREATE TABLE samples (place INTEGER, directory BLOB, name BLOB, label INTEGER, nbytes INTEGER, rest TEXT)"
 _INSERT = "INSERT INTO samples VALUES (?, ?, ?, ?, ?, ?)"
@@ -132,15 +133,21 @@ class ForeignPlace:
         first = num_absent = 0
         while some := list(itertools.islice(rows, ROWS_PER_SIDECAR)):
             name = f"part-{len(shards):05d}"
-            with atomic.atomic_writer(home / (name + _VALUES_SUFFIX)) as file:
-                part = _Part(facts, file, name + _VALUES_SUFFIX, first)
+            unnamed = home / (name + _VALUES_SUFFIX)
+            with unnamed.open("wb") as file:
+                part = _Part(facts, file, first)
                 for row in some:
                     part.add(*row)
+            part.name_values(unnamed)
             digest = write_sidecar(home / (name + SIDECAR_SUFFIX), part.rows, name)
             shards.append(ShardInfo(name, len(some), part.nbytes, first, len(some), index_sha256=digest, mtime_ns=version))
             first += len(some)
             num_absent += part.num_absent
             absent_ones += part.absent_ones
+        if num_absent == first:
+            remedy = f"; it was recognised as {FORMS[self.form.name].title}: if it is not, say --from what it is"
+            reason = f"none of its {counted(first, 'sample')} can be read; {absent_ones[0]}"
+            raise FormatError(f"{self.where}: {reason}{remedy if self.is_recognised else ''}")
         if num_absent:
             shown = "; ".join(absent_ones[:_MAX_SHOWN]) + ("; ..." if num_absent > _MAX_SHOWN else "")
             logger.warning(
@@ -204,9 +211,10 @@ def _row(sample: ListedSample, holders: dict[bytes, list[int]]) -> tuple[object,
 
 
 def _clear(home: Path) -> None:
-    """Delete what an interrupted run, or a larger listing, left."""
+    """Delete what an interrupted run, or a larger listing, left; values that another process may still read stay for a while."""
     for path in (*home.glob("part-*"), *home.glob("*.db")):
-        path.unlink(missing_ok=True)
+        if path.suffix != _VALUES_SUFFIX or path.stat().st_mtime < time.time() - _KEPT_S:
+            path.unlink(missing_ok=True)
 
 
 def _folders_of(root: str, absent_files: Iterable[bytes]) -> set[str]:
@@ -252,12 +260,13 @@ class _Sample(NamedTuple):
 class _Part:
     """The sidecar of some of the samples, and the file of their values, while they are written."""
 
-    def __init__(self, facts: SourceFacts, file: IO[bytes], file_name: str, first: int) -> None:
+    def __init__(self, facts: SourceFacts, file: IO[bytes], first: int) -> None:
         self.nbytes = 0  # of all fields
         self.num_absent = 0  # samples some field of which cannot be read
         self.absent_ones: list[str] = []  # the first of them, with the reason
         self._facts = facts
-        self._file, self._file_name, self._position = file, file_name, 0
+        self._file, self._position, self._digest = file, 0, hashlib.sha256()
+        self._with_values: set[str] = set()  # fields
         self._first = first
         self._kinds = {spec.name: spec.kind for spec in facts.fields if spec != LABEL_FIELD}
         self._only = next(iter(self._kinds)) if len(self._kinds) == 1 else None  # field
@@ -289,6 +298,15 @@ class _Part:
             self.absent_ones += [] if len(self.absent_ones) > _MAX_SHOWN else [f"{os.fsdecode(key)} ({reason})"]
         self.rows.append(id=number, key=key, source=key, label=label, size=sample.size, extents=extents)
 
+    def name_values(self, path: Path) -> None:
+        """Give the file of the values the name that they make, so that another listing leaves them to whoever reads them now."""
+        if not self._with_values:
+            path.unlink()
+            return
+        named = path.with_name(f"{path.stem}.{self._digest.hexdigest()[:16]}{_VALUES_SUFFIX}")
+        path.replace(named)
+        self.rows.values_file |= dict.fromkeys(self._with_values, named.name)
+
     def _extent(self, name: str, kind: FieldKind, sample: _Sample, problem: str | None) -> FieldExtent:
         """Return where a field of a sample lies; a value of its own is written now."""
         if problem is None and name in sample.values:
@@ -305,11 +323,12 @@ class _Part:
         return FieldExtent("", offset, nbytes, None, path=b"" if held == sample.key else held, codec=codec)
 
     def _written(self, name: str, kind: FieldKind, text: str) -> FieldExtent:
-        self.rows.values_file[name] = self._file_name
+        self._with_values.add(name)
         try:
             data = encode_value(kind, text)
         except DecodeError as exc:
             return FieldExtent("", 0, 0, None, codec=absent(str(exc)))
         self._file.write(data)
+        self._digest.update(data)
         self._position += len(data)
         return FieldExtent("", self._position - len(data), len(data), crc32c(data))

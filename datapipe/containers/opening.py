@@ -18,7 +18,7 @@ from datapipe.containers.recognise import recognise_form
 from datapipe.containers.remote_shards import named_shards, open_remote_shards, shards_under
 from datapipe.containers.spool import compressed_tar, compression_of
 from datapipe.core.checks import path_name
-from datapipe.errors import FormatError, MissingDataError, OptionError
+from datapipe.errors import FormatError, MissingDataError, OptionError, StorageError
 from datapipe.index.manifest import MANIFEST_NAME, Manifest, read_manifest, refuse_unfinished
 from datapipe.index.remote_set import open_set, read_manifest_text
 from datapipe.index.sample_index import SampleIndex
@@ -95,7 +95,7 @@ def _shards_at(here: Path, text: str, form: Form) -> ForeignShards | None:
     elif not here.is_dir():
         return None
     else:
-        paths = sorted(path for path in here.iterdir() if container_of(path.name) and not path.is_dir())
+        paths = sorted(here / name for name in _names_in(here) if container_of(name) and not os.path.isdir(here / name))
     if form.name != AUTO and here.is_dir():
         paths = [path for path in paths if container_of(path.name) == form.name]
     if not paths:
@@ -104,6 +104,14 @@ def _shards_at(here: Path, text: str, form: Form) -> ForeignShards | None:
     shards = _shards(paths, text, is_recognised=form.name == AUTO)
     is_tar = shards.is_recognised and shards.container == "tar"
     return None if is_tar and _are_archives(shards, of_folder=here.is_dir()) else shards
+
+
+def _names_in(directory: Path) -> list[str]:
+    """Return the names in a directory. Raises StorageError if it cannot be read."""
+    try:
+        return os.listdir(directory)
+    except OSError as exc:
+        raise StorageError(exc.errno, f"{directory}: cannot be read ({exc.strerror}); check its permissions") from exc
 
 
 def _are_archives(shards: ForeignShards, *, of_folder: bool) -> bool:
@@ -127,7 +135,7 @@ def _recognised(here: Path, text: str, form: Form) -> Form:
         refuse_unfinished(here.parent)
     if form.name == AUTO:
         if here.is_dir():
-            sets = sorted(child.name for child in here.iterdir() if (child / MANIFEST_NAME).is_file())
+            sets = sorted(name for name in _names_in(here) if os.path.isfile(here / name / MANIFEST_NAME))
             if sets:
                 raise FormatError(f"{text}: holds the datasets {', '.join(sets)}; open one of them, e.g. {here / sets[0]}")
         form = form.named(recognise_form(here, form.class_from, prefers_folders=True).form)

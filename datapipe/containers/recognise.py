@@ -16,10 +16,20 @@ from datapipe.containers.form import ClassFrom
 from datapipe.containers.formats import container_of, form_of_name
 from datapipe.containers.forms import FORMS
 from datapipe.containers.json_stream import array_elements
-from datapipe.containers.listing import NO_FOLDER, held_apart, is_folder, is_image_name, is_junk, is_kept_by_tools, list_folders
+from datapipe.containers.listing import (
+    NO_FOLDER,
+    held_apart,
+    is_folder,
+    is_image_name,
+    is_junk,
+    is_kept_by_tools,
+    list_folders,
+    walk,
+)
 from datapipe.containers.lmdb import DATA_NAME
-from datapipe.containers.pairs import KINDS, MASK, role_folders
+from datapipe.containers.pairs import IMAGE, KINDS, MASK, is_pair_name, place_file, role_folders
 from datapipe.errors import FormatError, MissingDataError, OptionError
+from datapipe.index.listed import ScanNotes
 from datapipe.index.manifest import MANIFEST_NAME
 from datapipe.stores.location import Location, Place
 from datapipe.stores.objects import list_below, list_names
@@ -120,7 +130,7 @@ def _of_folder(source: Path, class_from: ClassFrom | None, *, prefers_folders: b
         return Recognition("image-folder", "it has class folders", is_certain=False)  # its errors then explain the problem
     if (source / MANIFEST_NAME).is_file():
         return Recognition("dataset", f"it holds {MANIFEST_NAME}")
-    databases = [place for place in (b"", *folders) if (source / os.fsdecode(place) / DATA_NAME).is_file()]
+    databases = [place for place in (b"", *folders) if os.path.isfile(source / os.fsdecode(place) / DATA_NAME)]
     if databases:
         return Recognition("lmdb", f"it holds {os.path.join(os.fsdecode(databases[0]), DATA_NAME)}")
     seen = _look(source, folders)
@@ -129,7 +139,7 @@ def _of_folder(source: Path, class_from: ClassFrom | None, *, prefers_folders: b
         found += [Recognition(form, why) for form, why in archives_of_folder(source, sorted(seen.archives)).items()]
     roles = role_folders(folders)
     are_classes = prefers_folders and MASK not in roles.values() and roles.keys() <= seen.with_images
-    if len(roles) > 1 and class_from in (None, ClassFrom.NONE) and not are_classes:
+    if len(roles) > 1 and class_from in (None, ClassFrom.NONE) and not are_classes and _are_paired(source, roles):
         shown = ", ".join(f"{os.fsdecode(folder)}/" for folder in roles)
         return _only([*found, Recognition("pairs", f"it has the folders {shown}")], source, "")
     if seen.beside:
@@ -163,6 +173,16 @@ def _of_folder(source: Path, class_from: ClassFrom | None, *, prefers_folders: b
         source,
         "no images, .npy files or shards in it, nor in the folders in it; check the path, or say --from what it is",
     )
+
+
+def _are_paired(source: Path, roles: dict[bytes, str]) -> bool:
+    """Return True if a file of another folder has a partner among the first images, as those of classes have not."""
+    stems: dict[bool, set[tuple[bytes, bytes]]] = {True: set(), False: set()}
+    for folder in roles:
+        files = walk(source, folder, ScanNotes(), is_pair_name)
+        for placed in (place_file(file, roles) for file in itertools.islice(files, _MAX_NAMES)):
+            stems[placed.field == IMAGE] |= {(placed.directory, stem) for stem in (placed.stem, placed.other_stem) if stem}
+    return not stems[True].isdisjoint(stems[False])
 
 
 def _only(found: list[Recognition], source: Place, otherwise: str) -> Recognition:

@@ -12,7 +12,6 @@ import gzip
 import hashlib
 import lzma
 import os
-import shlex
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -119,8 +118,9 @@ def _opened(plain: Any, form: str) -> Any:
 
 def compressed_tar(path: Path) -> FormatError:
     """Return the error for a compressed tar that should be read in place."""
-    command = f"datapipe convert {shlex.quote(str(path))} DST --to webdataset"
-    return FormatError(f"{path}: a compressed tar, whose members cannot be read one by one; convert it first: {command}")
+    return FormatError(
+        f"{path}: a compressed tar, whose members cannot be read one by one; unpack it, or convert it with `datapipe convert`"
+    )
 
 
 def unpack_tar(root: Path, name: bytes, form: str, space: Workspace) -> tuple[bytes, int]:

@@ -58,9 +58,8 @@ WHOLE_FILE = -1  # in place of a number of bytes
 Codec = str | RowGroup
 
 
-def why_bad(extents: Extents, row: int) -> str | None:
+def why_bad(codec: Codec) -> str | None:
     """Return why a value cannot be read, if the index says so."""
-    codec = None if extents.codecs is None else extents.codecs[row]
     return why_absent(codec) if isinstance(codec, str) else None
 
 

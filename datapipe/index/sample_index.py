@@ -14,22 +14,24 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from datapipe.codecs.stored import PLAIN, prefixed
-from datapipe.core.regular_files import path_inside
+from datapipe.codecs.stored import PLAIN, absent, prefixed
+from datapipe.core.regular_files import leads_out, path_inside
 from datapipe.errors import FormatError
-from datapipe.index.entries import Codec, Description, Entries, Extents, RowGroup, RowGrouping, check_positions
+from datapipe.index.entries import Codec, Description, Entries, Extents, RowGroup, RowGrouping, check_positions, why_bad
 from datapipe.index.manifest import Manifest
 from datapipe.index.open_sidecars import OpenSidecars, Sidecar
 from datapipe.index.remote_set import RemoteSet
 from datapipe.order.sample_order import Permutation
+
+_MAX_FOLDERS = 1 << 16  # remembered
 
 
 class SampleIndex:
     """The samples of a dataset in shards. Thread-safe; pickles as its arguments.
 
     `manifest` says which shards there are; they lie in `data_directory`, their sidecars in `sidecar_directory` (the same for
-    converted datasets). `remote`: where the shards lie, if that is an object store; both directories are then the one in
-    which it keeps copies of sidecars.
+    converted datasets). `place`: what is listed, where that is not the directory itself, such as an archive. `remote`: where the
+    shards lie, if that is an object store; both directories are then the one in which it keeps copies of sidecars.
     """
 
     def __init__(
@@ -39,11 +41,14 @@ class SampleIndex:
         data_directory: Path,
         sidecar_directory: Path,
         remote: RemoteSet | None = None,
+        place: str = "",
     ) -> None:
         self.manifest = manifest
         self.data_directory = data_directory
         self.sidecar_directory = sidecar_directory
         self.remote = remote
+        self._place = place
+        self._sound_folders: set[str] = set()  # of a listing, those that were seen to lie within it
         shards = manifest.shards
         self._first_slot = np.array([shard.first_slot for shard in shards], np.int64)
         self._top = str(data_directory)
@@ -59,7 +64,7 @@ class SampleIndex:
         self._groupings: dict[frozenset[str], RowGrouping | None] = {}
 
     def __reduce__(self) -> tuple[Callable[..., SampleIndex], tuple[object, ...]]:
-        return _restore, (self.manifest, self.data_directory, self.sidecar_directory, self.remote)
+        return _restore, (self.manifest, self.data_directory, self.sidecar_directory, self.remote, self._place)
 
     def __len__(self) -> int:
         return self.manifest.num_samples
@@ -67,7 +72,7 @@ class SampleIndex:
     @property
     def where(self) -> str:
         """The name of the dataset in messages."""
-        return str(self.data_directory) if self.remote is None else str(self.remote.location)
+        return self._place or (str(self.data_directory) if self.remote is None else str(self.remote.location))
 
     @property
     def is_remote(self) -> bool:
@@ -116,9 +121,12 @@ class SampleIndex:
             crc32c[members] = sidecar.crc32c(field)[here]
             has_crc[members] = sidecar.has_crc(field)[here]
             is_whole = is_whole and field not in sidecar.ranges and field not in sidecar.values_file
-            for member, path in zip(members.tolist(), self._paths(shard, sidecar, field, here), strict=True):
+            found = self._paths(shard, sidecar, field, here)
+            for member, path in zip(members.tolist(), found, strict=True):
                 paths[member] = path
             stored = self._codecs(shard, sidecar, field, here)
+            if self._place and field not in sidecar.values_file:  # the folders of a directory are compared when it is opened
+                stored = self._without_outside(found, stored)
             if stored is not None:
                 codecs = codecs or [PLAIN] * num
                 for member, codec in zip(members.tolist(), stored, strict=True):
@@ -179,6 +187,8 @@ class SampleIndex:
         sidecar, row = self._sidecars[int(shards[0])], int(rows[0])
         if not self.manifest.is_listing:
             return Description(id, self._shard_paths[int(shards[0])], sidecar.key(row), os.fsdecode(sidecar.source(row)))
+        if self._place:  # a file, which says what the sample is; its own name may be no path
+            return Description(id, self._place, sidecar.key(row), "")
         source = sidecar.source(row)
         named = (sidecar.paths(name, np.array([row])) for name in sorted(sidecar.ranges))  # files that hold several samples
         holder = next((paths[0] for paths in named if paths), source)
@@ -261,9 +271,25 @@ class SampleIndex:
             )
         return sidecar
 
+    def _without_outside(self, paths: list[str], codecs: Sequence[Codec] | None) -> Sequence[Codec] | None:
+        """Return the codecs, with a reason in place of those of files to which a link made since the listing leads outside."""
+        for row, path in enumerate(paths):
+            folder = path.rpartition("/")[0]
+            if folder not in self._sound_folders and not leads_out(self._top, folder):
+                if len(self._sound_folders) >= _MAX_FOLDERS:
+                    self._sound_folders.clear()
+                self._sound_folders.add(folder)
+            if folder not in self._sound_folders or (os.path.islink(path) and leads_out(self._top, path)):
+                known = [PLAIN] * len(paths) if codecs is None else list(codecs)
+                reason = f"a link leads out of {self._top}; copy or bind-mount its target"
+                codecs = [*known[:row], known[row] if why_bad(known[row]) else absent(reason), *known[row + 1 :]]
+        return codecs
+
     def _loose_path(self, sidecar: Sidecar, name: bytes) -> str:
-        return path_inside(self._top, os.fsdecode(name), named_in=sidecar.path, follows=True)  # the listing has checked links
+        return path_inside(self._top, os.fsdecode(name), named_in=sidecar.path, follows=True)
 
 
-def _restore(manifest: Manifest, data_directory: Path, sidecar_directory: Path, remote: RemoteSet | None) -> SampleIndex:
-    return SampleIndex(manifest, data_directory=data_directory, sidecar_directory=sidecar_directory, remote=remote)
+def _restore(
+    manifest: Manifest, data_directory: Path, sidecar_directory: Path, remote: RemoteSet | None, place: str
+) -> SampleIndex:
+    return SampleIndex(manifest, data_directory=data_directory, sidecar_directory=sidecar_directory, remote=remote, place=place)

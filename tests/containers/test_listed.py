@@ -288,6 +288,20 @@ def test_folders_of_images_are_classes(own: Path, beside: str) -> None:
     assert dp.Images(own).classes == ["bee", "cat", "photos"]
 
 
+def test_a_class_called_labels_is_a_class(own: Path) -> None:
+    """Unless its files have partners in the folder of the images."""
+    (own / "ant").rename(own / "photos")
+    (own / "bee").rename(own / "labels")
+    assert dp.Images(own).classes == ["cat", "labels", "photos"]
+    for path in sorted((own / "photos").iterdir()):
+        shutil.copy(path, own / "labels" / path.name)
+    with pytest.raises(FormatError, match=r"has no cat .*recognised as files paired by name: if it is not, say form="):
+        dp.Images(own)
+    assert dp.Images(own, form="image-folder").classes == ["cat", "labels", "photos"]
+    shutil.rmtree(own / "cat")
+    assert dp.Images(own).index.manifest.container == "pairs"
+
+
 # -- bad samples ----------------------------------------------------------------------------------
 
 
@@ -297,7 +311,7 @@ def test_what_the_listing_shows_to_be_bad_is_a_bad_sample(own: Path, tmp_path: P
     path.write_text(path.read_text().replace("own/ant/0000.jpg,", "own/ant/gone.jpg,"))
     loader = dp.DataLoader(path, NUM, on_error=on_error, transform=[T.Resize((8, 8))])
     if on_error == "raise":
-        with pytest.raises(DecodeError, match=r"gone\.jpg: sample 0: line 2: 'path' is 'own/ant/gone\.jpg': no such file"):
+        with pytest.raises(DecodeError, match=r"list\.csv: sample 0 \(own/ant/gone\.jpg\): line 2: .*: no such file"):
             list(loader)
     else:
         assert len(next(iter(loader))[0]) == NUM - (on_error == "skip")
@@ -319,6 +333,30 @@ def test_a_sample_without_a_label_is_bad_where_labels_alone_are_read(own: Path, 
     with pytest.raises(DecodeError, match="line 3: 'label' is empty: no label"):
         list(dp.DataLoader(data, NUM))
     assert next(iter(dp.DataLoader(data, NUM, on_error="skip")))[0].min() == 0
+
+
+def test_a_place_of_bad_samples_alone_is_refused(own: Path, tmp_path: Path) -> None:
+    path = zipped(own, tmp_path / "x.zip")
+    with zipfile.ZipFile(tmp_path / "flat.zip", "w") as archive:
+        for file in listing(own):
+            archive.write(file, file.name)
+    with pytest.raises(
+        FormatError, match=r"flat\.zip: none of its 6 samples can be read; 0000\.jpg .lies in no folder .*class_from='none'"
+    ):
+        dp.Images(tmp_path / "flat.zip")
+    assert len(dp.Images(tmp_path / "flat.zip", form=dp.Form(class_from="none"))) == NUM
+    assert dp.Images(path).root == str(path)
+
+
+def test_values_that_are_read_outlast_another_listing(tmp_path: Path) -> None:
+    """A job goes on although another one opened the list after it was changed."""
+    (tmp_path / "0.jpg").write_bytes(jpeg(0))
+    (tmp_path / "list.csv").write_text("file,caption\n0.jpg,before\n")
+    before = dp.Images(tmp_path / "list.csv", fields=["caption"])
+    assert before[0] == ("before",)
+    (tmp_path / "list.csv").write_text("file,caption\n0.jpg,after now\n")
+    assert dp.Images(tmp_path / "list.csv", fields=["caption"])[0] == ("after now",)
+    assert before[0] == ("before",)
 
 
 def test_a_reason_may_name_a_file_that_is_not_utf8(tmp_path: Path) -> None:
@@ -346,9 +384,7 @@ def test_a_damaged_member_is_named(own: Path, tmp_path: Path) -> None:
 
 def test_a_compressed_tar_names_the_conversion(tmp_path: Path) -> None:
     shutil.make_archive(str(tmp_path / "my photos"), "gztar", make_folder(tmp_path / "own", num=3))
-    with pytest.raises(
-        FormatError, match=r"cannot be read one by one; convert it first: datapipe convert '.*my photos\.tar\.gz' DST"
-    ):
+    with pytest.raises(FormatError, match=r"my photos\.tar\.gz: .* one by one; unpack it, or convert"):
         open_index(tmp_path / "my photos.tar.gz")
 
 
@@ -484,6 +520,20 @@ def test_a_bomb_is_not_unpacked(own: Path, tmp_path: Path) -> None:
     index = spoiled(open_index(own), tmp_path / "home", extent, ranges={"image"})
     with pytest.raises(DecodeError, match="exceed the limit"):
         LocalFiles().read(index.look_up(np.array([0]), "image").extents, 0)
+
+
+@pytest.mark.parametrize("what", ["folder", "file"])
+def test_links_made_later_lead_nowhere_else(own: Path, tmp_path: Path, what: str) -> None:
+    """Whoever may change the data could else lead the loader to any file."""
+    index = open_index(listed(own, tmp_path / "list.csv"))
+    inside = own / "ant" if what == "folder" else own / "ant" / "0000.jpg"
+    outside = tmp_path.parent / f"{tmp_path.name}-outside"
+    os.rename(inside, outside)
+    inside.symlink_to(outside)
+    extents = index.look_up(np.arange(NUM), "image").extents
+    assert LocalFiles().read(extents, NUM - 1)
+    with pytest.raises(DecodeError, match="a link leads out of"):
+        LocalFiles().read(extents, 0)
 
 
 def test_a_range_is_not_read_that_is_larger_than_a_sample(own: Path, tmp_path: Path) -> None:

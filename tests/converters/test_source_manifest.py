@@ -221,7 +221,7 @@ def test_pipes_and_folders_are_not_waited_for(tmp_path: Path, name: str, form: s
     with pytest.raises(FormatError, match="not a regular file"):
         converted(tmp_path / name, tmp_path / "out", form=form)
     (tmp_path / f"folder.{name}").mkdir()
-    with pytest.raises(FormatError, match="not a regular file"):
+    with pytest.raises(OptionError, match="a folder; pass the"):
         converted(tmp_path / f"folder.{name}", tmp_path / "out", form=form)
 
 

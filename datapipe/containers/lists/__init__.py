@@ -31,6 +31,8 @@ class ManifestSource:
         not clear.
         """
         self._path = on_disk(place, form)
+        if self._path.is_dir():
+            raise OptionError(f"{self._path}: a folder; pass the list, a .csv, .tsv or .jsonl in it")
         self._place = form.root or on_disk(place, form).parent
         self.root = root_of(self._place)
         refuse_class_from(form)
@@ -121,7 +123,10 @@ class ManifestSource:
             os.fsencode(cell)
         except UnicodeEncodeError as exc:
             raise _BadCell(f"{column.name!r} is {_shown(cell)}, which contains half of a surrogate pair") from exc
-        return self._census.number(cell)
+        try:
+            return self._census.number(cell)
+        except OptionError as exc:
+            raise OptionError(f"{self._path}: line {row.line}: {exc}") from exc
 
 
 class _BadCell(Exception):  # noqa: N818  # never leaves this module

@@ -214,8 +214,9 @@ class SampleBatchMaker(BatchMaker):
         """Load `rows` of what was looked up into the batch's rows from `first` on."""
         entries, extents = found
         report = self._load_images(batch, entries, rows, draws, first, worker) if self.has_image else BlockReport()
-        if not self.has_image and not extents:  # labels alone are read from the index, which may say that a sample is bad
-            reasons = ((place, why_bad(entries.extents, row)) for place, row in enumerate(rows))
+        codecs = entries.extents.codecs
+        if not self.has_image and not extents and codecs is not None:  # labels alone: the index may say that a sample is bad
+            reasons = ((place, why_bad(codecs[row])) for place, row in enumerate(rows))
             report.bad += [BadSample(place, DecodeError(reason)) for place, reason in reasons if reason is not None]
         if extents:
             batch.values[first : first + len(rows)] = self.further.load(extents, rows, draws, report)
