@@ -14,7 +14,6 @@ import torch
 import torch.utils.data
 
 from datapipe.containers.form import Form
-from datapipe.containers.forms import FORMS
 from datapipe.core.checks import positions_of, real_number, whole_number
 from datapipe.core.printable import counted, listed, printable
 from datapipe.datasets import Original
@@ -131,9 +130,8 @@ class Images(Data):
     @property
     def shown(self) -> str:
         """The samples and where they lie, in words."""
-        manifest = self.index.manifest
-        form = FORMS[manifest.container].title if manifest.is_listing and manifest.container in FORMS else manifest.container
-        form = "loose files" if manifest.container == "folder" else form
+        container = self.index.manifest.container
+        form = "loose files" if container == "folder" else container
         text = f"{counted(len(self), 'sample')} ({listed(self.fields.names)}) in {form} at {self.index.where}"
         return text if self.mixture is None else f"{sum(self.mixture.counts):,} an epoch of {text}"
 

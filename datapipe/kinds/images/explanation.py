@@ -29,9 +29,9 @@ def explain(kind: ImageKind, passes: Passes) -> list[str]:
     options, choice, dataset = passes.options, kind.choice, kind.dataset
     is_copied = choice.device.type != "cpu"
     manifest, threads, order = dataset.index.manifest, threads_text(options), passes.state()["order"]
+    shards = manifest.container if manifest.is_listing else f"{manifest.container}, {counted(len(manifest.shards), 'shard')}"
     lines = [
-        f"data      {counted(len(dataset), 'sample')} in {manifest.container}, {counted(len(manifest.shards), 'shard')}, "
-        f"{_order(order, dataset)}",
+        f"data      {counted(len(dataset), 'sample')} in {shards}, {_order(order, dataset)}",
         f"seed      {passes.progress.seed.describe()}",
         f"fields    {_fields(dataset.fields, dataset)}",
         device_line(choice.device),
