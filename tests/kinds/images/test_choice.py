@@ -382,7 +382,7 @@ def test_explain_prints_what_runs_where(folder: Path, capsys: pytest.CaptureFixt
     print(dp.explain(dp.DataLoader(folder, batch_size=8, shuffle=True, transform=transform, num_workers=2, device="cpu")))
     said = capsys.readouterr().out
     for line in (
-        "37 samples in folder, 1 shard, shuffled in full",
+        "37 samples in folder, shuffled in full",
         "device    cpu",
         "backend   images_cpu: on a CPU it is the faster",
     ):
