@@ -16,7 +16,7 @@ from converters.shards import QUARANTINE_NAME, DoneShard, SampleError, shard_fil
 from converters.writers import Target
 from datapipe.core import atomic
 from datapipe.core.database import open_read_only
-from datapipe.index.manifest import BUILDING_NAME, MANIFEST_NAME, Manifest, write_manifest
+from datapipe.index.manifest import BUILDING_NAME, MANIFEST_NAME, Manifest, class_numbers, write_manifest
 
 DOCUMENTS_NAME = "documents"  # in the building directory: by set, its manifest and its list of bad samples
 
@@ -58,7 +58,7 @@ def _manifest(
         fields=plan.fields,
         shards=tuple(shard.info for shard in done),
         classes=plan.classes,
-        class_to_idx=None if plan.classes is None else {name: label for label, name in enumerate(plan.classes)},
+        class_to_idx=class_numbers(plan.classes),
         permutation_key=planned.permutation_key,
         image_size=sizes.pop() if len(sizes) == 1 else None,
         options=options,

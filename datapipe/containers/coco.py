@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 from datapipe.codecs.field_values import IMAGE_FIELD, LABEL_FIELD, NO_LABEL, FieldKind, FieldSpec
 from datapipe.containers.field_names import field_name
-from datapipe.containers.form import Form, on_disk
+from datapipe.containers.form import Form
 from datapipe.containers.json_stream import array_elements
 from datapipe.containers.lists import refuse_class_from
-from datapipe.containers.lists.named_files import open_files, refuse_missing_root, root_of
+from datapipe.containers.lists.named_files import list_and_root, open_files, refuse_missing_root, root_of
 from datapipe.containers.source_fields import Choices, in_order, is_finite, place_labels
 from datapipe.core.database import open_scratch
 from datapipe.errors import FormatError, OptionError
@@ -45,10 +45,7 @@ class CocoSource:
 
     def __init__(self, place: Place, form: Form) -> None:
         """Raises MissingDataError if the folder does not exist, OptionError for choices that are not possible."""
-        self._path = on_disk(place, form)
-        if self._path.is_dir():
-            raise OptionError(f"{self._path}: a folder; pass the annotation file in it")
-        self._place = form.root or on_disk(place, form).parent
+        self._path, self._place = list_and_root(place, form, what="the annotation file")
         self.root = root_of(self._place)
         refuse_class_from(form)
         self._class_map = form.class_map

@@ -26,7 +26,7 @@ from datapipe.core.regular_files import leads_out
 from datapipe.core.user_cache import INDEXES, one_at_a_time, private_directory, user_cache
 from datapipe.core.waiting import reported_wait
 from datapipe.errors import FormatError, MissingDataError, StorageError
-from datapipe.index.manifest import Manifest, ShardInfo, read_manifest, write_manifest
+from datapipe.index.manifest import Manifest, ShardInfo, class_numbers, read_manifest, write_manifest
 from datapipe.index.sample_index import SampleIndex
 from datapipe.index.sidecar import SIDECAR_SUFFIX, SidecarRows, write_sidecar
 
@@ -41,7 +41,7 @@ class Foreign(Protocol):
 
     @property
     def where(self) -> str:
-        """What it is called in messages."""
+        """The name of the data in messages."""
 
     @property
     def names(self) -> tuple[str, ...] | None:
@@ -66,8 +66,7 @@ class Foreign(Protocol):
 
 def open_foreign(data: Foreign) -> SampleIndex:
     """Return the index of `data`: the kept one if it is still valid, else one made now."""
-    with reported_wait(f"the index of {data.where}", "it is compared with the data"):
-        kept = kept_index(data)
+    kept = kept_index(data)
     if kept is None:
         home = _first_writable(data.homes())
         with one_at_a_time(home / ".lock"):
@@ -98,7 +97,10 @@ def open_kept(data: Foreign, home: Path, stamp: dict[str, Any]) -> SampleIndex:
 
 def _valid_stamp(home: Path, data: Foreign) -> dict[str, Any] | None:
     stamp = index_stamp(home)
-    return stamp if stamp and data.is_as_stamped(stamp) else None
+    if not stamp:
+        return None
+    with reported_wait(f"the index of {data.where}", "it is compared with the data"):
+        return stamp if data.is_as_stamped(stamp) else None
 
 
 def _make_index(data: Foreign, home: Path) -> dict[str, Any]:
@@ -229,7 +231,7 @@ def write_index(home: Path, container: str, scanned: Iterable[ScannedShard], *, 
         fields=fields.fields(),
         shards=tuple(shards),
         classes=classes,
-        class_to_idx=None if classes is None else {name: number for number, name in enumerate(classes)},
+        class_to_idx=class_numbers(classes),
         has_row_groups=has_row_groups,
     )
     write_manifest(home, manifest)

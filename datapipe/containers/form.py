@@ -7,7 +7,7 @@ import enum
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -89,12 +89,11 @@ class Form:
 
     def absolute(self) -> Form:
         """Return the same form with absolute paths, which mean the same wherever it is read."""
-        root, class_map = self.root and self.root.absolute(), self.class_map and self.class_map.absolute()
-        return Form(self.name, root=root, fields=self.fields, class_from=self.class_from, class_map=class_map)
+        return replace(self, root=self.root and self.root.absolute(), class_map=self.class_map and self.class_map.absolute())
 
     def named(self, name: str) -> Form:
         """Return the same form by another name."""
-        return Form(name, root=self.root, fields=self.fields, class_from=self.class_from, class_map=self.class_map)
+        return replace(self, name=name)
 
     @staticmethod
     def of(form: Any) -> Form:
@@ -136,18 +135,19 @@ def on_disk(place: Place, form: Form) -> Path:
     return place
 
 
-_OPTIONS = (  # of `datapipe convert`, and what they are in Python; in paths they may be parts of names
-    (re.compile(rf"(?<![\w./-])--from ({'|'.join(FORMS)})\b"), r"form='\1'"),
-    (re.compile(r"(?<![\w./-])--class-from ([a-z]+)"), r"class_from='\1'"),
-    (re.compile(r"(?<![\w./-])--field ([^ ,;=]+)=([a-z-]+)"), r"fields={'\1': '\2'}"),
-    (re.compile(r"(?<![\w./-])--root ([^ ,;]+)"), r"root=\1"),
-    (re.compile(r"(?<![\w./-])--class-map ([^ ,;]+)"), r"class_map=\1"),
-    (re.compile(r"(?<![\w./-])--from\b"), "form="),
-    (re.compile(r"(?<![\w./-])--field\b"), "fields="),
-    (re.compile(r"(?<![\w./-])--root\b"), "root="),
-    (re.compile(r"(?<![\w./-])--class-from\b"), "class_from="),
-    (re.compile(r"(?<![\w./-])--class-map\b"), "class_map="),
-)
+_OPTIONS = {  # patterns of options of `datapipe convert`, and what they are in Python
+    rf"from ({'|'.join(FORMS)})\b": r"form='\1'",
+    r"class-from ([a-z]+)": r"class_from='\1'",
+    r"field ([^ ,;=]+)=([a-z-]+)": r"fields={'\1': '\2'}",
+    r"root ([^ ,;]+)": r"root=\1",
+    r"class-map ([^ ,;]+)": r"class_map=\1",
+    r"from\b": "form=",
+    r"field\b": "fields=",
+    r"root\b": "root=",
+    r"class-from\b": "class_from=",
+    r"class-map\b": "class_map=",
+}
+_NO_NAME = r"(?<![\w./-])--"  # the beginning of an option, rather than a part of a file's name
 _KINDS_OF_ERRORS = (OptionError, MissingDataError, FormatError)
 
 
@@ -158,8 +158,8 @@ def errors_in_python() -> Iterator[None]:
         yield
     except _KINDS_OF_ERRORS as exc:
         text = str(exc)
-        for option, written in _OPTIONS:
-            text = option.sub(written, text)
+        for option, written in _OPTIONS.items():
+            text = re.sub(_NO_NAME + option, written, text)
         if text == str(exc):
             raise
         kind = next(kind for kind in _KINDS_OF_ERRORS if isinstance(exc, kind))

@@ -19,7 +19,7 @@ FIELD_KINDS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormFacts:
-    """What is known of a form before anything of it is opened."""
+    """The facts of a form that are known before anything of it is opened."""
 
     title: str  # "an image folder"
     source: str = ""  # module of `open_source`; "" for shards, whose samples are those of their index

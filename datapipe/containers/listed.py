@@ -31,7 +31,7 @@ from datapipe.core.database import open_database
 from datapipe.core.printable import counted, get_logger
 from datapipe.errors import DecodeError, FormatError, MissingDataError, StorageError
 from datapipe.index.listed import ListedSample, ScanNotes, Source, SourceFacts, Workspace, join, missing_fields
-from datapipe.index.manifest import Manifest, ShardInfo, write_manifest
+from datapipe.index.manifest import Manifest, ShardInfo, class_numbers, write_manifest
 from datapipe.index.sidecar import SIDECAR_SUFFIX, FieldExtent, SidecarRows, write_sidecar
 
 ROWS_PER_SIDECAR = 1 << 16
@@ -72,9 +72,8 @@ class ForeignPlace:
         """Return the one in the user's cache: in the place itself, a directory would count as a class."""
         form = self.form
         how = [[str(choice) for choice in form.fields], form.class_from and form.class_from.value]
-        paths = [
-            path and str(path) for path in (self.place, form.root, form.class_map)
-        ]  # as named: links may be turned elsewhere
+        # Paths as they were named: a link may lead elsewhere tomorrow.
+        paths = [path and str(path) for path in (self.place, form.root, form.class_map)]
         return [cached_home(self.container, self.place, json.dumps([*how, *paths]))]
 
     def is_as_stamped(self, stamp: dict[str, Any]) -> bool:
@@ -99,9 +98,7 @@ class ForeignPlace:
                 connection.execute("BEGIN")
                 connection.execute(_SAMPLES)
                 samples = progress(source.scan(notes, Workspace(home, None)), self.where, total=None, unit="sample")
-                connection.executemany(
-                    "INSERT INTO samples VALUES (?, ?, ?, ?, ?, ?)", (_row(sample, holders) for sample in samples)
-                )
+                connection.executemany(_INSERT, (_row(sample, holders) for sample in samples))
                 facts = source.facts()
                 self._refuse_unlisted(notes, facts, connection)
                 held = {os.fsdecode(name): list(value) for name, value in {**holders, **notes.files}.items()}
@@ -110,9 +107,7 @@ class ForeignPlace:
                     directories["."] = top_ns
                 for name in sorted(_folders_of(root, notes.absent) - directories.keys()):
                     directories[name] = _directory_stamp(root, name)
-                rows = connection.execute(
-                    "SELECT directory, name, label, nbytes, rest FROM samples ORDER BY place, directory, name"
-                )
+                rows = connection.execute(_SORTED)
                 manifest = self._write_parts(home, facts, rows, version=_version_of(held))
         finally:
             path.unlink(missing_ok=True)
@@ -157,13 +152,12 @@ class ForeignPlace:
                 counted(first, "sample"),
                 shown,
             )
-        classes = facts.classes
         return Manifest(
             container=self.container,
             fields=facts.fields,
             shards=tuple(shards),
-            classes=classes,
-            class_to_idx=None if classes is None else {name: number for number, name in enumerate(classes)},
+            classes=facts.classes,
+            class_to_idx=class_numbers(facts.classes),
             is_listing=True,
         )
 

@@ -6,6 +6,7 @@ import glob
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 from datapipe.containers.archives.members import split_archive_path
 from datapipe.containers.archives.recognise import archive_of_file, archives_of_folder
@@ -19,7 +20,7 @@ from datapipe.containers.remote_shards import named_shards, open_remote_shards, 
 from datapipe.containers.spool import compressed_tar, compression_of
 from datapipe.core.checks import path_name
 from datapipe.errors import FormatError, MissingDataError, OptionError, StorageError
-from datapipe.index.manifest import MANIFEST_NAME, Manifest, read_manifest, refuse_unfinished
+from datapipe.index.manifest import MANIFEST_NAME, read_manifest, refuse_unfinished
 from datapipe.index.remote_set import open_set, read_manifest_text
 from datapipe.index.sample_index import SampleIndex
 from datapipe.index.tables import TABLE_NAME
@@ -44,37 +45,37 @@ def open_index(path: str | os.PathLike[str], form: Form | None = None) -> Sample
         if form.name in FORMS and FORMS[form.name].source and not FORMS[form.name].shards:
             raise OptionError(f"{text}: {form.name} is not read from stores by loaders; convert it, or copy it to a disk")
         index = _open_remote(text)
-        _refuse_misfit(form, index.manifest, text)
+        _refuse_misfit(form, index.manifest.container, text)
         return index
     here = Path(text)
     if here.is_dir() and form.name in (AUTO, _CONVERTED):
         if (here / MANIFEST_NAME).exists():
             index = _converted(here)
-            _refuse_misfit(form, index.manifest, text)
+            _refuse_misfit(form, index.manifest.container, text)
             return index
         refuse_unfinished(here)
         if (here / TABLE_NAME).is_file():
             raise FormatError(f"{text}: a converted table, which holds no samples; read it with datapipe.Table")
-    if form.name == AUTO or FORMS[form.name].shards:
-        shards = _shards_at(here, text, form)
-        if shards is not None:
-            index = open_foreign(shards)
-            _refuse_misfit(form, index.manifest, text)
-            return index
-    kept = recognised_before(here.absolute(), form) if form.name == AUTO else None
-    if kept is not None:
-        return open_kept(*kept)
-    known = ForeignPlace(here.absolute(), _recognised(here, text, form), is_recognised=form.name == AUTO)
-    return open_foreign(known)
+    shards = _shards_at(here, text, form) if form.name == AUTO or FORMS[form.name].shards else None
+    if shards is not None:
+        kept = kept_index(shards)
+        if not _are_archives(shards, kept, of_folder=here.is_dir()):
+            _refuse_misfit(form, shards.container, text)
+            return open_foreign(shards) if kept is None else open_kept(shards, *kept)
+    known = recognised_before(here.absolute(), form) if form.name == AUTO else None
+    if known is not None:
+        return open_kept(*known)
+    place = ForeignPlace(here.absolute(), _recognised(here, text, form), is_recognised=form.name == AUTO)
+    return open_foreign(place)
 
 
-def _refuse_misfit(form: Form, manifest: Manifest, text: str) -> None:
+def _refuse_misfit(form: Form, container: str, text: str) -> None:
     """Raise FormatError for shards of another form, and OptionError for choices that have no effect on any shards."""
-    if form.name not in (AUTO, _CONVERTED, manifest.container):
-        raise FormatError(f"{text}: holds {FORMS[manifest.container].title}, not the form {form.name}; pass that form, or none")
+    if form.name not in (AUTO, _CONVERTED, container):
+        raise FormatError(f"{text}: holds {FORMS[container].title}, not the form {form.name}; pass that form, or none")
     if form.has_choices:
         raise OptionError(
-            f"{text}: root, fields, class_from and class_map of a form have no effect on {FORMS[manifest.container].title}; leave"
+            f"{text}: root, fields, class_from and class_map of a form have no effect on {FORMS[container].title}; leave"
             " them out, and choose among the fields with fields= of datapipe.Images"
         )
 
@@ -87,23 +88,17 @@ def _converted(here: Path) -> SampleIndex:
 
 
 def _shards_at(here: Path, text: str, form: Form) -> ForeignShards | None:
-    """Return the shards that a path names; None if it names none, or tars that are archives of folders."""
+    """Return the shards that a path names; None if it names none. Of a directory, those of the form, if it is named."""
     if not here.exists() and glob.has_magic(text):
         return _shards(sorted(Path(match) for match in glob.glob(text)), text)
-    if here.is_file():
-        paths = [here] if container_of(here.name) else []
-    elif not here.is_dir():
-        return None
-    else:
+    paths = [here] if here.is_file() and container_of(here.name) else []
+    if here.is_dir():
         paths = sorted(here / name for name in _names_in(here) if container_of(name) and not os.path.isdir(here / name))
-    if form.name != AUTO and here.is_dir():
-        paths = [path for path in paths if container_of(path.name) == form.name]
+        paths = [path for path in paths if form.name in (AUTO, container_of(path.name))]
     if not paths:
         return None
     refuse_several_sets([path.name for path in paths], text)
-    shards = _shards(paths, text, is_recognised=form.name == AUTO)
-    is_tar = shards.is_recognised and shards.container == "tar"
-    return None if is_tar and _are_archives(shards, of_folder=here.is_dir()) else shards
+    return _shards(paths, text, is_recognised=form.name == AUTO)
 
 
 def _names_in(directory: Path) -> list[str]:
@@ -114,13 +109,12 @@ def _names_in(directory: Path) -> list[str]:
         raise StorageError(exc.errno, f"{directory}: cannot be read ({exc.strerror}); check its permissions") from exc
 
 
-def _are_archives(shards: ForeignShards, *, of_folder: bool) -> bool:
-    """Return True for a tar that holds a folder, or a folder's tars of a class each.
+def _are_archives(shards: ForeignShards, kept: tuple[Path, dict[str, Any]] | None, *, of_folder: bool) -> bool:
+    """Return True for a tar that holds a folder, or a folder's tars of a class each, unless the form was named.
 
-    A look at their first members tells, unless the kept index says that it has been taken.
+    A look at their first members tells, unless `kept`, their index, says that it has been taken.
     """
-    kept = kept_index(shards)
-    if kept is not None and kept[1].get("is_recognised"):
+    if not shards.is_recognised or shards.container != "tar" or (kept is not None and kept[1].get("is_recognised")):
         return False
     if not of_folder:
         return archive_of_file(shards.directory / shards.names[0]) is not None
@@ -149,7 +143,7 @@ def _recognised(here: Path, text: str, form: Form) -> Form:
 
 
 def _open_remote(text: str) -> SampleIndex:
-    """What a URL names: shards of others, or a prefix with a converted dataset or such shards in it."""
+    """Open what a URL names: shards of others, or a prefix with a converted dataset or such shards in it."""
     found = named_shards(text)
     if found is not None:
         return open_remote_shards(found)

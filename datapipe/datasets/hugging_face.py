@@ -13,6 +13,7 @@ from datapipe.containers.foreign import ForeignShards, open_foreign
 from datapipe.errors import FormatError, OptionError
 from datapipe.index.concat import AnyIndex, select
 from datapipe.index.file_list import FileListIndex
+from datapipe.index.manifest import class_numbers
 
 
 def hugging_face_index(dataset: Any) -> AnyIndex | None:
@@ -66,5 +67,5 @@ def _named_files(dataset: Any) -> FileListIndex | None:
         None if labels is None else table.column(labels).to_numpy().astype(np.int64),
         where=f"datasets.Dataset of {len(structs)} files",
         classes=names,
-        class_to_idx=None if names is None else {name: number for number, name in enumerate(names)},
+        class_to_idx=class_numbers(names),
     )

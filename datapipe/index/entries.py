@@ -70,7 +70,7 @@ def is_bytes(codec: Codec) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Extents:
-    """Where one field of some samples lies: bytes of a file, or a row of a row group, and how it is stored there."""
+    """The places of one field of some samples, bytes of a file or a row of a row group, and how it is stored there."""
 
     paths: list[str]  # (m,) file of each
     offset: NDArray[np.int64]  # (m,) bytes; the row of the shard if there is a row group

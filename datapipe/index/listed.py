@@ -81,7 +81,7 @@ class ScanProblem:
 
 @dataclass(slots=True)
 class ScanNotes:
-    """What a scan found besides samples; filled while it runs."""
+    """The notes of a scan about what it found besides samples; filled while it runs."""
 
     num_ignored: int = 0  # files that are neither samples by name nor junk
     num_junk: int = 0  # hidden files and folders, Thumbs.db and the like

@@ -12,6 +12,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -198,6 +199,11 @@ def _checksum(value: dict[str, Any]) -> str:
     """Return the sha256, in hex, of a manifest's JSON in a form independent of spaces and the order of members."""
     rest = {name: one for name, one in value.items() if name != "checksum"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def class_numbers(classes: Sequence[str] | None) -> dict[str, int] | None:
+    """Return the label of each class, given the names in the order of the labels; None if classes have no names."""
+    return None if classes is None else {name: label for label, name in enumerate(classes)}
 
 
 def read_manifest(directory: Path) -> Manifest:

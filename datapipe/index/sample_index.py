@@ -273,17 +273,23 @@ class SampleIndex:
 
     def _without_outside(self, paths: list[str], codecs: Sequence[Codec] | None) -> Sequence[Codec] | None:
         """Return the codecs, with a reason in place of those of files to which a link made since the listing leads outside."""
-        for row, path in enumerate(paths):
-            folder = path.rpartition("/")[0]
-            if folder not in self._sound_folders and not leads_out(self._top, folder):
-                if len(self._sound_folders) >= _MAX_FOLDERS:
-                    self._sound_folders.clear()
-                self._sound_folders.add(folder)
-            if folder not in self._sound_folders or (os.path.islink(path) and leads_out(self._top, path)):
-                known = [PLAIN] * len(paths) if codecs is None else list(codecs)
-                reason = f"a link leads out of {self._top}; copy or bind-mount its target"
-                codecs = [*known[:row], known[row] if why_bad(known[row]) else absent(reason), *known[row + 1 :]]
-        return codecs
+        outside = {path for path in set(paths) if self._is_outside(path)}
+        if not outside:
+            return codecs
+        reason = absent(f"a link leads out of {self._top}; copy or bind-mount its target")
+        known = codecs or [PLAIN] * len(paths)
+        return [reason if path in outside and not why_bad(codec) else codec for path, codec in zip(paths, known, strict=True)]
+
+    def _is_outside(self, path: str) -> bool:
+        """Return True if links lead from a file of the listing out of its root; folders are looked at once."""
+        folder = path.rpartition("/")[0]
+        if folder not in self._sound_folders:
+            if leads_out(self._top, folder):
+                return True
+            if len(self._sound_folders) >= _MAX_FOLDERS:
+                self._sound_folders.clear()
+            self._sound_folders.add(folder)
+        return os.path.islink(path) and leads_out(self._top, path)
 
     def _loose_path(self, sidecar: Sidecar, name: bytes) -> str:
         return path_inside(self._top, os.fsdecode(name), named_in=sidecar.path, follows=True)

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from datapipe.codecs.field_values import NO_LABEL, FieldKind
-from datapipe.containers.form import ClassFrom, Form, on_disk
+from datapipe.containers.form import ClassFrom, Form
 from datapipe.containers.lists.columns import Census, KeptColumn, assign
-from datapipe.containers.lists.named_files import open_files, refuse_missing_root, root_of
+from datapipe.containers.lists.named_files import list_and_root, open_files, refuse_missing_root, root_of
 from datapipe.containers.lists.rows import ManifestRow, is_json_lines, read_header, read_rows
 from datapipe.containers.source_fields import Choices, LabelCensus, in_order, is_finite
 from datapipe.errors import FormatError, MissingDataError, OptionError
@@ -30,10 +30,7 @@ class ManifestSource:
         Raises MissingDataError, StorageError, FormatError for a file that does not parse, OptionError if the roles of columns are
         not clear.
         """
-        self._path = on_disk(place, form)
-        if self._path.is_dir():
-            raise OptionError(f"{self._path}: a folder; pass the list, a .csv, .tsv or .jsonl in it")
-        self._place = form.root or on_disk(place, form).parent
+        self._path, self._place = list_and_root(place, form, what="the list, a .csv, .tsv or .jsonl")
         self.root = root_of(self._place)
         refuse_class_from(form)
         self._is_typed = is_json_lines(self._path)

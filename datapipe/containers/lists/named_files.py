@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Protocol
 
 from datapipe.containers.archives.members import scan_archive, split_archive_path
+from datapipe.containers.form import Form, on_disk
 from datapipe.core.database import open_scratch
 from datapipe.core.regular_files import is_within
-from datapipe.errors import MissingDataError
+from datapipe.errors import MissingDataError, OptionError
 from datapipe.index.listed import Origin, ScanNotes, Workspace
+from datapipe.stores.location import Place
 
 _MAX_FOLDERS = 4096  # folders whose real paths are remembered
 _MISSES_IN_A_ROW = 20  # if the first files are all missing, the root is wrong
@@ -193,6 +195,17 @@ class _ArchivedFiles:
                 f" {self._first_missing!r}; pass the folder in the archive that the names start from, such as"
                 f" --root {self._where}/FOLDER"
             )
+
+
+def list_and_root(place: Place, form: Form, *, what: str) -> tuple[Path, Path]:
+    """Return the file that lists, and the place that its names start from: the form's root, or its own folder.
+
+    `what` is expected. Raises OptionError for a folder, and for a place in a store.
+    """
+    path = on_disk(place, form)
+    if path.is_dir():
+        raise OptionError(f"{path}: a folder; pass {what} in it")
+    return path, form.root or path.parent
 
 
 def root_of(root: Path) -> Path:
