@@ -194,9 +194,10 @@ def add_form_options(parser: argparse.ArgumentParser, title: str, *, more: tuple
         " names such files), or none to leave it out; repeatable",
     )
     group.add_argument(
-        "--class-from", choices=("folder", "parent", "path", "none"),
+        "--class-from",
+        choices=("folder", "parent", "path", "none"),
         help="the class of a file: the folder of the source that it lies in (default), its own folder, the path of that, or none",
-    )  # fmt: skip
+    )
     group.add_argument("--class-map", type=Path, metavar="FILE", help='labels: JSON {"class": index} or lines `class index`')
 
 

@@ -59,6 +59,20 @@ def _typed(action: argparse.Action) -> str:
     return " ".join([*action.option_strings[-1:], value])
 
 
+class _PrintCompletion(argparse.Action):
+    """Prints a script by which a shell completes commands, options and their values."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: object, values: Any, option: str | None = None) -> NoReturn:
+        import shtab  # only here, as it takes longer than everything else that `--help` needs
+
+        (commands,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+        for action in (action for command in commands.choices.values() for action in command._actions):
+            if action.nargs != 0 and not action.choices and action.type not in (int, float):
+                action.complete = shtab.FILE  # most texts are paths
+        print(shtab.complete(parser, values))
+        parser.exit()
+
+
 class _HelpFormatter(argparse.HelpFormatter):
     """Wraps a text of one line, such as a description, and leaves one of several lines as it is, such as examples."""
 
@@ -113,6 +127,12 @@ def build_parser() -> argparse.ArgumentParser:
         epilog="Example: datapipe convert photos/ shards/ --to webdataset",
     )
     parser.add_argument("--version", action="version", version=f"datapipe {__version__}")
+    parser.add_argument(
+        "--print-completion",
+        action=_PrintCompletion,
+        choices=("bash", "zsh", "tcsh"),
+        help="print a script for this shell, and exit",
+    )
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for add in COMMANDS.values():
         add(subparsers)

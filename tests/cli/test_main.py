@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import importlib
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from datapipe.cli.main import build_parser, main, parse
+from converters.options import ENGINES, TARGETS, Check, ConvertOptions, Encode, OnError, parse_nbytes
+from converters.tables.options import COMPRESSIONS, TableConversion
+from datapipe.cli.convert import _options as options_of
+from datapipe.cli.main import main, parse
+from datapipe.containers.form import ClassFrom
+from datapipe.containers.forms import FORMS
 from datapipe.training.options import TrainOptions
 from tests.fixtures import make_folder
 
@@ -66,7 +72,7 @@ def test_unknown_commands_are_answered_by_the_program(capsys: pytest.CaptureFixt
     with pytest.raises(SystemExit) as caught:
         main(["konvert"])
     assert caught.value.code == 2
-    assert capsys.readouterr().err.startswith("usage: datapipe [-h] [--version] COMMAND")
+    assert capsys.readouterr().err.startswith("usage: datapipe [options] COMMAND")
 
 
 @pytest.mark.parametrize("command", _REQUIRED)
@@ -113,11 +119,56 @@ def test_commands_on_files_start_without_torch_and_pandas(tmp_path: Path) -> Non
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+def test_options_of_convert_are_those_of_its_classes() -> None:
+    """The parser names them once more, so that `--help` imports nothing."""
+    args = parse(["convert", "photos", "shards", "--to", "webdataset"])
+    for name, parser in (("encode", Encode.parse), ("shard_size", parse_nbytes)):
+        setattr(args, name, parser(getattr(args, name)) if isinstance(getattr(args, name), str) else getattr(args, name))
+    assert options_of(args) == ConvertOptions(Path("photos"), Path("shards"))
+    choices = {action.dest: action.choices for action in args.parser._actions if action.choices}
+    assert choices == {
+        "to": TARGETS,
+        "form": ("auto", *FORMS, "table"),
+        "class_from": tuple(one.value for one in ClassFrom),
+        "engine": ENGINES,
+        "check": tuple(one.value for one in Check),
+        "on_error": tuple(one.value for one in OnError),
+        "compression": COMPRESSIONS,
+    }
+    assert f"rows of a row group ({TableConversion(Path('a'), Path('b')).group_rows})" in " ".join(
+        args.parser.format_help().split()
+    )
+
+
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [
+        (["conv"], ["convert"]),
+        (["convert", "--to", "p"], ["parquet"]),
+        (["convert", "photos", "shards", "--shard-s"], ["--shard-size"]),
+        (["train", "--resume", "pho"], ["photos"]),
+        (["verify", "pho"], ["photos"]),
+    ],
+)
+def test_bash_completes_what_is_typed(typed: list[str], completed: list[str], tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    bash = f"""
+        eval "$({sys.executable} -m datapipe --print-completion bash)"
+        COMP_WORDS=(datapipe "$@"); COMP_CWORD=$#
+        "$(complete -p datapipe | grep -o -- '-F [^ ]*' | cut -c 4-)"
+        echo "${{COMPREPLY[@]}}"
+    """
+    command = ["bash", "--norc", "-c", bash, "bash", *typed]
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=True)
+    assert (done.stdout.split(), done.stderr) == (completed, "")
+
+
 def test_what_train_is_not_told_is_left_to_its_options() -> None:
     args = vars(parse(["train", "path"]))
     given = {name: args[name] for name in TrainOptions.__dataclass_fields__ if name in args}
     assert given == {"out": Path("train-out"), "activation_checkpointing": False, "channels_last": True, "compile": None}
     default = TrainOptions()
-    text = " ".join(next(one for one in build_parser()._actions if one.choices).choices["train"].format_help().split())  # type: ignore[union-attr,index]
+    text = " ".join(parse(["train", "path"]).parser.format_help().split())
     for shown in (f"--epochs N (default: {default.epochs})", f"STEPS line of metrics (default: {default.log_every})"):
         assert shown in text
