@@ -322,7 +322,7 @@ def test_one_attachment_at_a_time() -> None:
 
 
 def test_a_step_costs_little() -> None:
-    """CPU time of the training thread, and of a bare loop for comparison; the least of several, as other processes run too."""
+    """CPU time of the training thread beside that of a bare loop; the least of several, as other processes run too."""
 
     def step_ns() -> float:
         iterator = iter(DataLoader(data.Numbers(num=2000), batch_size=8))
@@ -336,4 +336,5 @@ def test_a_step_costs_little() -> None:
             return step_ns()
 
     rounds = [(step_ns(), attached_step_ns()) for _ in range(7)]
-    assert min(ours for _, ours in rounds) - min(alone for alone, _ in rounds) < 100_000
+    alone_ns, ours_ns = (min(times) for times in zip(*rounds, strict=True))
+    assert ours_ns - alone_ns < 3 * alone_ns
