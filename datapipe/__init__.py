@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from datapipe.kinds.tables.data import Table
     from datapipe.kinds.tables.jagged import Jagged
     from datapipe.kinds.tables.loader import TableLoader
+    from datapipe.kinds.tokens.data import Tokens
     from datapipe.stores.settings import Remote
 
 __version__ = "0.1.0"
@@ -50,6 +51,7 @@ __all__ = [
     "StageEvent",
     "Table",
     "TableLoader",
+    "Tokens",
     "WeightedSampler",
     "__version__",
     "errors",
@@ -77,6 +79,7 @@ _HOMES = {
     "StageEvent": "datapipe.core.observe",
     "Table": "datapipe.kinds.tables.data",
     "TableLoader": "datapipe.kinds.tables.loader",
+    "Tokens": "datapipe.kinds.tokens.data",
     "WeightedSampler": "datapipe.kernel.samplers",
     "explain": "datapipe.kernel.explanation",
     "from_torch": "datapipe.adapt",

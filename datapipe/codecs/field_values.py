@@ -30,6 +30,7 @@ class FieldKind(enum.Enum):
     ARRAY = "array"
     BYTES = "bytes"
     LABEL = "label"
+    TOKENS = "tokens"  # ids one after the other; the manifest says of which dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ def value_of(kind: FieldKind, data: bytes) -> Any:
     """Return the value of a field of that kind. Raises DecodeError, with the reason, if the bytes have none.
 
     MASK: (h, w) labels, see `mask_labels`. ARRAY: the array of an .npy file. TEXT: str. JSON: the parsed document.
-    BYTES: the bytes themselves.
+    BYTES and TOKENS: the bytes themselves.
     """
     return _VALUES[kind](data)
 
@@ -92,6 +93,7 @@ _VALUES: dict[FieldKind, Callable[[bytes], Any]] = {
     FieldKind.TEXT: _text,
     FieldKind.JSON: _json,
     FieldKind.BYTES: bytes,
+    FieldKind.TOKENS: bytes,
 }
 
 

@@ -20,6 +20,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from datapipe.codecs.field_values import FieldKind, FieldSpec
+from datapipe.codecs.tokens import TokenFacts
 from datapipe.core import atomic, regular_files
 from datapipe.errors import FormatError, MissingDataError, StorageError, UnfinishedError
 
@@ -60,6 +61,7 @@ class Manifest:
     made_from: dict[str, Any] | None = None  # the dataset or archive that it was converted from, where that was one
     is_listing: bool = False  # its shards are parts of a listing of files, not files themselves
     has_row_groups: bool = False  # some fields are addressed by rows, which are read by row groups
+    tokens: TokenFacts | None = None  # of token ids
 
     @property
     def num_samples(self) -> int:
@@ -82,7 +84,7 @@ class Manifest:
         """Return the manifest as JSON-safe values."""
         value = dataclasses.asdict(self)
         value["fields"] = [{"name": field.name, "kind": field.kind.value} for field in self.fields]
-        for name in ("made_from", "is_listing", "has_row_groups"):
+        for name in ("made_from", "is_listing", "has_row_groups", "tokens"):
             if not value[name]:
                 del value[name]
         return {"version": MANIFEST_VERSION, "num_samples": self.num_samples, **value}
@@ -110,6 +112,7 @@ class Manifest:
             made_from=document.made_from,
             is_listing=document.is_listing,
             has_row_groups=document.has_row_groups,
+            tokens=document.tokens,
         )
         if manifest.num_samples != document.num_samples:
             claimed = document.num_samples
@@ -161,6 +164,7 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True):
     made_from: dict[str, Any] | None = None
     is_listing: bool = False
     has_row_groups: bool = False
+    tokens: TokenFacts | None = None
     checksum: _Digest = ""  # of the rest; "" if not recorded
 
 

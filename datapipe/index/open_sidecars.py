@@ -219,6 +219,20 @@ class Sidecar:
         """Return how a field of these samples is stored; None if as its bytes."""
         return self._texts(f"{name}.codec", rows) if "codec" in self._further[name] else None
 
+    def runs(self, name: str) -> tuple[NDArray[np.int64], NDArray[np.int32]] | None:
+        """Return (n + 1,) where the runs of each sample's field end, from 0 on, and (runs, 2) runs; None if it has none.
+
+        Raises FormatError if they are not whole ones.
+        """
+        if "runs" not in self._further[name] or not self.num_samples:
+            return None
+        _, ends, data = self._buffers[f"{name}.runs"].buffers()
+        first = self._buffers[f"{name}.runs"].offset
+        nbytes = np.frombuffer(ends, np.int32, self.num_samples + 1, 4 * first).astype(np.int64)
+        if (nbytes % 8).any():
+            raise self._error(f"runs of field {name!r} are cut off")
+        return nbytes // 8, np.frombuffer(data, np.int32, int(nbytes[-1]) // 4).reshape(-1, 2)
+
     def _texts(self, column: str, rows: NDArray[np.int64]) -> list[Any]:
         values = self._buffers[column]
         return [values[row].as_py() for row in rows.tolist()]

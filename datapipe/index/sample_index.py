@@ -165,6 +165,14 @@ class SampleIndex:
         """Return (m,) the number of the shard that each sample is stored in, and its row there."""
         return self._locate(ids)
 
+    def sidecar(self, shard: int) -> Sidecar:
+        """Return the index of one shard, which was checked when it was opened."""
+        return self._sidecars[shard]
+
+    def shard_path(self, shard: int) -> str:
+        """Return the path or URL of one shard."""
+        return self._shard_paths[shard]
+
     def shard_paths(self, ids: NDArray[np.int64]) -> list[str]:
         """Return the path or URL of the shard, or of the file, of each of these samples."""
         return [self._shard_paths[shard] for shard in self._locate(ids)[0].tolist()]

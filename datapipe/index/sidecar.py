@@ -42,7 +42,7 @@ ROW_GROUPS_KEY = "datapipe.index.row_groups"
 FURTHER_KEY = "datapipe.further."
 RANGES_KEY = "datapipe.ranges."
 VALUES_KEY = "datapipe.values."
-FURTHER = {"path": pa.binary(), "codec": pa.string()}  # columns of a field that most have not
+FURTHER = {"path": pa.binary(), "codec": pa.string(), "runs": pa.binary()}  # columns of a field that most have not
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,7 @@ class FieldExtent:
     crc32c: int | None  # None: not computed
     path: bytes = b""  # of the file that holds it, relative to the dataset, where that is not the shard, nor the sample's source
     codec: str = PLAIN  # how it is stored; see `codecs/stored`
+    runs: bytes = b""  # of tokens that carry loss: (k, 2) int32, the first of each and the one after the last
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +159,11 @@ class SidecarRows:
     def _of_extents(self, name: str) -> dict[str, pa.Array]:
         extents = self.extents[name]
         further = self._further(name)
-        columns = {"path": lambda: [one.path for one in extents], "codec": lambda: [one.codec.encode() for one in extents]}
+        columns = {
+            "path": lambda: [one.path for one in extents],
+            "codec": lambda: [one.codec.encode() for one in extents],
+            "runs": lambda: [one.runs for one in extents],
+        }
         return {
             f"{name}.encoding": _byte_strings([extent.encoding.encode() for extent in extents], pa.string()),
             f"{name}.offset": _numbers(np.array([extent.offset for extent in extents], np.int64)),

@@ -26,6 +26,7 @@ EXTENDING = Path(__file__).parents[2] / "examples" / "extending"
 sys.path.insert(0, str(EXTENDING))
 from kind_numbers.data import Numbers  # noqa: E402
 
+TOKENS = 8  # of a row
 PER_FILE, BAD_NUMBER, BAD_GROUP = 8, 11, slice(10, 12)
 
 
@@ -79,6 +80,31 @@ def open_table(path: Path, **options: Any) -> Loader:
     return dp.TableLoader(path, columns={"id": ["id"], "value": ["value"]}, **{"batch_size": 1} | options)
 
 
+def make_tokens(path: Path, num: int) -> Path:
+    """Documents that fill a row each, of one id."""
+    path.mkdir(parents=True)
+    ids = np.repeat(np.arange(num, dtype="<u2"), TOKENS)
+    (path / "x.ds").write_bytes(ids.tobytes())
+    (path / "x.ds.index").write_bytes((TOKENS * np.arange(1, num + 1, dtype="<u8")).tobytes())
+    return path
+
+
+def spoil_document(path: Path) -> set[int]:
+    """By an id beyond the vocabulary."""
+    ids = np.fromfile(path / "x.ds", "<u2")
+    ids[BAD_NUMBER * TOKENS + 1] = 40_000
+    (path / "x.ds").write_bytes(ids.tobytes())
+    return {BAD_NUMBER}
+
+
+def open_tokens(path: Path, **options: Any) -> Loader:
+    return dp.DataLoader(dp.Tokens(path, TOKENS, vocab_size=1000), **options)
+
+
+def ids_of_tokens(batch: Any) -> list[int]:
+    return [int(row[0]) for row in batch["input_ids"]]
+
+
 def make_numbers(path: Path, num: int) -> Path:
     path.mkdir(parents=True)
     for start in range(0, num, PER_FILE):
@@ -101,6 +127,7 @@ KINDS = {
     "images": LoaderOf(make_images, spoil_image, open_images, ids_of),
     "images_by_dali": LoaderOf(make_images, spoil_image, open_images_by_dali, ids_of),
     "tables": LoaderOf(make_table, spoil_row_group, open_table, ids_of),
+    "tokens": LoaderOf(make_tokens, spoil_document, open_tokens, ids_of_tokens),
     "numbers": LoaderOf(make_numbers, spoil_number, open_numbers, ids_of),
 }
 

@@ -15,6 +15,7 @@ from datapipe.fetch.row_groups import max_lanes
 from datapipe.fetch.shard_cache.schedule import Schedule, ShardUse
 from datapipe.kernel.accelerators import runtime_of
 from datapipe.kernel.kind import Kind, Pass, Source
+from datapipe.kernel.mixing import mixed_order
 from datapipe.kernel.options import LoaderOptions, Shuffle
 from datapipe.kernel.passes import Passes
 from datapipe.kernel.samplers import WeightedSampler
@@ -25,7 +26,6 @@ from datapipe.kinds.images.device_images import DeviceImages, check_recipe
 from datapipe.kinds.images.evidence import DataEvidence, check_sizes
 from datapipe.kinds.images.explanation import explain
 from datapipe.kinds.images.kept_images import CacheStats, KeptImages
-from datapipe.kinds.images.mixing import mixed_order
 from datapipe.order.plan import Plan
 from datapipe.order.sample_order import Order, SequentialOrder, ShuffledOrder, StoredWindowsOrder, WindowedOrder
 from datapipe.transforms import Recipe

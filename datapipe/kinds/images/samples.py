@@ -15,9 +15,9 @@ from datapipe.datasets import Original, Seen, SeenStream, Unseen, see_through, w
 from datapipe.errors import OptionError
 from datapipe.index.concat import AnyIndex
 from datapipe.kernel.cache_settings import Cache
+from datapipe.kernel.mixing import Mixture
 from datapipe.kernel.options import one_of
 from datapipe.kinds.images.collate import BoxesForm
-from datapipe.kinds.images.mixing import Mixture
 from datapipe.stores.location import is_url
 from datapipe.stores.requests import apply_settings
 from datapipe.stores.settings import Remote

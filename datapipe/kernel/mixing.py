@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from datapipe.core.checks import whole_number
-from datapipe.core.printable import printable
 from datapipe.errors import OptionError
-from datapipe.index.concat import AnyIndex
 from datapipe.order.sample_order import Order, SequentialOrder, ShuffledOrder
 from datapipe.order.sampling import MixedOrder, checked_weights, own_seed, shares
+
+
+class Samples(Protocol):
+    """Samples that are mixed with others."""
+
+    @property
+    def where(self) -> str:
+        """Their name in messages."""
+
+    def __len__(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +30,7 @@ class Mixture:
     counts: tuple[int, ...]  # samples of each in an epoch
 
     @classmethod
-    def of(cls, indexes: Sequence[AnyIndex], weights: Sequence[float] | None, num_samples: int | None) -> Mixture:
+    def of(cls, indexes: Sequence[Samples], weights: Sequence[float] | None, num_samples: int | None) -> Mixture:
         """Return the mixture by these weights. Raises OptionError for weights that fit no epoch, or datasets without samples."""
         lengths = tuple(len(index) for index in indexes)
         given: Sequence[float] = (
@@ -43,15 +51,3 @@ def mixed_order(mixture: Mixture, *, seed: int, shuffle: object) -> MixedOrder:
         for place, length in enumerate(mixture.lengths)
     ]
     return MixedOrder(orders, mixture.counts, bool(shuffle))
-
-
-def warn_of_classes(indexes: Sequence[AnyIndex], *, stacklevel: int) -> None:
-    """Warn if datasets that are mixed name different classes: then one label means different things."""
-    named = {tuple(index.manifest.classes): index for index in indexes if index.manifest.classes}
-    if len(named) > 1:
-        listed = printable("; ".join(f"{index.where}: {', '.join(classes[:5])}" for classes, index in named.items()))
-        warnings.warn(
-            f"mix() of datasets that name different classes ({listed:.400}): each keeps its own labels, so one label means "
-            "several things; convert them with the same classes, or do not use the labels",
-            stacklevel=stacklevel + 1,
-        )

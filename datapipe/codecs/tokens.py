@@ -1,0 +1,35 @@
+"""Token ids: what is known of the tokenizer that made them, and how they are stored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from datapipe.errors import OptionError
+
+STORED_DTYPES = ("uint16", "uint32")  # of the shards that datapipe writes
+READ_DTYPES = ("uint8", "int16", *STORED_DTYPES, "int32", "int64")  # of files of others; ids are never negative
+
+
+@dataclass(frozen=True, slots=True)
+class TokenFacts:
+    """The ids of a corpus, and the tokenizer that made them, as far as it is known."""
+
+    dtype: str  # of an id, little-endian
+    vocab_size: int | None = None  # all ids are below it
+    bos: int | None = None  # begins each document, if there is one
+    eos: int | None = None  # ends each document, if there is one
+    pad: int | None = None
+    tokenizer_sha256: str = ""  # of its file
+    template_sha256: str = ""  # of the chat template
+
+    def __post_init__(self) -> None:
+        if self.dtype not in READ_DTYPES:
+            raise OptionError(f"dtype is {self.dtype!r:.40}; token ids are one of {', '.join(READ_DTYPES)}")
+
+    @property
+    def stored(self) -> np.dtype[Any]:
+        """The dtype of an id in the files."""
+        return np.dtype(self.dtype).newbyteorder("<")

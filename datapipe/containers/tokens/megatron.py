@@ -1,0 +1,66 @@
+"""Read Megatron's indexed datasets: `x.bin`, token ids, and `x.idx`, the sequences and the documents they make up.
+
+The index is little-endian: 9 bytes of magic, a version (u64), the code of the dtype (u8), the numbers of sequences and of bounds
+of documents (u64), then the lengths of sequences (int32), their places in bytes (int64) and the bounds of documents (int64).
+(megatron/core/datasets/indexed_dataset.py)
+"""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import numpy as np
+
+from datapipe.codecs.tokens import TokenFacts
+from datapipe.core import arrow_maps
+from datapipe.errors import FormatError, MissingDataError
+from datapipe.index.tokens import TokenShard
+
+INDEX_SUFFIX, DATA_SUFFIX = ".idx", ".bin"
+_MAGIC = b"MMIDIDX\x00\x00"
+_HEADER = struct.Struct("<9sQBQQ")
+_DTYPES = {1: "uint8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
+
+
+def open_shard(path: Path) -> tuple[TokenShard, str]:
+    """Return the documents of a pair of files, given either, and their dtype.
+
+    Raises MissingDataError if one of them is missing, FormatError if they are not Megatron's or do not fit together.
+    """
+    index_path, data_path = path.with_suffix(INDEX_SUFFIX), path.with_suffix(DATA_SUFFIX)
+    try:
+        index, num_data = arrow_maps.map_file(index_path), data_path.stat().st_size
+    except FileNotFoundError as exc:
+        raise MissingDataError(f"{exc.filename}: no such file; Megatron's data is a .bin and an .idx") from exc
+    except OSError as exc:
+        raise FormatError(f"{index_path}: cannot be mapped ({exc}); get the file again") from exc
+    magic, version, code, num_sequences, num_bounds = _header(index, index_path)
+    if magic != _MAGIC or version != 1 or code not in _DTYPES:
+        raise FormatError(f"{index_path}: no index of Megatron's version 1 of whole numbers; preprocess the data again")
+    needed = _HEADER.size + 12 * num_sequences + 8 * num_bounds
+    if index.size < needed:
+        raise FormatError(
+            f"{index_path}: has {index.size} bytes, and {num_sequences} sequences need {needed}; get the file again"
+        )
+    lengths = np.frombuffer(index, "<i4", num_sequences, _HEADER.size)
+    pointers = np.frombuffer(index, "<i8", num_sequences, _HEADER.size + 4 * num_sequences)
+    bounds = np.frombuffer(index, "<i8", num_bounds, _HEADER.size + 12 * num_sequences)
+    if len(bounds) < 1 or bounds[0] or bounds[-1] != num_sequences or (np.diff(bounds) < 0).any():
+        raise FormatError(f"{index_path}: its documents do not cover its {num_sequences} sequences; get the file again")
+    dtype = TokenFacts(_DTYPES[code]).stored
+    shard = TokenShard(str(data_path), dtype, pointers, lengths.astype(np.int64))
+    if num_sequences and pointers[0] + int(shard.num_tokens.sum()) * dtype.itemsize > num_data:
+        raise FormatError(f"{data_path}: has {num_data} bytes, and its index says more; get the file again")
+    if len(bounds) != num_sequences + 1:
+        before = np.concatenate([[0], np.cumsum(shard.num_tokens)])[bounds]
+        start = int(pointers[0]) if num_sequences else 0
+        shard = TokenShard(str(data_path), dtype, start + before[:-1] * dtype.itemsize, np.diff(before))
+    return shard, _DTYPES[code]
+
+
+def _header(index: object, path: Path) -> tuple[bytes, int, int, int, int]:
+    try:
+        return _HEADER.unpack_from(index)  # type: ignore[arg-type]
+    except struct.error as exc:
+        raise FormatError(f"{path}: too short for an index of Megatron's; get the file again") from exc

@@ -1,0 +1,99 @@
+"""Read bare arrays of token ids, such as nanoGPT's `train.bin` and OLMo's `.npy`: a token that ends each document divides them.
+
+The ends of documents are found by reading the whole file once, and kept in the user's cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from datapipe.codecs.npy import NPY_MAGIC, read_npy_header
+from datapipe.codecs.tokens import TokenFacts
+from datapipe.core import atomic
+from datapipe.core.regular_files import open_file, read_bytes
+from datapipe.core.user_cache import INDEXES, index_directory
+from datapipe.core.waiting import reported_wait
+from datapipe.errors import DecodeError, FormatError, MissingDataError, OptionError, StorageError
+from datapipe.index.tokens import TokenShard
+
+_READ_NBYTES = 1 << 24
+_HEADER_NBYTES = 1 << 12
+
+
+def open_shard(path: Path, dtype: str | None, eos: int | None) -> tuple[TokenShard, str]:
+    """Return the documents of a file, and their dtype. `eos`: ends each document; None: the file is one.
+
+    `dtype`: of an id; None: that of a file with numpy's header. Raises MissingDataError, StorageError, OptionError for a file
+    without a header if no dtype is given, FormatError for a size that is no whole number of tokens.
+    """
+    try:
+        with open_file(path) as file:
+            head = file.read(_HEADER_NBYTES)
+            status = os.fstat(file.fileno())
+    except FileNotFoundError as exc:
+        raise MissingDataError(f"{path}: no such file; check the path") from exc
+    except OSError as exc:
+        raise StorageError(exc.errno, f"{path}: cannot be read ({exc.strerror})") from exc
+    start, end = 0, status.st_size
+    if head.startswith(NPY_MAGIC):
+        start, end, dtype = _array(path, head, end)
+    if dtype is None:
+        raise OptionError(
+            f"{path}: a bare file of token ids does not say their type; pass dtype='uint16', and eos= if it has one"
+        )
+    stored = TokenFacts(dtype).stored
+    if (end - start) % stored.itemsize:
+        raise FormatError(f"{path}: {end - start} bytes are no whole number of {dtype} ids; pass another dtype, or get it again")
+    ends = _ends(path, start, end, stored, eos, (status.st_size, status.st_mtime_ns))
+    num_tokens = np.diff(ends, prepend=0)
+    return TokenShard(str(path), stored, start + (ends - num_tokens) * stored.itemsize, num_tokens), dtype
+
+
+def _array(path: Path, head: bytes, nbytes: int) -> tuple[int, int, str]:
+    """Return where the values of a numpy file begin and end, and their dtype. Raises FormatError for what no list of ids is."""
+    try:
+        header = read_npy_header(head)
+    except DecodeError as exc:
+        raise FormatError(f"{path}: {exc}; save it again") from exc
+    if len(header.shape) != 1 or header.start + header.nbytes > nbytes or header.dtype.kind not in "ui":
+        raise FormatError(f"{path}: holds {header.dtype} {header.shape}, and not one row of whole numbers; save it as one")
+    return header.start, header.start + header.nbytes, header.dtype.newbyteorder("=").name
+
+
+def _ends(
+    path: Path, start: int, end: int, dtype: np.dtype[np.generic], eos: int | None, stamp: tuple[int, int]
+) -> NDArray[np.int64]:
+    """Return the ends of documents in tokens: after each `eos`, and at the end of the file."""
+    num_tokens = (end - start) // dtype.itemsize
+    if eos is None:
+        return np.array([num_tokens] if num_tokens else [], np.int64)
+    name = hashlib.sha256(
+        repr((os.path.realpath(path), start, dtype.str, eos, stamp)).encode(errors="surrogateescape")
+    ).hexdigest()
+    kept = index_directory(INDEXES, name[:32]) / "ends"
+    try:
+        return np.frombuffer(read_bytes(kept, at_most=1 << 40), np.int64)
+    except FileNotFoundError:
+        pass
+    with reported_wait(f"the documents of {path}", "it is read once, to find their ends"):
+        found = [
+            _ends_in(path, place, end, dtype, eos) + (place - start) // dtype.itemsize
+            for place in range(start, end, _READ_NBYTES)
+        ]
+    ends = np.concatenate([np.zeros(0, np.int64), *found])
+    if num_tokens and (not len(ends) or ends[-1] != num_tokens):
+        ends = np.append(ends, num_tokens)
+    with atomic.atomic_writer(kept, mode=0o600) as file:
+        file.write(ends.tobytes())
+    return ends
+
+
+def _ends_in(path: Path, place: int, end: int, dtype: np.dtype[np.generic], eos: int) -> NDArray[np.int64]:
+    with open_file(path) as file:
+        data = os.pread(file.fileno(), min(_READ_NBYTES, end - place), place)
+    return np.flatnonzero(np.frombuffer(data, dtype) == eos) + 1

@@ -1,0 +1,184 @@
+"""Where the documents of a corpus lie: runs of token ids, one after the other, in files."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from datapipe.codecs.tokens import TokenFacts
+from datapipe.core.arrow_maps import map_file
+from datapipe.errors import FormatError, IntegrityError, MissingDataError, StorageError
+from datapipe.index.concat import AnyIndex
+from datapipe.index.entries import Description, Extents
+from datapipe.index.open_sidecars import Sidecar
+from datapipe.index.sample_index import SampleIndex
+
+Ints = NDArray[np.int64]
+TOKENS_CONTAINER = "tokens"  # of the shards that datapipe writes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LossRuns:
+    """The tokens of documents that carry loss, such as those of an assistant: runs of them. A document without runs has none."""
+
+    ends: Ints  # (n + 1,) runs before each document, and in all
+    runs: NDArray[np.int32]  # (runs, 2) first token of the document, and the one after the last
+
+    def of(self, document: int) -> NDArray[np.int32]:
+        """Return (k, 2) the runs of a document."""
+        return self.runs[self.ends[document] : self.ends[document + 1]]
+
+
+@dataclass(frozen=True, eq=False)
+class TokenShard:
+    """The documents of one file, one after the other without gaps. The arrays may be mapped.
+
+    Raises FormatError for documents that overlap or leave gaps, or are no whole number of tokens.
+    """
+
+    path: str  # or its URL
+    dtype: np.dtype[Any]  # of an id
+    offset: Ints  # (n,) bytes at which documents begin
+    num_tokens: Ints  # (n,)
+    crc32c: NDArray[np.uint32] | None = None  # (n,) of their bytes; None: not known
+    loss: LossRuns | None = None  # None: all tokens carry loss
+    describe: Callable[[int], str] | None = None  # where a document came from, for people
+
+    def __post_init__(self) -> None:
+        size = self.dtype.itemsize
+        if (self.num_tokens < 0).any() or (self.offset[1:] != self.offset[:-1] + self.num_tokens[:-1] * size).any():
+            raise FormatError(f"{self.path}: its documents overlap or leave gaps; make its index again")
+
+    def __len__(self) -> int:
+        return len(self.offset)
+
+    @functools.cached_property
+    def mapped(self) -> tuple[NDArray[Any], memoryview]:
+        """The ids of the whole file from its first document on, and its bytes, mapped. Only of a local file.
+
+        Raises MissingDataError or StorageError if it cannot be mapped, IntegrityError if it ends before its documents do.
+        """
+        try:
+            data = map_file(self.path)
+        except FileNotFoundError as exc:
+            raise MissingDataError(f"{self.path}: is missing; `datapipe verify` lists everything that is") from exc
+        except OSError as exc:
+            raise StorageError(exc.errno or errno.EIO, f"{self.path}: cannot be mapped ({exc.strerror or exc})") from exc
+        start = int(self.offset[0])
+        num = int(self.offset[-1] - start) // self.dtype.itemsize + int(self.num_tokens[-1])
+        if start + num * self.dtype.itemsize > data.size:
+            raise IntegrityError(f"{self.path}: ends before its documents do: truncated; `datapipe verify` lists all damage")
+        return np.frombuffer(data, self.dtype, num, start), memoryview(data)
+
+    def extents(self, documents: Ints, first: Ints, num: Ints) -> Extents:
+        """Return where `num` tokens of these documents lie, from token `first` on; those of whole documents have checksums."""
+        size = self.dtype.itemsize
+        whole = (first == 0) & (num == self.num_tokens[documents])
+        has_crc = whole if self.crc32c is not None else np.zeros(len(documents), np.bool_)
+        crc32c = np.zeros(len(documents), np.uint32) if self.crc32c is None else self.crc32c[documents]
+        offset = self.offset[documents] + first * size
+        paths = [self.path] * len(documents)
+        return Extents(paths, offset, num * size, crc32c, has_crc.astype(np.uint8), one_file_each=False)
+
+
+class TokenIndex:
+    """The documents of a corpus. Thread-safe.
+
+    `where` names it in messages. `num_documents`: of each shard. `open_shard`: opens one by its number, when it is needed.
+    `samples`: the index of the same documents as samples, of a converted set.
+    """
+
+    def __init__(
+        self,
+        where: str,
+        num_documents: Sequence[int],
+        open_shard: Callable[[int], TokenShard],
+        *,
+        fingerprint: str,
+        facts: TokenFacts,
+        field: str = "tokens",
+        samples: AnyIndex | None = None,
+    ) -> None:
+        self.where, self.fingerprint, self.facts, self.field, self.samples = where, fingerprint, facts, field, samples
+        self.starts: Ints = np.cumsum([0, *num_documents], dtype=np.int64)
+        self._open_shard = open_shard
+        self._opened: dict[int, TokenShard] = {}
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    @property
+    def num_shards(self) -> int:
+        return len(self.starts) - 1
+
+    def shard(self, number: int) -> TokenShard:
+        """Return a shard. Raises FormatError if it has other documents than the index says."""
+        found = self._opened.get(number)
+        if found is None:
+            with self._lock:
+                found = self._opened.get(number) or self._opened.setdefault(number, self._open_shard(number))
+            if len(found) != self.starts[number + 1] - self.starts[number]:
+                expected = self.starts[number + 1] - self.starts[number]
+                raise FormatError(f"{found.path}: its index has {len(found)} documents, not {expected}; make the index again")
+        return found
+
+    def locate(self, documents: Ints) -> tuple[Ints, Ints]:
+        """Return the shard of each document, and its number there."""
+        shards = np.searchsorted(self.starts, documents, side="right") - 1
+        return shards, documents - self.starts[shards]
+
+    def num_tokens(self, documents: Ints) -> Ints:
+        """Return (m,) the number of tokens of each document."""
+        shards, within = self.locate(documents)
+        found = np.empty(len(documents), np.int64)
+        for number in set(shards.tolist()):
+            here = shards == number
+            found[here] = self.shard(number).num_tokens[within[here]]
+        return found
+
+    def describe(self, document: int) -> Description:
+        """Return a description of one document, for messages."""
+        shards, within = self.locate(np.array([document], np.int64))
+        shard, number = self.shard(int(shards[0])), int(within[0])
+        source = "" if shard.describe is None else shard.describe(number)
+        return Description(document, shard.path, f"document {number}".encode(), source)
+
+
+def _loss_runs(sidecar: Sidecar, field: str) -> LossRuns | None:
+    found = sidecar.runs(field)
+    return None if found is None else LossRuns(*found)
+
+
+def index_of_set(samples: SampleIndex, facts: TokenFacts, field: str) -> TokenIndex:
+    """Return the documents of a converted set."""
+
+    def open_shard(number: int) -> TokenShard:
+        sidecar = samples.sidecar(number)
+        path = samples.shard_path(number)
+        size = facts.stored.itemsize
+        nbytes = sidecar.nbytes(field)
+        if (nbytes % size).any():
+            raise FormatError(f"{sidecar.path}: a document is no whole number of {facts.dtype} ids; convert again")
+        return TokenShard(
+            path,
+            facts.stored,
+            offset=sidecar.offsets(field),
+            num_tokens=nbytes // size,
+            crc32c=sidecar.crc32c(field),
+            loss=_loss_runs(sidecar, field),
+            describe=lambda row: os.fsdecode(sidecar.source(row)),
+        )
+
+    num_documents = [shard.num_samples for shard in samples.manifest.shards]
+    return TokenIndex(
+        samples.where, num_documents, open_shard, fingerprint=samples.fingerprint, facts=facts, field=field, samples=samples
+    )

@@ -1,0 +1,1 @@
+"""Batches of token ids: documents packed into rows."""

@@ -1,0 +1,209 @@
+"""`Tokens`: documents of token ids, packed into rows."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from datapipe.containers.foreign import INDEX_DIRECTORY_NAME
+from datapipe.containers.tokens.opening import TokenSource, open_tokens
+from datapipe.core.printable import counted, printable
+from datapipe.core.user_cache import INDEXES, index_directory
+from datapipe.errors import MissingDataError, OptionError
+from datapipe.index.joined_tokens import JoinedPacks, joined_index
+from datapipe.index.pack_plan import open_plan
+from datapipe.index.packs import DocumentPacks, Labels, Long, Packing, Packs, PackSettings, StreamPacks
+from datapipe.index.sample_index import SampleIndex
+from datapipe.index.tokens import TokenIndex
+from datapipe.kernel.kind import Data
+from datapipe.kernel.mixing import Mixture
+from datapipe.kinds.tokens.kind import TokenKind
+from datapipe.kinds.tokens.settings import DEFAULT_FIELDS, Layout, TokenSettings
+from datapipe.stores.settings import Remote, remote_settings
+
+
+@dataclass(frozen=True, slots=True)
+class _Opening:
+    """How a corpus is opened: all that a copy in another process needs."""
+
+    source: TokenSource
+    dtype: str | None
+    eos: int | None
+    vocab_size: int | None
+    field: str | None
+    remote: Remote
+
+
+class Tokens(Data):
+    """Documents of token ids, packed into rows of `length` tokens: what a loader of text reads.
+
+    >>> data = datapipe.Tokens("tokens", length=4096)
+    >>> for batch in datapipe.DataLoader(data, batch_size=8, shuffle=True, seed=0):
+    ...     loss = model(batch["input_ids"], labels=batch["labels"], position_ids=batch["position_ids"])   # (8, 4096) each
+
+    source: the directory, or the URL in an object store, of what `datapipe convert --to tokens` wrote; files of Megatron (`x.bin`
+      beside `x.idx`) or datatrove (`x.ds` beside `x.ds.index`); bare files of ids, such as nanoGPT's `.bin` and OLMo's `.npy`. A
+      file, a directory, a glob pattern or a list.
+    length: tokens of a row.
+    packing: "best-fit": documents stay whole, and are fitted into rows, which are 99.9% full; "concat": documents one after the
+      other, cut every row; "pad": a document a row, batches of like lengths, as wide as their longest row.
+    long: what becomes of documents of more tokens: "split" into parts, "truncate", "drop" or "error".
+    max_documents: the most documents of a row.
+    repack: put other documents of the same lengths together in each epoch.
+    labels: "same": as Hugging Face's models take them, equal to `input_ids`; "shifted": the label of a place is the next token.
+      Either way -100 where there is none: at the boundaries of documents, in padding, and where no loss is wanted.
+    layout: "rows" (b, length), or "flat" (1, b * length) as FlashAttention takes it.
+    fields: which of `input_ids`, `labels`, `position_ids`, `document_ids`, `attention_mask`, `cu_seqlens`, `max_seqlen`,
+      `loss_tokens` and `id` a batch has; all but `attention_mask` and `id` by default.
+    num_seqlens: how many boundaries `cu_seqlens` has, the last one repeated, for `torch.compile`; None: as many as there are.
+    pad: the id that fills rows; None: that of the corpus, or 0.
+    balance: "step": within each optimizer step, deal rows so that at every micro-batch all ranks have the same work.
+    accumulate: micro-batches of an optimizer step, over which rows are dealt and `loss_tokens` are counted.
+    dtype, eos: of bare files, the type of their ids, such as "uint16", and the id that ends each document.
+    vocab_size: of files of others: all ids are below it, or their rows are bad.
+    field: of a converted set with several fields of tokens, which one.
+    remote: a `datapipe.Remote(...)`: how shards in an object store are read.
+
+    A batch is a dict of int64 tensors of the layout's shape, but: `document_ids` int32, numbered from 0 in each row (in a flat
+    batch, over all of it), -1 in padding; `cu_seqlens` (n,) int32, where documents and padding begin in the batch's rows laid end
+    to end, and the end; `max_seqlen` int, the longest of these; `loss_tokens` int, the labels with loss in the whole optimizer
+    step over all ranks, by which the sum of losses is divided; `id` (b,) the numbers of the rows. With tail="mask" also `real`
+    (b,) bool, False for rows that are repeats, whose labels are -100.
+
+    A row counts as a sample: of `batch_size`, of lengths, orders and states. The plan of the rows of "best-fit" is made once and
+    kept beside the shards, or in the user's cache. Raises OptionError for settings that do not fit, and what opening raises.
+    """
+
+    def __init__(
+        self,
+        source: TokenSource,
+        length: int,
+        *,
+        packing: Packing = "best-fit",
+        long: Long = "split",
+        max_documents: int | None = None,
+        repack: bool = False,
+        labels: Labels = "same",
+        layout: Layout = "rows",
+        fields: Sequence[str] = DEFAULT_FIELDS,
+        num_seqlens: int | None = None,
+        pad: int | None = None,
+        balance: str | None = None,
+        accumulate: int = 1,
+        dtype: str | None = None,
+        eos: int | None = None,
+        vocab_size: int | None = None,
+        field: str | None = None,
+        remote: Remote | None = None,
+    ) -> None:
+        if balance not in (None, "step"):
+            raise OptionError(f"balance is {balance!r:.40}; pass 'step' or nothing")
+        packs = PackSettings(length, packing, long, max_documents, labels)
+        settings = TokenSettings(
+            packs, bool(repack), layout, tuple(fields), num_seqlens, 0 if pad is None else pad, balance is not None, accumulate
+        )
+        self._set(_Opening(source, dtype, eos, vocab_size, field, remote_settings(remote)), settings, is_padded=pad is not None)
+
+    def _set(self, opening: _Opening, settings: TokenSettings, *, is_padded: bool, index: TokenIndex | None = None) -> None:
+        self._opening, self._is_padded = opening, is_padded
+        self.index = index or open_tokens(
+            opening.source, dtype=opening.dtype, eos=opening.eos, vocab_size=opening.vocab_size, field=opening.field
+        )
+        facts = self.index.facts
+        if not is_padded:
+            known = [one for one in (facts.pad, facts.eos) if one is not None]
+            settings = replace(settings, pad=known[0] if known else 0)
+        if facts.vocab_size is not None and settings.pad >= facts.vocab_size:
+            raise OptionError(f"pad is {settings.pad}, beyond the vocabulary of {facts.vocab_size}; pass an id of it")
+        self.settings = settings
+        self.packs: Packs = _packs(self.index, settings)
+        self._parts: tuple[Tokens, ...] = ()
+        self.mixture: Mixture | None = None
+        if not len(self.packs):
+            raise MissingDataError(f"{self.index.where}: no rows of {settings.packs.length} tokens; check the path, or `length`")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.mixture is not None:
+            return _mixed, (self._parts, self.mixture)
+        return _opened, (self._opening, self.settings, self._is_padded)
+
+    def __repr__(self) -> str:
+        return printable(f"<datapipe.Tokens: {self.shown}>")
+
+    @property
+    def shown(self) -> str:
+        return f"{counted(len(self.packs), 'row')} of {counted(len(self.index), 'document')} at {self.index.where}"
+
+    @property
+    def where(self) -> str:
+        """Where the documents lie."""
+        return self.index.where
+
+    def __len__(self) -> int:
+        """Return the rows of an epoch, over all ranks."""
+        return len(self.packs) if self.mixture is None else sum(self.mixture.counts)
+
+    def open_kind(
+        self, arguments: Mapping[str, Any], *, device: Callable[[], torch.device], open_loader: Callable[..., Iterable[Any]]
+    ) -> TokenKind:
+        return TokenKind(self.packs, self.index, self.settings, mixture=self.mixture, remote=self._opening.remote, device=device)
+
+    def mixed(self, others: Sequence[Tokens], *, weights: Sequence[float] | None, num_samples: int | None) -> Tokens:
+        """Return these documents and others, of each of which an epoch has a fixed share of rows. See `mix`."""
+        parts = (self, *others)
+        for part in parts:
+            if part.mixture is not None:
+                raise OptionError("mix() on a dataset of mix(): pass all datasets to one mix()")
+            if part.settings != self.settings:
+                raise OptionError("mix() of Tokens with different settings; give all of them the same length, packing and labels")
+        if self.settings.packs.packing == "pad":
+            raise OptionError("mix() of Tokens with packing='pad': rows of like lengths are not mixed; pass packing='best-fit'")
+        return _mixed(parts, Mixture.of(parts, weights, num_samples))
+
+
+def _opened(opening: _Opening, settings: TokenSettings, is_padded: bool) -> Tokens:
+    data = Tokens.__new__(Tokens)
+    data._set(opening, settings, is_padded=is_padded)
+    return data
+
+
+def _mixed(parts: Sequence[Tokens], mixture: Mixture) -> Tokens:
+    data = Tokens.__new__(Tokens)
+    data._opening, data._is_padded, data.settings = parts[0]._opening, True, parts[0].settings
+    data._parts, data.mixture = tuple(parts), mixture
+    data.index = joined_index([part.index for part in parts])
+    first_shards = [sum(part.index.num_shards for part in parts[:number]) for number in range(len(parts))]
+    data.packs = JoinedPacks([part.packs for part in parts], first_shards)
+    return data
+
+
+def _packs(index: TokenIndex, settings: TokenSettings) -> Packs:
+    if settings.packs.packing == "concat":
+        return StreamPacks(index, settings.packs)
+    if settings.packs.packing == "pad":
+        return DocumentPacks(index, settings.packs)
+    return open_plan(index, settings.packs, _homes(index), repack=settings.repack)
+
+
+def _homes(index: TokenIndex) -> list[Path]:
+    """Return the places where a plan of packs may be kept, best first."""
+    samples = index.samples
+    is_local = isinstance(samples, SampleIndex) and not samples.is_remote
+    beside = [Path(index.where) / INDEX_DIRECTORY_NAME] if is_local else []
+    name = hashlib.sha256(
+        f"packs {os.path.realpath(index.where)} {index.fingerprint}".encode(errors="surrogateescape")
+    ).hexdigest()
+    return [*beside, index_directory(INDEXES, name[:24])]
+
+
+def of(source: Any, index: TokenIndex | None) -> Tokens | None:
+    """Refuse a path alone, which does not say how long rows are; no other object is one of tokens."""
+    if index is None:
+        return None
+    raise OptionError(f"{index.where}: holds token ids; say how long rows are: datapipe.Tokens({str(source)!r}, length=4096)")

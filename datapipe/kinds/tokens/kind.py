@@ -1,0 +1,101 @@
+"""Packs of tokens as a kind of data: their order, and who makes their batches."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from datapipe.errors import OptionError
+from datapipe.fetch.files import Files, open_files
+from datapipe.fetch.local import LocalFiles
+from datapipe.index.packs import DocumentPacks, Packs
+from datapipe.index.tokens import TokenIndex
+from datapipe.kernel.accelerators import runtime_of
+from datapipe.kernel.device import Uploader
+from datapipe.kernel.kind import Identity, Kind, Pass, Resources
+from datapipe.kernel.mixing import Mixture, mixed_order
+from datapipe.kernel.options import LoaderOptions, Shuffle
+from datapipe.kernel.passes import Passes
+from datapipe.kernel.pools import ObjectPool
+from datapipe.kinds.tokens.batches import TokenMaker
+from datapipe.kinds.tokens.explanation import explain
+from datapipe.kinds.tokens.settings import TokenSettings
+from datapipe.order.by_length import BalancedSteps, LikeLengths
+from datapipe.order.sample_order import Order, SequentialOrder, ShuffledOrder
+from datapipe.stores.settings import Remote
+
+# Arguments of a loader that tokens do not serve, and what to do instead.
+_NOT_SERVED = {
+    "transform": "leave it out: texts become tokens when they are converted; batch_transform gets each batch",
+    "sampler": "leave it out, and mix corpora by weight: datapipe.mix([...], weights=[...])",
+    "batch_sampler": "leave it out, and mix corpora by weight: datapipe.mix([...], weights=[...])",
+    "collate_fn": "leave it out: rows are packed already; batch_transform gets each batch",
+}
+
+
+class TokenKind(Kind):
+    """The packs of a corpus. See `Kind`."""
+
+    block_sizes = (64, sys.maxsize)  # filling a row takes microseconds
+
+    def __init__(
+        self,
+        packs: Packs,
+        index: TokenIndex,
+        settings: TokenSettings,
+        *,
+        mixture: Mixture | None,
+        remote: Remote,
+        device: Callable[[], torch.device],
+    ) -> None:
+        self.packs, self.index, self.settings, self.mixture = packs, index, settings, mixture
+        self.fingerprint = index.fingerprint
+        self.num_samples = len(packs)
+        self.num_in_epoch = len(packs) if mixture is None else sum(mixture.counts)
+        self.identity = Identity("packs", packs.kind, "length, packing, long, max_documents, labels or repack")
+        self._remote = remote
+        self._resolve_device = device
+        self._files: Files | None = None
+
+    def configure(self, arguments: Mapping[str, Any], options: LoaderOptions) -> None:
+        for name, remedy in _NOT_SERVED.items():
+            if arguments[name] is not None:
+                raise OptionError(f"{name} is {arguments[name]!r:.60}, and the data is tokens; {remedy}")
+        if arguments["backend"] != "auto":
+            raise OptionError(f"backend is {arguments['backend']!r:.40}; tokens are read by the host alone: leave it out")
+        unknown = [name for name in options.rename if name not in (*self.settings.fields, "real")]
+        if unknown:
+            raise OptionError(f"output renames {unknown[0]!r:.40}, which batches have not ({', '.join(self.settings.fields)})")
+
+    def order(self, seed: int, *, shuffle: Shuffle, global_batch: int) -> Order:
+        num, settings = len(self.packs), self.settings
+        order: Order = ShuffledOrder(num, seed) if shuffle else SequentialOrder(num)
+        if self.mixture is not None:
+            order = mixed_order(self.mixture, seed=seed, shuffle=shuffle)
+        elif shuffle and isinstance(self.packs, DocumentPacks):
+            order = LikeLengths(num, seed, global_batch, self.packs.lengths)
+        if settings.balance:
+            drawn = seed if shuffle else None
+            cost = lambda epoch, packs: self.packs.cost(packs, seed=drawn, epoch=epoch)  # noqa: E731
+            order = BalancedSteps(order, global_batch, settings.accumulate, cost)
+        return order
+
+    def open_pass(self, settings: Pass) -> TokenMaker:
+        if self._files is None:
+            samples = self.index.samples
+            self._files = LocalFiles() if samples is None else open_files(samples, remote=self._remote)
+        runtime = None if self.device.type == "cpu" else runtime_of(self.device)
+        uploader = None if runtime is None else Uploader(runtime, observer=settings.observer)
+        resources = Resources(settings.options, ObjectPool(object), runtime)
+        return TokenMaker(self.settings, self.index, self.packs, self._files, settings, uploader, resources)
+
+    @property
+    def device(self) -> torch.device:
+        """The device on which batches are delivered."""
+        return self._resolve_device()
+
+    def explain(self, passes: Passes) -> list[str]:
+        return explain(self, passes)

@@ -1,0 +1,145 @@
+"""Files of token ids of other libraries are read in place, and refused where they do not fit together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from token_corpora import random_documents, write_datatrove, write_megatron
+
+from datapipe.containers.tokens.opening import open_tokens
+from datapipe.errors import DatapipeError, FormatError, MissingDataError, OptionError
+from datapipe.index.tokens import TokenIndex
+
+DOCUMENTS = random_documents(50)
+EOS = 0
+
+
+def read(index: TokenIndex) -> list[list[int]]:
+    """All documents, by their places."""
+    found = []
+    for number in range(index.num_shards):
+        shard = index.shard(number)
+        ids, _ = shard.mapped
+        starts = ((shard.offset - shard.offset[0]) // shard.dtype.itemsize).tolist()
+        found += [ids[start : start + num].tolist() for start, num in zip(starts, shard.num_tokens.tolist(), strict=True)]
+    return found
+
+
+def plain(path: Path, *, dtype: str = "uint16") -> Path:
+    np.concatenate([np.append(document, EOS) for document in DOCUMENTS]).astype(dtype).tofile(path)
+    return path
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "int32"])
+def test_megatron(dtype: str, tmp_path: Path) -> None:
+    path = write_megatron(tmp_path / "a", DOCUMENTS, dtype)
+    for named in (path, path.with_suffix(".idx"), tmp_path, f"{tmp_path}/*.bin"):
+        index = open_tokens(named)
+        assert read(index) == [document.tolist() for document in DOCUMENTS]
+        assert index.facts.dtype == dtype
+
+
+def test_megatron_documents_of_several_sequences(tmp_path: Path) -> None:
+    index = open_tokens(write_megatron(tmp_path / "a", DOCUMENTS, per_document=3))
+    assert read(index) == [np.concatenate(DOCUMENTS[first : first + 3]).tolist() for first in range(0, 50, 3)]
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "uint32"])
+def test_datatrove(dtype: str, tmp_path: Path) -> None:
+    index = open_tokens(write_datatrove(tmp_path, DOCUMENTS, dtype))
+    assert read(index) == [document.tolist() for document in DOCUMENTS]
+    assert index.facts.dtype == dtype
+
+
+def test_bare_files_are_divided_after_the_token_that_ends_documents(tmp_path: Path) -> None:
+    path = plain(tmp_path / "train.bin")
+    expected = [[*document.tolist(), EOS] for document in DOCUMENTS]
+    for _ in range(2):  # the second time from the cache
+        assert read(open_tokens(path, dtype="uint16", eos=EOS)) == expected
+    assert read(open_tokens(path, dtype="uint16")) == [[token for document in expected for token in document]]
+    with path.open("ab") as file:
+        file.write(np.array([5, 6], "<u2").tobytes())
+    assert read(open_tokens(path, dtype="uint16", eos=EOS)) == [*expected, [5, 6]]
+
+
+def test_bare_files_of_many_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("datapipe.containers.tokens.plain._READ_NBYTES", 64)
+    expected = [[*document.tolist(), EOS] for document in DOCUMENTS]
+    assert read(open_tokens(plain(tmp_path / "train.bin"), dtype="uint16", eos=EOS)) == expected
+
+
+def test_arrays_of_numpy_say_what_they_hold(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.arange(1, 30, dtype=np.uint32))
+    plain(tmp_path / "b.npy")  # as OLMo writes them, without a header
+    assert read(open_tokens(tmp_path / "a.npy")) == [list(range(1, 30))]
+    assert len(open_tokens(tmp_path / "b.npy", dtype="uint16", eos=EOS)) == len(DOCUMENTS)
+
+
+def test_several_files_in_order(tmp_path: Path) -> None:
+    for name, some in (("b", DOCUMENTS[:20]), ("a", DOCUMENTS[20:])):
+        write_megatron(tmp_path / name, some)
+    assert read(open_tokens(tmp_path)) == [document.tolist() for document in (*DOCUMENTS[20:], *DOCUMENTS[:20])]
+    files = [tmp_path / "b.bin", tmp_path / "a.bin"]
+    assert read(open_tokens(files)) == [document.tolist() for document in DOCUMENTS]
+
+
+def test_ids_do_not_depend_on_where_files_lie(tmp_path: Path) -> None:
+    paths = [write_datatrove(tmp_path / name, DOCUMENTS) for name in ("a", "b")]
+    other = write_datatrove(tmp_path / "c", DOCUMENTS[:-1])
+    assert open_tokens(paths[0]).fingerprint == open_tokens(paths[1]).fingerprint != open_tokens(other).fingerprint
+
+
+WRONG = {
+    "no such file": (lambda path: path / "x.bin", {}, MissingDataError, "no such file"),
+    "empty folder": (lambda path: path, {}, MissingDataError, "no converted set, and no files of token ids"),
+    "no match": (lambda path: f"{path}/*.bin", {}, MissingDataError, "no file matches"),
+    "no files": (lambda path: [], {}, OptionError, "name at least one file"),
+    "no dtype": (lambda path: plain(path / "x.bin"), {}, OptionError, "pass dtype='uint16'"),
+    "dtype": (lambda path: plain(path / "x.bin"), {"dtype": "float32"}, OptionError, "token ids are one of uint8"),
+    "odd bytes": (lambda path: _cut(plain(path / "x.bin"), 3), {"dtype": "uint16"}, FormatError, "no whole number of uint16 ids"),
+    "eos of an index": (lambda path: _datatrove(path), {"eos": 0}, OptionError, "leave eos out"),
+    "dtype of an index": (lambda path: _datatrove(path), {"dtype": "uint32"}, FormatError, "are uint16, not uint32"),
+    "field": (lambda path: _datatrove(path), {"field": "x"}, OptionError, "leave it out"),
+    "no index": (lambda path: _without(_datatrove(path), "x.ds.index"), {}, MissingDataError, "a .ds and a .ds.index"),
+    "no data": (lambda path: _without(_megatron(path), "x.bin"), {}, DatapipeError, "no such file|holds no"),
+    "cut data": (lambda path: _cut(_megatron(path), 10), {}, FormatError, "its index says more"),
+    "cut datatrove": (lambda path: _cut(_datatrove(path) / "x.ds", 2), {}, FormatError, "do not fit the ends"),
+    "cut index": (lambda path: _cut(_megatron(path).with_suffix(".idx"), 9), {}, FormatError, "sequences need"),
+    "short index": (lambda path: _cut(_megatron(path).with_suffix(".idx"), 990), {}, FormatError, "too short|need"),
+    "matrix": (lambda path: _saved(path / "x.npy", np.zeros((3, 3), np.uint16)), {}, FormatError, "not one row of whole numbers"),
+    "numbers": (lambda path: _saved(path / "x.npy", np.zeros(3)), {}, FormatError, "not one row of whole numbers"),
+    "forms": (lambda path: [_datatrove(path) / "x.ds", plain(path / "y.bin")], {}, FormatError, "several forms"),
+}  # fmt: skip
+
+
+def _datatrove(path: Path) -> Path:
+    return write_datatrove(path, DOCUMENTS)
+
+
+def _megatron(path: Path) -> Path:
+    return write_megatron(path / "x", DOCUMENTS)
+
+
+def _cut(path: Path, nbytes: int) -> Path:
+    path.write_bytes(path.read_bytes()[:-nbytes])
+    return path
+
+
+def _without(path: Path, name: str) -> Path:
+    ((path if path.is_dir() else path.parent) / name).unlink()
+    return path if path.is_dir() else path.with_suffix(".idx")
+
+
+def _saved(path: Path, array: np.ndarray) -> Path:
+    np.save(path, array)
+    return path
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_what_cannot_be_read_is_an_error_with_a_remedy(wrong: str, tmp_path: Path) -> None:
+    make, options, error, message = WRONG[wrong]
+    with pytest.raises(error, match=message) as caught:
+        open_tokens(make(tmp_path), **options)
+    assert "\n" not in str(caught.value)

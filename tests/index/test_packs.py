@@ -1,0 +1,217 @@
+"""Packs have each token of a corpus once, whatever the packing; plans are kept, and refused if they are damaged."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fixtures import quick
+from hypothesis import given
+from hypothesis import strategies as st
+from token_corpora import random_documents, write_datatrove
+
+from datapipe.codecs.tokens import TokenFacts
+from datapipe.errors import FormatError, OptionError
+from datapipe.index import pack_plan
+from datapipe.index.joined_tokens import JoinedPacks, joined_index
+from datapipe.index.pack_plan import open_plan
+from datapipe.index.packs import DocumentPacks, Packs, PackSettings, Segments, StreamPacks, loss_of
+from datapipe.index.tokens import LossRuns, TokenIndex, TokenShard
+
+SHARD_SIZES = st.lists(st.lists(st.integers(0, 50), min_size=1, max_size=30), min_size=1, max_size=3)
+
+
+def index_of(shards: list[list[int]], *, runs: list[LossRuns] | None = None) -> TokenIndex:
+    """An index of documents of these lengths, whose files do not exist."""
+
+    def open_shard(number: int) -> TokenShard:
+        num = np.array(shards[number], np.int64)
+        offset = 6 + 2 * (np.cumsum(num) - num)
+        return TokenShard(f"{number}.ds", np.dtype("<u2"), offset, num, loss=None if runs is None else runs[number])
+
+    return TokenIndex("corpus", [len(one) for one in shards], open_shard, fingerprint="f", facts=TokenFacts("uint16"))
+
+
+def tokens_of(segments: Segments) -> Counter[tuple[int, int, int]]:
+    """How often each token of each document is in these parts."""
+    parts = zip(*(column.tolist() for column in segments[1:5]), strict=True)
+    return Counter((shard, document, first + token) for shard, document, first, num in parts for token in range(num))
+
+
+def all_segments(packs: Packs, *, seed: int | None = None, epoch: int = 0) -> Segments:
+    return packs.segments(np.arange(len(packs)), seed=seed, epoch=epoch)
+
+
+def rows_of(segments: Segments) -> list[int]:
+    """The tokens of each pack."""
+    return np.bincount(segments.row, weights=segments.num).astype(int).tolist()
+
+
+@quick
+@given(SHARD_SIZES, st.integers(2, 40), st.sampled_from(["split", "truncate", "drop"]), st.integers(1, 6), st.booleans())
+def test_fitted_packs_have_each_token_once(
+    tmp_path_factory: pytest.TempPathFactory, shards: list[list[int]], length: int, long: str, most: int, repack: bool
+) -> None:
+    index = index_of(shards)
+    settings = PackSettings(length, long=long, max_documents=most)  # type: ignore[arg-type]
+    plan = open_plan(index, settings, [tmp_path_factory.mktemp("plans")], repack=repack)
+    expected = Counter[tuple[int, int, int]]()
+    for shard, sizes in enumerate(shards):
+        for document, size in enumerate(sizes):
+            kept = size if long == "split" else min(size, length) if long == "truncate" or size <= length else 0
+            expected.update((shard, document, token) for token in range(kept))
+    for epoch in (0, 1):
+        segments = all_segments(plan, seed=4, epoch=epoch)
+        assert tokens_of(segments) == expected
+        assert all(num <= length for num in rows_of(segments))
+        assert Counter(segments.row.tolist()).most_common(1)[0][1] <= most if len(plan) else True
+        assert (plan.loss(np.arange(len(plan)), seed=4, epoch=epoch) == losses(index, segments, settings, len(plan))).all()
+        squares = np.bincount(segments.row, weights=segments.num.astype(float) ** 2, minlength=len(plan))
+        assert np.allclose(plan.cost(np.arange(len(plan)), seed=4, epoch=epoch), squares)
+    some = np.random.default_rng(0).integers(0, max(1, len(plan)), 5 if len(plan) else 0)
+    asked, everything = plan.segments(some, seed=None, epoch=0), all_segments(plan)
+    for row, pack in enumerate(some.tolist()):
+        assert [column[asked.row == row].tolist() for column in asked[1:]] == [
+            column[everything.row == pack].tolist() for column in everything[1:]
+        ]
+
+
+def losses(index: TokenIndex, segments: Segments, settings: PackSettings, num: int) -> np.ndarray:
+    return np.bincount(segments.row, weights=loss_of(index, segments, settings.labels), minlength=num)
+
+
+@quick
+@given(SHARD_SIZES, st.integers(2, 40), st.sampled_from(["same", "shifted"]))
+def test_a_stream_is_cut_into_full_rows_elsewhere_each_epoch(shards: list[list[int]], length: int, labels: str) -> None:
+    index = index_of(shards)
+    packs = StreamPacks(index, PackSettings(length, "concat", labels=labels))  # type: ignore[arg-type]
+    num_tokens = sum(map(sum, shards))
+    assert len(packs) == num_tokens // length
+    for seed, epoch in ((None, 0), (3, 0), (3, 1)):
+        segments = all_segments(packs, seed=seed, epoch=epoch)
+        assert rows_of(segments) == [length] * len(packs)
+        found = tokens_of(segments)
+        assert len(found) == len(packs) * length  # each at most once
+        parts = zip(
+            segments.shard.tolist(), segments.document.tolist(), segments.first.tolist(), segments.num.tolist(), strict=True
+        )
+        assert all(first + num <= shards[shard][document] for shard, document, first, num in parts)
+        assert (
+            packs.loss(np.arange(len(packs)), seed=seed, epoch=epoch) == losses(index, segments, packs.settings, len(packs))
+        ).all()
+
+
+@quick
+@given(SHARD_SIZES, st.integers(2, 40), st.sampled_from(["split", "truncate", "drop"]))
+def test_padded_rows_have_one_part_of_a_document_each(shards: list[list[int]], length: int, long: str) -> None:
+    packs = DocumentPacks(index_of(shards), PackSettings(length, "pad", long))  # type: ignore[arg-type]
+    segments = all_segments(packs)
+    assert segments.row.tolist() == list(range(len(packs)))
+    assert all(0 < num <= length for num in segments.num.tolist())
+    sizes = [size for shard in shards for size in shard]
+    expected = {"split": sum(sizes), "truncate": sum(min(size, length) for size in sizes)}
+    assert sum(segments.num.tolist()) == expected.get(long, sum(size for size in sizes if size <= length))
+
+
+@quick
+@given(st.integers(1, 60), st.integers(2, 30), st.sampled_from(["same", "shifted"]), st.integers(0, 10**6))
+def test_labels_with_loss_are_counted_by_runs(num: int, length: int, labels: str, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    sizes = rng.integers(1, 50, num)
+    carries = [rng.random(size) < 0.4 for size in sizes]
+    runs = [np.flatnonzero(np.diff(np.concatenate([[0], one, [0]]))).reshape(-1, 2) for one in carries]
+    ends = np.cumsum([0, *map(len, runs)])
+    loss = LossRuns(ends, np.concatenate(runs).astype(np.int32))
+    index = index_of([sizes.tolist()], runs=[loss])
+    packs = StreamPacks(index, PackSettings(length, "concat", labels=labels))  # type: ignore[arg-type]
+    segments = all_segments(packs, seed=1)
+    expected = np.zeros(len(packs), np.int64)
+    for row, document, first, count, total in zip(*(segments[place].tolist() for place in (0, 2, 3, 4, 5)), strict=True):
+        end = min(first + count + 1, total) if labels == "shifted" else first + count
+        expected[row] += carries[document][first + 1 : end].sum()
+    assert packs.loss(np.arange(len(packs)), seed=1, epoch=0).tolist() == expected.tolist()
+
+
+def test_repacking_changes_which_documents_share_a_row_and_no_row_is_added(tmp_path: Path) -> None:
+    index = index_of([np.random.default_rng(0).integers(1, 50, 3000).tolist()])
+    plan = open_plan(index, PackSettings(100), [tmp_path], repack=True)
+    rows = [all_segments(plan, seed=1, epoch=epoch) for epoch in (0, 1)]
+    assert rows_of(rows[0]) == rows_of(rows[1])
+    assert (rows[0].document != rows[1].document).mean() > 0.5
+    still = all_segments(plan, seed=None, epoch=5)
+    assert (still.document == all_segments(plan, seed=None, epoch=6).document).all()
+
+
+def test_windows_are_packed_by_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pack_plan, "WINDOW", 100)
+    index = index_of([[30] * 250, [7] * 30])
+    plan = open_plan(index, PackSettings(60), [tmp_path])
+    segments = all_segments(plan)
+    assert tokens_of(segments) == Counter(
+        {(s, d, t): 1 for s, n, size in ((0, 250, 30), (1, 30, 7)) for d in range(n) for t in range(size)}
+    )
+    windows = {
+        (row, shard, document // 100)
+        for row, shard, document in zip(segments.row.tolist(), segments.shard.tolist(), segments.document.tolist(), strict=True)
+    }
+    assert len(windows) == len(plan)
+
+
+def test_a_plan_is_made_once_and_another_corpus_has_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    index = index_of([[3, 4, 5]])
+    open_plan(index, PackSettings(8), [tmp_path])
+    monkeypatch.setattr(pack_plan, "best_fit", None)
+    assert len(open_plan(index, PackSettings(8), [tmp_path])) == 2
+    with pytest.raises(TypeError):
+        open_plan(index, PackSettings(9), [tmp_path])
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "noise", "items", "ends"])
+def test_a_damaged_plan_is_refused(damage: str, tmp_path: Path) -> None:
+    index = index_of([[3, 4, 5, 9]])
+    plan = open_plan(index, PackSettings(8), [tmp_path])
+    (path,) = tmp_path.glob("packs-*")
+    data = bytearray(path.read_bytes())
+    if damage == "items":
+        at = data.index(plan.items.tobytes())
+        data[at : at + 2] = b"\xff\xff"
+    elif damage == "ends":
+        at = data.index(plan.ends.tobytes())
+        data[at : at + 8] = np.array([1 << 40], np.int64).tobytes()
+    path.write_bytes({"cut": data[:200], "empty": b"", "noise": b"x" * 500}.get(damage, bytes(data)))
+    with pytest.raises(FormatError, match="delete it, and it is made again"):
+        all_segments(open_plan(index, PackSettings(8), [tmp_path]))
+
+
+def test_a_document_that_is_too_long_can_be_an_error(tmp_path: Path) -> None:
+    index = index_of([[3, 4], [5, 90]])
+    for packing in ("best-fit", "pad"):
+        settings = PackSettings(8, packing, "error")  # type: ignore[arg-type]
+        with pytest.raises(OptionError, match=r"1\.ds.*has 90 tokens, and length is 8; pass long='split'"):
+            open_plan(index, settings, [tmp_path]) if packing == "best-fit" else DocumentPacks(index, settings)
+
+
+def test_corpora_join(tmp_path: Path) -> None:
+    indexes = [index_of([[3, 4], [5]]), index_of([[6, 2, 2]])]
+    joined = joined_index(indexes)
+    packs = JoinedPacks([open_plan(one, PackSettings(6), [tmp_path / str(place)]) for place, one in enumerate(indexes)], [0, 2])
+    assert (len(joined), len(packs)) == (6, 5)
+    segments = all_segments(packs)
+    assert tokens_of(segments) == Counter(
+        {(s, d, t): 1 for s, d, n in ((0, 0, 3), (0, 1, 4), (1, 0, 5), (2, 0, 6), (2, 1, 2), (2, 2, 2)) for t in range(n)}
+    )
+
+
+def test_corpora_of_different_tokenizers_are_refused() -> None:
+    one, other = index_of([[3]]), index_of([[3]])
+    one.facts, other.facts = TokenFacts("uint16", vocab_size=100), TokenFacts("uint16", vocab_size=200)
+    with pytest.raises(OptionError, match="different tokenizers"):
+        joined_index([one, other])
+
+
+def test_documents_that_leave_gaps_are_refused(tmp_path: Path) -> None:
+    write_datatrove(tmp_path, random_documents(4))
+    with pytest.raises(FormatError, match="gaps"):
+        TokenShard("x.ds", np.dtype("<u2"), np.array([0, 10]), np.array([3, 4]))

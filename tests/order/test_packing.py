@@ -1,0 +1,60 @@
+"""Best fit on the histogram packs as best fit one by one does."""
+
+from __future__ import annotations
+
+import bisect
+
+import numpy as np
+import pytest
+from fixtures import quick
+from hypothesis import given
+from hypothesis import strategies as st
+
+from datapipe.order.packing import best_fit
+
+
+def one_by_one(lengths: list[int], capacity: int, most: int) -> list[int]:
+    """The spaces that best-fit decreasing leaves in packs, ascending."""
+    spaces: list[tuple[int, int]] = []  # space, documents
+    for length in sorted(lengths, reverse=True):
+        spaces.sort()
+        open_packs = [pack for pack in spaces if pack[1] < most]
+        place = bisect.bisect_left(open_packs, (length, 0))
+        if place == len(open_packs):
+            spaces.append((capacity - length, 1))
+            continue
+        space, num = open_packs[place]
+        spaces.remove((space, num))
+        spaces.append((space - length, num + 1))
+    return sorted(space for space, _ in spaces)
+
+
+@quick
+@given(st.integers(1, 40).flatmap(lambda n: st.tuples(st.just(n), st.lists(st.integers(1, n), max_size=80))), st.integers(1, 9))
+def test_each_document_is_in_one_pack_that_has_room_for_it(of: tuple[int, list[int]], most: int) -> None:
+    capacity, listed = of
+    lengths = np.array(listed, np.int64)
+    documents, ends = best_fit(lengths, capacity, most=most)
+    assert sorted(documents.tolist()) == list(range(len(lengths)))
+    packs = np.split(documents, ends[:-1]) if len(ends) else []
+    assert all(0 < len(pack) <= most and lengths[pack].sum() <= capacity for pack in packs)
+    assert all((np.diff(pack) > 0).all() for pack in packs)
+    assert [int(pack[0]) for pack in packs] == sorted(int(pack[0]) for pack in packs)
+
+
+@quick
+@given(st.integers(1, 40).flatmap(lambda n: st.tuples(st.just(n), st.lists(st.integers(1, n), max_size=60))))
+def test_packs_are_as_full_as_one_by_one(of: tuple[int, list[int]]) -> None:
+    capacity, listed = of
+    lengths = np.array(listed, np.int64)
+    documents, ends = best_fit(lengths, capacity)
+    packs = np.split(documents, ends[:-1]) if len(ends) else []
+    assert sorted(capacity - int(lengths[pack].sum()) for pack in packs) == one_by_one(listed, capacity, len(listed) or 1)
+
+
+@pytest.mark.parametrize(("capacity", "dtype"), [(4096, np.uint16), (32768, np.int64), (70_000, np.int64)])
+def test_rows_of_web_like_documents_are_full(capacity: int, dtype: type) -> None:
+    rng = np.random.default_rng(0)
+    lengths = np.clip(np.exp(rng.normal(np.log(415), 1.2, 65_536)), 16, capacity).astype(dtype)
+    _, ends = best_fit(lengths, capacity)
+    assert int(lengths.astype(np.int64).sum()) / (len(ends) * capacity) > 0.999
