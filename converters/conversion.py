@@ -276,7 +276,7 @@ class _Conversion:
 
     def _job(self, plan: ConversionPlan, fence: Fence) -> ShardJob:
         options = self.options
-        treatment = Treatment(options.check, options.resize, options.encode, options.strip_exif)
+        treatment = Treatment(options.check, options.resize, options.encode, options.strip_exif, options.tokens)
         root = self.source.root
         root = root if isinstance(root, Location) else root.absolute()
         return ShardJob(self.building, str(root), options.to, treatment, options.on_error, plan.fields, plan.classes, fence)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import os
 import re
@@ -11,6 +12,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from converters.tokenizer import Tokenizing
 from datapipe.codecs.probe import MAX_PIXELS
 from datapipe.containers.form import ClassFrom, FieldChoice, Form
 from datapipe.containers.forms import AUTO, FORMS
@@ -18,7 +20,7 @@ from datapipe.core.checks import path_name
 from datapipe.errors import OptionError
 from datapipe.stores.location import Location, Place
 
-TARGETS = ("webdataset", "hdf5", "parquet", "tfrecord")
+TARGETS = ("webdataset", "hdf5", "parquet", "tfrecord", "tokens")
 ENGINES = ("local", "ray")
 _COORDINATES = frozenset(("segmentation", "keypoints", "bbox", "area"))  # in COCO's annotations; resizing makes them wrong
 SMALL_SHARD_NBYTES = 1_000_000  # of shards below, opening costs more than reading
@@ -223,10 +225,19 @@ class ConvertOptions:
     max_errors: Limit | None = None
     part: Part | None = None
     overwrite: bool = False
+    tokens: Tokenizing | None = None  # how texts become ids, for tokens
 
     def __post_init__(self) -> None:
         if self.to not in TARGETS:
             raise OptionError(f"--to {self.to!r} is not known; choose one of: {', '.join(TARGETS)}")
+        if (self.to == "tokens") != (self.tokens is not None):
+            raise OptionError(
+                "--to tokens: which tokenizer? Pass --tokenizer tokenizer.json"
+                if self.tokens is None
+                else f"--tokenizer {self.tokens.path}: has no effect with --to {self.to}; pass --to tokens, or leave it out"
+            )
+        if self.tokens is not None and (self.transcodes or self.strip_exif):
+            raise OptionError("--to tokens: documents have no images to resize, encode or strip; leave those options out")
         if self.form not in FORMS and self.form != AUTO:
             raise OptionError(f"--from {self.form!r} is not known; choose one of: {', '.join((AUTO, *FORMS))}")
         wrong = sorted(_COORDINATES.intersection(choice.name for choice in self.fields if choice.kind == "json"))
@@ -277,4 +288,5 @@ class ConvertOptions:
             "check": self.check.value,
             "on_error": self.on_error.value,
             "max_errors": None if self.max_errors is None else str(self.max_errors),
+            **({} if self.tokens is None else {"tokens": dataclasses.asdict(self.tokens.facts)}),
         }

@@ -203,7 +203,8 @@ def suspicions(plan: ConversionPlan) -> list[str]:
     """Return one line for each, with the option that changes it."""
     found = []
     form, kinds = plan.options.get("from"), [field.kind for field in plan.fields]
-    if FieldKind.LABEL not in kinds and FieldKind.BOXES not in kinds and plan.options.get("class_from") != "none":
+    may_be_labelled = form != "documents" and plan.options.get("to") != "tokens" and plan.options.get("class_from") != "none"
+    if FieldKind.LABEL not in kinds and FieldKind.BOXES not in kinds and may_be_labelled:
         remedy = _LABELS_COME_FROM.get(str(form), "--field NAME=label says which field it is")
         found.append(f"samples have no label; if they should have one, {remedy}")
     if plan.num_samples == 1:

@@ -23,6 +23,7 @@ from converters.planning.plan import SPOOL_NAME, PlannedShard
 from converters.runs import Fence, read_record, translated
 from converters.samples.examine import Treatment
 from converters.samples.reading import LeftOutSample, PlannedSample, Roots, read_samples
+from converters.samples.tokenising import EncodersDifferError, stored_fields, tokenised_samples
 from converters.writers import Target
 from datapipe import errors
 from datapipe.codecs.field_values import FieldSpec
@@ -64,19 +65,37 @@ class ShardJob:
     target: str  # a key of converters.writers.TARGETS
     treatment: Treatment
     on_error: OnError
-    fields: tuple[FieldSpec, ...]  # of every sample
+    fields: tuple[FieldSpec, ...]  # of every sample of the source
     classes: tuple[str, ...] | None  # names by label, if labels are classes
     fence: Fence  # of this run
 
 
 def build_shard(
-    job: ShardJob, target: Target, shard: PlannedShard, samples: Iterator[PlannedSample]
+    job: ShardJob, target: Target, shard: PlannedShard, samples: Callable[[PlannedShard], Iterator[PlannedSample]]
 ) -> Generator[tuple[int, int], None, None]:
     """Write `shard` and note it as done; yield (samples, errors) since the last time, now and then.
 
-    Nothing is published unless the iterator is exhausted. Raises DecodeError for a bad sample under the policy "fail",
-    IntegrityError for a source that changed, StorageError if the operating system refuses or another run has begun.
+    `samples`: lists those of a shard. Nothing is published unless the iterator is exhausted. The counts are negative where it
+    begins again. Raises DecodeError for a bad sample under the policy "fail", IntegrityError for a source that changed,
+    StorageError if the operating system refuses or another run has begun.
     """
+    num_samples = num_bad = 0
+    try:
+        for more, more_bad in _build(job, target, shard, samples(shard), is_reference=False):
+            num_samples, num_bad = num_samples + more, num_bad + more_bad
+            yield more, more_bad
+        return
+    except EncodersDifferError:
+        yield -num_samples, -num_bad
+    yield from _build(job, target, shard, samples(shard), is_reference=True)
+
+
+def _build(
+    job: ShardJob, target: Target, shard: PlannedShard, samples: Iterator[PlannedSample], *, is_reference: bool
+) -> Generator[tuple[int, int], None, None]:
+    """Do what `build_shard` does. `is_reference`: documents are encoded by the reference alone."""
+    tokenizing = job.treatment.tokenizing
+    fields = job.fields if tokenizing is None else stored_fields(job.fields)
     name = shard.stem + target.suffix
     temporary = job.building / job.fence.temporary(name)
     root = os.fsencode(job.root)
@@ -86,10 +105,14 @@ def build_shard(
     sizes: set[tuple[int, int]] = set()
     with translated(job.building.parent), _removed_on_failure(temporary):
         job.fence.check()
-        writer = target.open_shard(temporary, fields=job.fields, classes=job.classes)
+        writer = target.open_shard(temporary, fields=fields, classes=job.classes)
         try:
             since = bad_since = 0
-            for planned, result in read_samples(roots, samples, job.fields, job.treatment, check=writer.check):
+            if tokenizing is None:
+                made = read_samples(roots, samples, job.fields, job.treatment, check=writer.check)
+            else:
+                made = tokenised_samples(roots, samples, job.fields, tokenizing, is_reference=is_reference)
+            for planned, result in made:
                 if isinstance(result, LeftOutSample):
                     errors.append(_set_aside(job, shard, root, result))
                     skipped.append(planned.slot)

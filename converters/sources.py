@@ -24,6 +24,7 @@ from crc32c import crc32c
 from converters.options import ConvertOptions
 from datapipe.codecs.field_values import LABEL_FIELD, NO_LABEL, FieldKind, FieldSpec, value_of
 from datapipe.codecs.stored import PLAIN, joined, summed_crc32c
+from datapipe.containers.documents import holds_documents
 from datapipe.containers.form import Form
 from datapipe.containers.forms import AUTO, FORMS
 from datapipe.containers.lists import refuse_class_from
@@ -47,10 +48,13 @@ _LABEL_KINDS = (FieldKind.TEXT, FieldKind.JSON, FieldKind.ARRAY)
 
 
 def recognise(options: ConvertOptions) -> Recognition:
-    """Return the form of `options.source`.
+    """Return the form of `options.source`. Where tokens are wanted, JSON lines and text files are documents.
 
     Raises OptionError if it may be several forms, or none; MissingDataError or StorageError if it cannot be read.
     """
+    why = holds_documents(options.source) if options.tokens is not None else None
+    if why is not None:
+        return Recognition("documents", why)
     return recognise_form(options.source, options.class_from)
 
 

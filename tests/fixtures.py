@@ -18,9 +18,11 @@ from numpy.typing import NDArray
 from PIL import Image
 
 import datapipe as dp
+from converters.writers import TARGETS
 
 NUM_SAMPLES = 37
 CLASSES = ("ant", "bee", "cat")
+OF_SAMPLES = tuple(name for name in TARGETS if name != "tokens")  # formats of shards that hold any samples
 
 # The same examples at every run: a failure in CI is a failure at home.
 quick = settings(

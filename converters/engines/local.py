@@ -52,7 +52,7 @@ def build_shards(job: ShardJob, shards: Sequence[PlannedShard], *, on_samples: O
     target = TARGETS[job.target]
     with open_samples(job.building / PLAN_NAME) as samples:
         for shard in shards:
-            with contextlib.closing(build_shard(job, target, shard, samples(shard))) as progress:
+            with contextlib.closing(build_shard(job, target, shard, samples)) as progress:
                 for num_samples, num_bad in progress:
                     on_samples(num_samples, num_bad)
             on_shard(shard)
@@ -156,6 +156,6 @@ def worker_main(jobs: Iterator[str], answer: Callable[[dict[str, Any]], None]) -
     with open_samples(job.building / PLAN_NAME) as samples:
         for line in jobs:
             shard = shards[int(line)]
-            for counts in build_shard(job, target, shard, samples(shard)):
+            for counts in build_shard(job, target, shard, samples):
                 answer({"samples": counts})
             answer({"done": shard.number})

@@ -16,13 +16,14 @@ from converters.publishing import placing
 from converters.publishing.placing import FINISHED_NAME
 from converters.shards import QUARANTINE_NAME, shard_files
 from converters.writers import TARGETS, Target
+from datapipe.containers.foreign import INDEX_DIRECTORY_NAME
 from datapipe.core.regular_files import path_inside
 from datapipe.errors import DecodeError, FormatError, IntegrityError, OptionError, StorageError
 from datapipe.index.manifest import BUILDING_NAME, MANIFEST_NAME, Manifest, read_document
 from datapipe.stores.location import Place
 
 ERRORS_NAME = "errors.jsonl"
-_IGNORED = frozenset((BUILDING_NAME, FINISHED_NAME))
+_IGNORED = frozenset((INDEX_DIRECTORY_NAME, BUILDING_NAME, FINISHED_NAME))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,10 @@ from converters.planning.duplicates import named_duplicates
 from converters.planning.plan import ConversionPlan, PlannedSet
 from converters.publishing import placing
 from converters.publishing.destination import ERRORS_NAME, find_sets
+from converters.samples.tokenising import stored_fields
 from converters.shards import QUARANTINE_NAME, DoneShard, SampleError, shard_files
 from converters.writers import Target
+from datapipe.codecs.tokens import TokenFacts
 from datapipe.core import atomic
 from datapipe.core.database import open_read_only
 from datapipe.index.manifest import BUILDING_NAME, MANIFEST_NAME, Manifest, class_numbers, write_manifest
@@ -53,9 +55,10 @@ def _manifest(
     plan: ConversionPlan, planned: PlannedSet, done: list[DoneShard], target: Target, options: dict[str, Any]
 ) -> Manifest:
     sizes = {size for shard in done for size in shard.image_sizes} - {(0, 0)}  # of samples without an image
+    tokens = options.get("tokens")
     return Manifest(
         container=target.container,
-        fields=plan.fields,
+        fields=plan.fields if tokens is None else stored_fields(plan.fields),
         shards=tuple(shard.info for shard in done),
         classes=plan.classes,
         class_to_idx=class_numbers(plan.classes),
@@ -64,6 +67,7 @@ def _manifest(
         options=options,
         source_digest=plan.source_digest,
         made_from=plan.made_from,
+        tokens=None if tokens is None else TokenFacts(**tokens),
     )
 
 

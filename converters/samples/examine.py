@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from converters.options import Check, ConvertOptions, Encode, ResizeRule
 from converters.samples.annotations import mask_size, resize_mask, scale_boxes
 from converters.samples.images import decoder, transcode, without_metadata
+from converters.tokenizer import Tokenizing
 from converters.writers import StoredField
 from datapipe.codecs.boxes import load_boxes, store_boxes
 from datapipe.codecs.field_values import IMAGE_FIELD, FieldKind, FieldSpec
@@ -20,7 +21,9 @@ from datapipe.codecs.npy import check_npy
 from datapipe.codecs.probe import ImageHeader, probe
 from datapipe.errors import DecodeError, OptionError
 
-_ENCODINGS = {FieldKind.TEXT: "text", FieldKind.JSON: "json", FieldKind.ARRAY: "npy", FieldKind.BYTES: "bytes"}
+_ENCODINGS = {
+    FieldKind.TEXT: "text", FieldKind.JSON: "json", FieldKind.ARRAY: "npy", FieldKind.BYTES: "bytes", FieldKind.TOKENS: "tokens",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,7 @@ class Treatment:
     resize: ResizeRule | None
     encode: Encode
     strips_exif: bool = False
+    tokenizing: Tokenizing | None = None  # of texts that become ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +46,18 @@ class Examined:
 
 
 def refuse_treatment(options: ConvertOptions, fields: tuple[FieldSpec, ...]) -> None:
-    """Raise OptionError for resizing or encoding that these kinds of fields do not allow."""
+    """Raise OptionError for resizing, encoding or tokenising that these kinds of fields do not allow."""
+    if options.tokens is not None:
+        kinds = {field.name: field.kind for field in fields if field.kind is not FieldKind.LABEL}
+        wanted = FieldKind.TEXT if options.tokens.template is None else FieldKind.JSON
+        other = next((name for name, kind in kinds.items() if kind is not wanted), None)
+        if other is not None or not kinds:
+            what = "has no texts" if other is None else f"{other!r} is no text; leave it out with --field {other}=none"
+            if other is not None and {kinds[other], wanted} == {FieldKind.TEXT, FieldKind.JSON}:
+                what = f"{other!r} is {'JSON' if wanted is FieldKind.TEXT else 'text'}, and a chat is JSON"
+                what += "; pass --chat-template" if wanted is FieldKind.TEXT else f": say --field {other}=json"
+            raise OptionError(f"--to tokens: {options.source}: {what}")
+        return
     if not (options.transcodes or options.strip_exif) or any(field.kind is FieldKind.IMAGE for field in fields):
         return
     asked = f"--resize {options.resize}" if options.resize else f"--encode {options.encode}"

@@ -95,7 +95,7 @@ def read_samples(
     Raises IntegrityError if a file has changed since it was planned.
     """
     kinds = {field.name: field.kind for field in fields}
-    for sample, contents, problem in _read_each(roots, planned):
+    for sample, contents, problem in read_each(roots, planned):
         problem = problem or missing_fields(fields, frozenset((*sample.origins, *sample.values)), sample.label)
         if problem is not None:
             yield sample, LeftOutSample(sample, problem, contents)
@@ -113,11 +113,11 @@ def read_samples(
 
 def read_contents(roots: Roots, planned: Iterable[PlannedSample]) -> Iterator[tuple[PlannedSample, dict[str, bytes] | None]]:
     """Yield each sample with the bytes of its fields; None if some cannot be read. Raises IntegrityError if a file changed."""
-    for sample, contents, problem in _read_each(roots, planned):
+    for sample, contents, problem in read_each(roots, planned):
         yield sample, contents if problem is None else None
 
 
-def _read_each(roots: Roots, planned: Iterable[PlannedSample]) -> Iterator[tuple[PlannedSample, dict[str, bytes], str | None]]:
+def read_each(roots: Roots, planned: Iterable[PlannedSample]) -> Iterator[tuple[PlannedSample, dict[str, bytes], str | None]]:
     """Yield each sample with what could be read of it, and why some is missing. Raises IntegrityError if a file changed."""
     for opened in _open_ahead(roots, planned):
         contents: dict[str, bytes] = {}

@@ -19,17 +19,19 @@ from datapipe.codecs.probe import ImageHeader
 from datapipe.containers.field_names import checked_fields
 from datapipe.index.open_sidecars import Sidecar
 from datapipe.index.sidecar import SidecarRows
+from datapipe.index.tokens import TOKENS_CONTAINER
 
 # Encodings other than images', and the suffix of their files.
-_SUFFIXES = {"text": "txt", "json": "json", "bytes": "bin"}
+_SUFFIXES = {"text": "txt", "json": "json", "bytes": "bin", "tokens": "bin"}
 
 
 @dataclass(frozen=True, slots=True)
 class StoredField:
     """One field of a sample in the form to write."""
 
-    encoding: str  # of the bytes: an image's encoding, "npy", "text" (UTF-8), "json" or "bytes"
+    encoding: str  # of the bytes: an image's encoding, "npy", "text" (UTF-8), "json", "tokens" or "bytes"
     data: bytes
+    runs: bytes = b""  # of tokens that carry loss: (k, 2) int32, the first of each and the one after the last
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,7 @@ TARGETS = {
     "tfrecord": Target("converters.writers.tfrecord", "tfrecord", ".tfrecord", (".idx",)),
     "hdf5": Target("converters.writers.hdf5", "hdf5", ".h5"),
     "parquet": Target("converters.writers.parquet", "parquet", ".parquet"),
+    "tokens": Target("converters.writers.tokens", TOKENS_CONTAINER, ".tokens"),
 }
 
 

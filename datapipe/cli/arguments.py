@@ -191,7 +191,7 @@ def add_form_options(parser: argparse.ArgumentParser, title: str, *, more: tuple
         type=parsed_by("FieldChoice.parse", "datapipe.containers.form"),
         metavar="NAME=KIND",
         help=f"the kind of a column, suffix or annotation: {', '.join(FIELD_KINDS[:-1])} (text-file, json-file: a column that"
-        " names such files), or none to leave it out; repeatable",
+        " names such files), or none to leave it out; NAME alone is a text; repeatable",
     )
     group.add_argument(
         "--class-from",

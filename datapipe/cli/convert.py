@@ -17,11 +17,13 @@ import converters
 from converters import Advance, Check, ConvertOptions, OnError, Preview, Report, recognise
 from converters.report import Overview, SampleShown
 from converters.to_store import convert_to_store
+from converters.tokenizer import Tokenizing
 from datapipe.cli.convert_table import convert_table, wants_table
 from datapipe.cli.progress import Progress
 from datapipe.containers.file_tree import SeveralSetsError
 from datapipe.containers.form import ClassFrom
 from datapipe.core.printable import counted, say
+from datapipe.errors import OptionError
 from datapipe.stores.location import is_url, parse_location, parse_place
 
 
@@ -93,7 +95,18 @@ def _options(args: argparse.Namespace) -> ConvertOptions:
         max_errors=args.max_errors,
         part=args.part,
         overwrite=args.overwrite,
+        tokens=_tokenizing(args),
     )
+
+
+def _tokenizing(args: argparse.Namespace) -> Tokenizing | None:
+    """Return how texts become ids. Raises OptionError for options without a tokenizer."""
+    if args.tokenizer is not None:
+        return Tokenizing.of(args.tokenizer, bos=args.bos, eos=args.eos, chat_template=args.chat_template)
+    given = next((name for name in ("bos", "eos", "chat_template") if getattr(args, name) not in ("auto", None)), None)
+    if given is not None:
+        raise OptionError(f"--{given.replace('_', '-')} is for --to tokens; pass --tokenizer as well, or leave it out")
+    return None
 
 
 def _recognised(options: ConvertOptions) -> ConvertOptions:

@@ -48,10 +48,11 @@ def add_convert(subparsers: Commands) -> None:
     parser.add_argument(
         "--to",
         required=True,
-        choices=("webdataset", "hdf5", "parquet", "tfrecord"),
+        choices=("webdataset", "hdf5", "parquet", "tfrecord", "tokens"),
         help="format of the shards (docs/formats.md)",
     )
     add_form_options(parser, "what SRC is", more=("table",))
+    _add_token_options(parser)
     _add_table_options(parser)
     parser.add_argument(
         "--shard-size",
@@ -116,6 +117,25 @@ def add_convert(subparsers: Commands) -> None:
     parser.add_argument("--overwrite", action="store_true", help="replace a finished dataset in DST")
     parser.add_argument("--json", action="store_true", help="report as JSON on standard output")
     parser.set_defaults(run="datapipe.cli.convert:run")
+
+
+def _add_token_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that only --to tokens has."""
+    group = parser.add_argument_group("tokens (--to tokens; SRC holds texts; docs/text.md)")
+    group.add_argument(
+        "--tokenizer", type=Path, metavar="FILE", help="tokenizer.json, or the folder that holds it and tokenizer_config.json"
+    )
+    group.add_argument(
+        "--eos", default="auto", metavar="TOKEN", help="ends each document: a token, none, or auto (tokenizer_config.json's)"
+    )
+    group.add_argument(
+        "--bos", default="auto", metavar="TOKEN", help="begins each document: likewise (auto: if tokenizer_config.json says so)"
+    )
+    group.add_argument(
+        "--chat-template",
+        metavar="FILE|auto",
+        help="the texts are chats (JSON lists of messages): render them by this template; the assistant's tokens carry loss",
+    )
 
 
 def _add_table_options(parser: argparse.ArgumentParser) -> None:

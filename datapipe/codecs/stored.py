@@ -6,6 +6,8 @@ An index and a plan keep them as text beside the range, so that a reader needs n
     crc32:HEX            what is there must have this checksum, as a member of a zip
     crc32c:HEX           ... this one, as a field of a converted dataset
     deflate:NBYTES:HEX   raw DEFLATE, which unpacks to NBYTES bytes with that CRC-32
+    text:HEX             the range is a JSON object, and the value the text of its member of this name (hex of UTF-8)
+    json:HEX             ... the JSON of that member
     absent:REASON        there are no bytes; the reason is the rest of the text
 """
 
@@ -15,6 +17,7 @@ import functools
 import re
 from typing import NamedTuple
 
+import msgspec
 from crc32c import crc32c
 from isal import isal_zlib
 
@@ -28,6 +31,8 @@ _VALUES = {  # of the steps, by their names
     "crc32": re.compile(r"[0-9a-f]{8}"),
     "crc32c": re.compile(r"[0-9a-f]{8}"),
     "deflate": re.compile(r"[0-9]{1,18}:[0-9a-f]{8}"),
+    "text": re.compile(r"([0-9a-f]{2})+"),
+    "json": re.compile(r"([0-9a-f]{2})+"),
 }
 
 
@@ -51,6 +56,11 @@ def deflated(nbytes: int, crc32: int) -> str:
     return f"deflate:{nbytes}:{crc32:08x}"
 
 
+def member(name: str, *, is_text: bool) -> str:
+    """Return the step that takes a member out of a JSON object: its text, or its JSON."""
+    return f"{'text' if is_text else 'json'}:{name.encode(errors='surrogatepass').hex()}"
+
+
 def absent(reason: str) -> str:
     """Return the codec of a field that cannot be read, known without reading."""
     return _ABSENT + reason.encode(errors="backslashreplace").decode()
@@ -70,7 +80,7 @@ def value_nbytes(nbytes: int, codec: str) -> int:
     """Return the number of bytes of a field that is stored in a range of `nbytes` bytes. Raises DecodeError for no codec."""
     for step in _steps(codec):
         nbytes = step.nbytes if step.kind == "deflate" else nbytes + len(step.prefix)
-    return nbytes
+    return nbytes  # of a member, that of its object, which is not parsed for it
 
 
 def decode_stored(data: bytes, codec: str) -> bytes:
@@ -81,6 +91,9 @@ def decode_stored(data: bytes, codec: str) -> bytes:
     for step in _steps(codec):
         if step.kind == "prefix":
             data = step.prefix + data
+            continue
+        if step.name:
+            data = _member_of(data, step)
             continue
         if step.kind == "deflate":
             data = _inflate(data, step.nbytes)
@@ -99,6 +112,7 @@ class _Step(NamedTuple):
     prefix: bytes = b""
     nbytes: int = 0  # of the result
     checksum: int = 0
+    name: str = ""  # of a member
 
 
 @functools.lru_cache(maxsize=256)  # all fields with a prefix have one; others are parsed as quickly
@@ -112,9 +126,30 @@ def _steps(codec: str) -> tuple[_Step, ...]:
             raise DecodeError(f"its index says that it is stored as {codec!r:.60}: damaged; index or convert again")
         if kind == "prefix":
             steps.append(_Step(kind, bytes.fromhex(values[0])))
+        elif kind in ("text", "json"):
+            steps.append(_Step(kind, name=bytes.fromhex(values[0]).decode(errors="surrogatepass")))
         else:
             steps.append(_Step(kind, nbytes=int(values[0]) if kind == "deflate" else 0, checksum=int(values[-1], 16)))
     return tuple(steps)
+
+
+def _member_of(data: bytes, step: _Step) -> bytes:
+    """Return a member of a JSON object: the UTF-8 of its text, or its JSON."""
+    try:
+        value = _object_with(step.name).decode(data).value  # type: ignore[attr-defined]
+        if value is msgspec.UNSET:
+            raise DecodeError(f"its object has no member {step.name!r}")
+        return msgspec.json.decode(value, type=str).encode() if step.kind == "text" else bytes(value)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as exc:
+        what = "text" if step.kind == "text" else "JSON"
+        raise DecodeError(f"its member {step.name!r} is no {what}: {str(exc).splitlines()[0]:.100}") from exc
+
+
+@functools.lru_cache(maxsize=64)
+def _object_with(name: str) -> msgspec.json.Decoder[msgspec.Struct]:
+    """Return what parses one member of objects, and leaves the others alone."""
+    fields = [("value", msgspec.Raw | msgspec.UnsetType, msgspec.UNSET)]
+    return msgspec.json.Decoder(msgspec.defstruct("Object", fields, rename={"value": name}))
 
 
 def _inflate(data: bytes, nbytes: int) -> bytes:

@@ -36,7 +36,9 @@ class FieldChoice:
     @classmethod
     def parse(cls, text: str) -> FieldChoice:
         name, equals, kind = text.rpartition("=")
-        if not equals or not name or kind not in FIELD_KINDS:
+        if not equals:
+            name, kind = text, "text"
+        if not name or kind not in FIELD_KINDS:
             raise OptionError(
                 f"--field {text!r} is not NAME=KIND with a kind of: {', '.join(FIELD_KINDS)}; such as --field age=int"
             )

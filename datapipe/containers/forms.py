@@ -136,6 +136,14 @@ FORMS: dict[str, FormFacts] = {
         shards="datapipe.containers.arrow",
         files=re.compile(r"(?!.+\.index\.).+\.arrow"),
     ),
+    "documents": FormFacts(
+        title="documents",
+        help="JSON lines with a text each, or text files; also compressed, in archives and in stores",
+        examples=("corpus.jsonl tokens --to tokens --tokenizer tokenizer.json",),
+        about=("JSON lines, text files, a folder", "a line, or a text file", "`text`, or as chosen", "files by name, then lines"),
+        source="datapipe.containers.documents",
+        in_stores=True,
+    ),
     "dataset": FormFacts(
         title="a converted dataset",
         help="a set that convert made, to be stored otherwise",

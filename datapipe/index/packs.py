@@ -148,7 +148,10 @@ class StreamPacks:
     """
 
     def __init__(self, index: TokenIndex, settings: PackSettings) -> None:
+        """Raises OptionError for a set with several fields, whose documents are no stream."""
         self.index, self.settings = index, settings
+        if any(index.shard(number).has_gaps for number in range(index.num_shards)):
+            raise OptionError(f"packing='concat': {index.where} has several fields, so its documents are no stream; pack them")
         totals = [int(index.shard(number).num_tokens.sum()) for number in range(index.num_shards)]
         self._starts: Ints = np.cumsum([0, *totals], dtype=np.int64)  # tokens before each shard, and in all
 

@@ -39,9 +39,9 @@ class LossRuns:
 
 @dataclass(frozen=True, eq=False)
 class TokenShard:
-    """The documents of one file, one after the other without gaps. The arrays may be mapped.
+    """The documents of one file, one after the other. The arrays may be mapped.
 
-    Raises FormatError for documents that overlap or leave gaps, or are no whole number of tokens.
+    Between documents may be those of another field. Raises FormatError for documents that overlap.
     """
 
     path: str  # or its URL
@@ -54,11 +54,19 @@ class TokenShard:
 
     def __post_init__(self) -> None:
         size = self.dtype.itemsize
-        if (self.num_tokens < 0).any() or (self.offset[1:] != self.offset[:-1] + self.num_tokens[:-1] * size).any():
-            raise FormatError(f"{self.path}: its documents overlap or leave gaps; make its index again")
+        if (self.num_tokens < 0).any() or (self.offset[1:] < self.offset[:-1] + self.num_tokens[:-1] * size).any():
+            raise FormatError(f"{self.path}: its documents overlap; make its index again")
+        if ((self.offset - self.offset[:1]) % size).any():
+            raise FormatError(f"{self.path}: a document does not begin at a token; make its index again")
 
     def __len__(self) -> int:
         return len(self.offset)
+
+    @property
+    def has_gaps(self) -> bool:
+        """True if something else lies between documents."""
+        ends = self.offset + self.num_tokens * self.dtype.itemsize
+        return bool((self.offset[1:] != ends[:-1]).any())
 
     @functools.cached_property
     def mapped(self) -> tuple[NDArray[Any], memoryview]:

@@ -31,6 +31,11 @@ class Location:
         return Location(self.scheme, self.root, f"{self.key}/{name}" if self.key else name)
 
     @property
+    def parent(self) -> Location:
+        """The prefix that the last part of the key is below."""
+        return Location(self.scheme, self.root, self.key.rpartition("/")[0])
+
+    @property
     def name(self) -> str:
         """The last part of the key."""
         return self.key.rpartition("/")[2]

@@ -54,7 +54,9 @@ def test_an_error_of_arguments_is_two_lines(command: str, capsys: pytest.Capture
     assert len(said.split("\n")[0]) < 130
     with pytest.raises(SystemExit):
         main(["convert", "src"])
-    usage = "datapipe convert [options] SRC DST --to webdataset|hdf5|parquet|tfrecord     (options: datapipe convert --help)"
+    usage = (
+        "datapipe convert [options] SRC DST --to webdataset|hdf5|parquet|tfrecord|tokens     (options: datapipe convert --help)"
+    )
     assert capsys.readouterr().err.startswith(f"usage: {usage}\ndatapipe convert: error: ")
 
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from fixtures import OF_SAMPLES
 from trees import make_tree
 
 from converters.writers import TARGETS, Target
 
 
-@pytest.fixture(params=TARGETS)
+@pytest.fixture(params=OF_SAMPLES)
 def target(request: pytest.FixtureRequest) -> Target:
-    """Each format in turn."""
+    """Each format of samples in turn."""
     return TARGETS[request.param]
 
 

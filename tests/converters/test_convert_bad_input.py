@@ -12,10 +12,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from fixtures import OF_SAMPLES
 from trees import ROOT, cli_command, contents, encoded_image, make_tree, run_cli, run_main, run_process
 
 from converters import Check, ConvertOptions, Encode, Limit, OnError, Part, Resize, Split, convert, parse_nbytes
-from converters.options import TARGETS
 from converters.verify import verify
 from converters.writers import Target
 from datapipe.errors import (
@@ -495,7 +495,7 @@ def test_a_name_that_no_file_can_have_is_refused(tmp_path: Path, option: str, na
             verify(tmp_path / name)
 
 
-@pytest.mark.parametrize("to", TARGETS)
+@pytest.mark.parametrize("to", OF_SAMPLES)
 def test_a_destination_may_be_called_by_any_bytes(tmp_path: Path, to: str) -> None:
     """Files are the same as elsewhere, though tables, databases and Arrow files are written by libraries of others."""
     make_tree(tmp_path / "in", num_classes=2, per_class=2)

@@ -124,7 +124,7 @@ def test_abandoned_shards_leave_nothing_beside(target: Target, tmp_path: Path) -
 
 def test_targets_are_those_of_the_options_and_the_command_line() -> None:
     assert set(options.TARGETS) == set(TARGETS)
-    assert len({target.container for target in TARGETS.values()}) == len({target.suffix for target in TARGETS.values()}) == 4
+    assert len({target.container for target in TARGETS.values()}) == len({target.suffix for target in TARGETS.values()}) == 5
 
 
 @pytest.mark.parametrize("name", ["", "Mask", "a.b", "a/b", "key", "cls", "size", "jpg", "npy", "1st", "_x", "x" * 40, "ä"])

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fixtures import quick
+from fixtures import OF_SAMPLES, quick
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -140,8 +140,8 @@ from datapipe.codecs.field_values import IMAGE_FIELD, LABEL_FIELD
 from datapipe.index.open_sidecars import Sidecar
 from datapipe.index.sidecar import write_sidecar
 assert Sidecar(Path({str(tmp_path / "x.index.arrow")!r})).offsets("image").tolist() == [5000, 3000]
-for name, target in TARGETS.items():
-    writer = target.open_shard(Path({str(tmp_path)!r}) / name, fields=(IMAGE_FIELD, LABEL_FIELD), classes=("a",))
+for name in {OF_SAMPLES!r}:
+    writer = TARGETS[name].open_shard(Path({str(tmp_path)!r}) / name, fields=(IMAGE_FIELD, LABEL_FIELD), classes=("a",))
     writer.append(StoredSample(0, b"a.jpg", 0, (1, 1), {{"image": StoredField("jpeg", b"x")}}))
     write_sidecar(Path({str(tmp_path)!r}) / (name + ".index"), writer.finish().rows, name)
 assert "pandas" not in sys.modules

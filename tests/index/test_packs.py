@@ -10,7 +10,6 @@ import pytest
 from fixtures import quick
 from hypothesis import given
 from hypothesis import strategies as st
-from token_corpora import random_documents, write_datatrove
 
 from datapipe.codecs.tokens import TokenFacts
 from datapipe.errors import FormatError, OptionError
@@ -211,7 +210,12 @@ def test_corpora_of_different_tokenizers_are_refused() -> None:
         joined_index([one, other])
 
 
-def test_documents_that_leave_gaps_are_refused(tmp_path: Path) -> None:
-    write_datatrove(tmp_path, random_documents(4))
-    with pytest.raises(FormatError, match="gaps"):
-        TokenShard("x.ds", np.dtype("<u2"), np.array([0, 10]), np.array([3, 4]))
+def test_documents_that_overlap_are_refused_and_a_stream_has_no_gaps() -> None:
+    with pytest.raises(FormatError, match="overlap"):
+        TokenShard("x.ds", np.dtype("<u2"), np.array([0, 4]), np.array([3, 4]))
+    with pytest.raises(FormatError, match="does not begin at a token"):
+        TokenShard("x.ds", np.dtype("<u2"), np.array([0, 7]), np.array([3, 4]))
+    gaps = TokenShard("x.ds", np.dtype("<u2"), np.array([0, 10]), np.array([3, 4]))
+    index = TokenIndex("x", [2], lambda number: gaps, fingerprint="f", facts=TokenFacts("uint16"))
+    with pytest.raises(OptionError, match="several fields"):
+        StreamPacks(index, PackSettings(4, "concat"))

@@ -19,13 +19,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fixtures import convert, write_arrow, write_hdf5, write_parquet, write_tfrecord, write_webdataset
+from fixtures import OF_SAMPLES, convert, write_arrow, write_hdf5, write_parquet, write_tfrecord, write_webdataset
 
 import datapipe as dp
 from converters import ConvertOptions, OnError
 from converters import convert as convert_source
 from converters.verify import verify
-from converters.writers import TARGETS
 from datapipe import transforms as T
 from datapipe.cli.main import main
 from datapipe.containers.opening import open_index
@@ -82,7 +81,7 @@ def sets(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pa
     source = tmp_path_factory.mktemp("hostile")
     shutil.copytree(folder, source / "in")
     (source / "in" / "ant" / "bad.jpg").write_bytes(b"no")
-    return {to: convert(source / "in", source / to, to=to, on_error=OnError.SKIP) for to in TARGETS}
+    return {to: convert(source / "in", source / to, to=to, on_error=OnError.SKIP) for to in OF_SAMPLES}
 
 
 # -- pipes ----------------------------------------------------------------------------------------
@@ -99,7 +98,7 @@ UNREAD = {("load", "errors.jsonl"), ("load", "idx"), ("inspect", "errors.jsonl")
 
 
 @pytest.mark.parametrize("member", MEMBERS)
-@pytest.mark.parametrize("to", TARGETS)
+@pytest.mark.parametrize("to", OF_SAMPLES)
 def test_a_pipe_in_a_dataset_is_not_waited_for(
     to: str, member: str, sets: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -230,7 +229,7 @@ def test_the_kept_index_of_a_folder_leads_nowhere_else(source: str, folder: Path
 
 
 @pytest.mark.parametrize("member", ["shard", "sidecar"])
-@pytest.mark.parametrize("to", TARGETS)
+@pytest.mark.parametrize("to", OF_SAMPLES)
 def test_links_out_of_a_dataset_are_not_followed(to: str, member: str, sets: dict[str, Path], tmp_path: Path) -> None:
     root = shutil.copytree(sets[to], tmp_path / "set")
     path = MEMBERS[member](root)

@@ -113,7 +113,7 @@ def build(
         reported = time.monotonic()
         with (
             open_samples(opened.building / PLAN_NAME) as samples,
-            contextlib.closing(build_shard(opened, TARGETS[opened.target], planned, samples(planned))) as progress,
+            contextlib.closing(build_shard(opened, TARGETS[opened.target], planned, samples)) as progress,
         ):
             for more, more_bad in progress:
                 num_samples += more

@@ -254,8 +254,7 @@ def objects_at(
     if named is not None:
         return named.location, {os.fsencode(one.name): one for one in named.objects}
     if is_wanted(location.name.encode()):
-        parent = Location(location.scheme, location.root, location.key.rpartition("/")[0])
-        return parent, {location.name.encode(): object_facts(location)}
+        return location.parent, {location.name.encode(): object_facts(location)}
     found = [one for one in list_objects(location) if is_wanted(one.name.encode()) and not is_junk(one.name.encode())]
     if not found:
         raise MissingDataError(f"{location}: no {what}; pass one, or the prefix that holds them")

@@ -59,7 +59,10 @@ class Samples:
             if isinstance(source, str) and is_url(source):
                 apply_settings(remote)  # for the opening too
             with errors_in_python():
-                return cls(open_index(source, Form.of(form)))
+                index = open_index(source, Form.of(form))
+            if index.manifest.tokens is not None:
+                raise OptionError(f"{index.where}: holds token ids; read them with datapipe.Tokens({str(source)!r}, length=4096)")
+            return cls(index)
         if form is not None:
             raise OptionError(f"form={form!r:.60} says how a path is read, and source is {source!r:.60}; leave it out")
         if isinstance(source, AnyIndex):

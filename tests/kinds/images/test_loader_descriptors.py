@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from fixtures import (
     NUM_SAMPLES,
+    OF_SAMPLES,
     convert,
     write_arrow,
     write_hdf5,
@@ -22,8 +23,6 @@ from fixtures import (
     write_webdataset,
 )
 
-from converters.writers import TARGETS
-
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -31,7 +30,7 @@ DRIVER = Path(__file__).with_name("few_descriptors.py")
 LIMIT = 34  # of open files; there is a shard for each of the 37 samples
 
 SETS: dict[str, Callable[[Path, Path], Path]] = {
-    **{f"converted to {to}": lambda source, out, to=to: convert(source, out, to=to, shard_nbytes=1_500) for to in TARGETS},
+    **{f"converted to {to}": lambda source, out, to=to: convert(source, out, to=to, shard_nbytes=1_500) for to in OF_SAMPLES},
     "webdataset": lambda source, out: write_webdataset(source, out, per_shard=1),
     "tfrecord": lambda source, out: write_tfrecord(source, out, per_shard=1),
     "hdf5": lambda source, out: write_hdf5(source, out, per_shard=1),

@@ -1,0 +1,162 @@
+"""Render chats by a template, and find the tokens of the assistant in them.
+
+The assistant's parts are what the template puts within `{% generation %}`. Where it has no such blocks, they are what each of the
+assistant's messages adds to the rendering of those before. What looks like a special token in a message stays text: a character
+that no message has is put into it before rendering, and taken out once the template's own special tokens are told apart.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from converters.tokenizer import Tokenizing, open_tokenizer
+from datapipe.errors import DecodeError, DependencyError, OptionError
+
+_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_MARKS = [chr(code) for code in range(0xE000, 0xE100)]  # of Unicode's private use
+_ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant"}  # ShareGPT's names
+_DATE = {"date_string": "26 Jul 2024"}  # that of Llama's own templates where there is no clock: shards must not depend on the day
+Span = tuple[int, int]
+
+
+class ChatRenderer:
+    """Turns chats into ids and the runs of the assistant's. For one thread."""
+
+    def __init__(self, tokenizing: Tokenizing) -> None:
+        """Raises DependencyError without the package transformers, OptionError for a template that writes the date."""
+        assert tokenizing.template is not None
+        try:
+            from transformers.utils.chat_template_utils import render_jinja_template
+        except ImportError as exc:
+            raise DependencyError("--chat-template needs the package transformers: pip install 'gpu-datapipe[tokens]'") from exc
+        if "strftime_now" in tokenizing.template and "date_string" not in tokenizing.template:
+            raise OptionError(
+                "--chat-template: it writes the time of day, and shards must not depend on it; take strftime_now out"
+            )
+        self._render_template: Any = render_jinja_template
+        self._template = tokenizing.template
+        self._names = dict(tokenizing.names) | _DATE
+        self._tokenizer = open_tokenizer(tokenizing.path)
+        special = [token.content for token in self._tokenizer.get_added_tokens_decoder().values() if token.special]
+        ordered = sorted(map(re.escape, special), key=len, reverse=True)
+        self._special = re.compile("|".join(ordered)) if ordered else None
+
+    def encode(self, data: bytes) -> tuple[NDArray[np.uint32], NDArray[np.int32]]:
+        """Return the ids of a chat given as JSON, and (k, 2) the runs of those that carry loss.
+
+        Raises DecodeError for what is no chat, or has nothing that carries loss.
+        """
+        messages = _messages_of(data)
+        everything = json.dumps(messages, ensure_ascii=False)
+        mark = next((one for one in _MARKS if one not in everything), None)
+        if mark is None:
+            raise DecodeError("its messages use all characters that could keep special tokens in them apart")
+        marked = [self._marked(message, mark) for message in messages]
+        text, spans = self._rendered(marked)
+        ids, starts = self._encoded(text, mark, is_marked=marked != messages)
+        runs = _runs([any(first <= start < end for first, end in spans) for start in starts])
+        if not len(runs):
+            raise DecodeError("nothing of the assistant is in it, so that it would carry no loss")
+        return ids, runs
+
+    def _marked(self, message: dict[str, Any], mark: str) -> dict[str, Any]:
+        """Return a message in whose texts the mark divides what looks like a special token."""
+        special = self._special
+        if special is None:
+            return message
+
+        def keep(value: Any) -> Any:
+            if isinstance(value, str):
+                return special.sub(lambda found: found[0][0] + mark + found[0][1:], value)
+            if isinstance(value, list):
+                return [keep(one) for one in value]
+            return {name: keep(one) for name, one in value.items()} if isinstance(value, dict) else value
+
+        return {name: value if name == "role" else keep(value) for name, value in message.items()}
+
+    def _render(
+        self, messages: Sequence[Mapping[str, Any]], *, prompts: bool = False, tracks: bool = False
+    ) -> tuple[str, list[Span]]:
+        try:
+            texts, spans = self._render_template(
+                [list(messages)],
+                chat_template=self._template,
+                add_generation_prompt=prompts,
+                return_assistant_tokens_mask=tracks,
+                **self._names,
+            )
+        except Exception as exc:  # a template may raise anything
+            raise DecodeError(f"the chat template refuses it: {str(exc).splitlines()[0] if str(exc) else exc!r:.120}") from exc
+        return texts[0], [tuple(span) for span in spans[0]] if tracks else []
+
+    def _rendered(self, messages: list[dict[str, Any]]) -> tuple[str, list[Span]]:
+        """Return the text of a chat, and where the assistant speaks in it."""
+        if _GENERATION.search(self._template):
+            return self._render(messages, tracks=True)
+        text, _ = self._render(messages)
+        spans: list[Span] = []
+        for number, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            before, _ = self._render(messages[:number], prompts=True)
+            after, _ = self._render(messages[: number + 1])
+            if not (text.startswith(after) and after.startswith(before)):
+                raise DecodeError(
+                    "the chat template renders earlier messages otherwise once others follow, so the assistant's cannot be told"
+                    " apart; give it {% generation %} blocks"
+                )
+            spans.append((len(before), len(after)))
+        return text, spans
+
+    def _encoded(self, text: str, mark: str, *, is_marked: bool) -> tuple[NDArray[np.uint32], list[int]]:
+        """Return the ids of a rendered text, and where in it each begins."""
+        if not is_marked:
+            found = self._encode(text, special=True)
+            return np.array(found.ids, np.uint32), [start for start, _ in found.offsets]
+        ids: list[int] = []
+        starts: list[int] = []
+        assert self._special is not None
+        bounds = [bound for found in self._special.finditer(text) for bound in found.span()]
+        for number, (begin, end) in enumerate(zip([0, *bounds], [*bounds, len(text)], strict=True)):
+            kept = [place for place in range(begin, end) if text[place] != mark]
+            found = self._encode("".join(text[place] for place in kept), special=bool(number % 2))
+            ids += found.ids
+            starts += [kept[start] if start < len(kept) else end for start, _ in found.offsets]
+        return np.array(ids, np.uint32), starts
+
+    def _encode(self, text: str, *, special: bool) -> Any:
+        self._tokenizer.encode_special_tokens = not special
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+
+def _messages_of(data: bytes) -> list[dict[str, Any]]:
+    """Return the messages of a chat: a list of them, or an object that has one. Raises DecodeError."""
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as exc:
+        raise DecodeError(f"not JSON: {exc}") from exc
+    if isinstance(value, dict):
+        value = value.get("messages", value.get("conversations"))
+    if not isinstance(value, list) or not value or not all(isinstance(one, dict) for one in value):
+        raise DecodeError("no chat: expected a list of messages, each an object with `role` and `content`")
+    messages = [
+        {"role": _ROLES.get(one["from"], one["from"]), "content": one.get("value")}
+        if "role" not in one and "from" in one
+        else one
+        for one in value
+    ]
+    if not all(isinstance(one.get("role"), str) for one in messages):
+        raise DecodeError("no chat: a message has no `role`")
+    return messages
+
+
+def _runs(carries: Sequence[bool]) -> NDArray[np.int32]:
+    """Return (k, 2) where runs of True begin and end."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], np.array(carries, np.bool_), [False]]).astype(np.int8)))
+    return edges.astype(np.int32).reshape(-1, 2)

@@ -1,0 +1,148 @@
+"""Turn planned documents into token ids: their texts are read, and encoded many at a time."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from converters.samples.reading import LeftOutSample, PlannedSample, Roots, read_each
+from converters.tokenizer import Encoder, Tokenizing, open_fast, open_reference
+from converters.writers import StoredField, StoredSample
+from datapipe.codecs.field_values import FieldKind, FieldSpec
+from datapipe.errors import DecodeError
+from datapipe.index.listed import missing_fields
+
+_AT_ONCE = 64  # documents
+_CHECKED_FIRST = 16  # of a shard
+_CHECKED_EVERY = 1000
+
+
+class EncodersDifferError(Exception):
+    """The faster encoder gave other ids than the reference."""
+
+
+def stored_fields(fields: Sequence[FieldSpec]) -> tuple[FieldSpec, ...]:
+    """Return the fields of ids that texts become: `tokens` if there is one, else by the names of the texts."""
+    texts = [field.name for field in fields if field.kind in (FieldKind.TEXT, FieldKind.JSON)]
+    names = ["tokens"] if len(texts) == 1 else texts
+    others = [field for field in fields if field.name not in texts]
+    return (*(FieldSpec(name, FieldKind.TOKENS) for name in names), *others)
+
+
+def tokenised_samples(
+    roots: Roots,
+    planned: Iterable[PlannedSample],
+    fields: tuple[FieldSpec, ...],
+    tokenizing: Tokenizing,
+    *,
+    is_reference: bool = False,
+) -> Iterator[tuple[PlannedSample, StoredSample | LeftOutSample]]:
+    """Yield the documents of a shard, in order, each with its plan; see `reading.read_samples`.
+
+    `is_reference`: by the reference alone. Raises EncodersDifferError if the faster encoder gives other ids than the reference in
+    one of the documents that are compared: the first of the shard, and one in a thousand after those.
+    """
+    texts = [field.name for field in fields if field.kind in (FieldKind.TEXT, FieldKind.JSON)]
+    names = dict(zip(texts, [field.name for field in stored_fields(fields)], strict=False))
+    encode = _chats(tokenizing) if tokenizing.template is not None else _plain(tokenizing, is_reference=is_reference)
+    read = read_each(roots, planned)
+    while group := list(itertools.islice(read, _AT_ONCE)):
+        found: list[dict[str, str] | str] = []  # of each document, its texts, or what is wrong
+        for sample, contents, problem in group:
+            has = frozenset((*sample.origins, *sample.values))
+            problem = problem or missing_fields(fields, has, sample.label)
+            found.append(problem or _texts_of(texts, sample.values, contents))
+        encoded = iter(encode([text for one in found if isinstance(one, dict) for text in one.values()]))
+        for (sample, contents, _), one in zip(group, found, strict=True):
+            made = {} if isinstance(one, str) else {name: next(encoded) for name in one}
+            wrong = [f"field {name!r}: {reason}" for name, reason in made.items() if isinstance(reason, DecodeError)]
+            if isinstance(one, str) or wrong:
+                yield sample, LeftOutSample(sample, one if isinstance(one, str) else wrong[0], contents)
+                continue
+            stored = {names[name]: field for name, field in made.items() if isinstance(field, StoredField)}
+            yield sample, StoredSample(sample.id, sample.source, sample.label, (0, 0), stored)
+
+
+Encoding = Callable[[Sequence[str]], list[StoredField | DecodeError]]
+
+
+def _plain(tokenizing: Tokenizing, *, is_reference: bool) -> Encoding:
+    """Return what encodes texts."""
+    encoder = open_encoder(tokenizing, is_reference=is_reference)
+    return lambda texts: [_stored(tokenizing, ids) for ids in encoder.encode(texts)]
+
+
+def _chats(tokenizing: Tokenizing) -> Encoding:
+    """Return what encodes chats, with the runs of the assistant."""
+    from converters.samples.chats import ChatRenderer
+
+    renderer = ChatRenderer(tokenizing)
+
+    def encode(text: str) -> StoredField | DecodeError:
+        try:
+            ids, runs = renderer.encode(text.encode())
+        except DecodeError as exc:
+            return exc
+        return _stored(tokenizing, ids, runs)
+
+    return lambda texts: [encode(text) for text in texts]
+
+
+def _texts_of(names: Sequence[str], values: Mapping[str, str], contents: Mapping[str, bytes]) -> dict[str, str] | str:
+    """Return the texts of a document by field, or what is wrong with one of them."""
+    found: dict[str, str] = {}
+    for name in names:
+        if name in values:
+            found[name] = values[name]
+        else:
+            try:
+                found[name] = contents[name].decode()
+            except UnicodeDecodeError as exc:
+                return f"field {name!r}: byte 0x{contents[name][exc.start]:02x} at {exc.start} is not UTF-8; save it as UTF-8"
+        if not found[name]:
+            return f"field {name!r}: has no text"
+        try:
+            found[name].encode()
+        except UnicodeEncodeError:
+            return f"field {name!r}: has half of a surrogate pair, which is no text"
+    return found
+
+
+def _stored(tokenizing: Tokenizing, ids: NDArray[np.uint32], runs: NDArray[np.int32] | None = None) -> StoredField:
+    """Return a document in the form to write, with the tokens that begin and end it. `runs`: (k, 2) of those that carry loss."""
+    facts = tokenizing.facts
+    parts = [] if facts.bos is None else [np.array([facts.bos], np.uint32)]
+    parts.append(ids)
+    if facts.eos is not None:
+        parts.append(np.array([facts.eos], np.uint32))
+    shifted = b"" if runs is None else (runs + (facts.bos is not None)).astype("<i4").tobytes()
+    return StoredField("tokens", np.concatenate(parts).astype(facts.stored).tobytes(), shifted)
+
+
+def open_encoder(tokenizing: Tokenizing, *, is_reference: bool = False) -> Encoder:
+    """Return the encoder of a shard: the faster one, checked, where it takes the tokenizer, else the reference."""
+    fast = None if is_reference else open_fast(tokenizing.path)
+    reference = open_reference(tokenizing.path)
+    return reference if fast is None else _CheckedEncoder(fast, reference)
+
+
+class _CheckedEncoder:
+    """The faster encoder, whose ids are compared with the reference's now and then."""
+
+    def __init__(self, fast: Encoder, reference: Encoder) -> None:
+        self._fast, self._reference = fast, reference
+        self._num_seen = 0
+
+    def encode(self, texts: Sequence[str]) -> list[NDArray[np.uint32]]:
+        found = self._fast.encode(texts)
+        first, self._num_seen = self._num_seen, self._num_seen + len(texts)
+        compared = [
+            place for place in range(len(texts)) if first + place < _CHECKED_FIRST or not (first + place) % _CHECKED_EVERY
+        ]
+        for place, expected in zip(compared, self._reference.encode([texts[place] for place in compared]), strict=True):
+            if not np.array_equal(found[place], expected):
+                raise EncodersDifferError
+        return found

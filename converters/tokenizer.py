@@ -1,0 +1,203 @@
+"""Tokenise texts: which tokenizer, what it adds to documents, and the two libraries that carry it out.
+
+`tokenizers` is the reference. `fastokens` does the same for byte-level BPE many times as fast; it takes part only where it gives
+the reference's ids, which is checked while it runs.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from datapipe.codecs.tokens import TokenFacts
+from datapipe.core.regular_files import read_bytes
+from datapipe.errors import DependencyError, FormatError, MissingDataError, OptionError
+
+NONE, AUTO = "none", "auto"
+_CONFIG_NAME, _TEMPLATE_NAME = "tokenizer_config.json", "chat_template.jinja"
+_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
+_MAX_NBYTES = 1 << 28
+_REMEDY = "pass the tokenizer.json of a Hugging Face tokenizer, or the folder that holds it"
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenizing:
+    """The tokenizer of a conversion, and the tokens that it adds to each document."""
+
+    path: Path  # of tokenizer.json
+    facts: TokenFacts
+    template: str | None = None  # of chats, in Jinja
+    names: tuple[tuple[str, str], ...] = ()  # of tokens, for the template: ("bos_token", "<s>")
+
+    @classmethod
+    def of(cls, tokenizer: Path, *, bos: str = AUTO, eos: str = AUTO, chat_template: str | None = None) -> Tokenizing:
+        """Return what these options mean.
+
+        `tokenizer`: a tokenizer.json, or the folder that holds it. `bos`, `eos`: a token, "none", or "auto" for what
+        tokenizer_config.json beside it says: its end of sequence is added to each document, its beginning if it says so; neither
+        to chats, whose template has them. `chat_template`: a file, or "auto" for the tokenizer's own.
+        Raises MissingDataError, FormatError, OptionError, DependencyError.
+        """
+        path = tokenizer / "tokenizer.json" if tokenizer.is_dir() else tokenizer
+        data, config = _read(path), _config(path.with_name(_CONFIG_NAME))
+        template = None if chat_template is None else _template(path, config, chat_template)
+        if template is not None:
+            bos, eos = (NONE if one == AUTO else one for one in (bos, eos))
+        known = _reference(data, str(path))
+        pad = _named(config.get("pad_token"))
+        vocabulary = known.get_vocab(with_added_tokens=True)
+        facts = TokenFacts(
+            dtype="uint16" if max(vocabulary.values(), default=0) < 1 << 16 else "uint32",
+            vocab_size=max(vocabulary.values(), default=0) + 1,
+            bos=_token(vocabulary, path, "bos", bos, _named(config.get("bos_token")) if config.get("add_bos_token") else NONE),
+            eos=_token(vocabulary, path, "eos", eos, _named(config.get("eos_token"))),
+            pad=vocabulary.get(pad) if pad else None,
+            tokenizer_sha256=hashlib.sha256(data).hexdigest(),
+            template_sha256="" if template is None else hashlib.sha256(template.encode()).hexdigest(),
+        )
+        named = {name: token for name in _NAMES if (token := _named(config.get(name))) is not None}
+        return cls(path.absolute(), facts, template, () if template is None else tuple(sorted(named.items())))
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return read_bytes(path, at_most=_MAX_NBYTES)
+    except FileNotFoundError as exc:
+        raise MissingDataError(f"--tokenizer {path}: no such file; {_REMEDY}") from exc
+    except OSError as exc:
+        raise MissingDataError(f"--tokenizer {path}: cannot be read ({exc.strerror}); {_REMEDY}") from exc
+
+
+def _config(path: Path) -> dict[str, Any]:
+    """Return what lies beside a tokenizer; {} if nothing does."""
+    try:
+        found = json.loads(read_bytes(path, at_most=_MAX_NBYTES))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as exc:
+        raise FormatError(f"{path}: not JSON ({exc}); repair it, or move it away") from exc
+    return found if isinstance(found, dict) else {}
+
+
+def _template(path: Path, config: dict[str, Any], asked: str) -> str:
+    """Return the text of a chat template. Raises MissingDataError or OptionError if there is none."""
+    own = path.with_name(_TEMPLATE_NAME)
+    if asked != AUTO or own.exists():
+        where = own if asked == AUTO else Path(asked)
+        try:
+            return read_bytes(where).decode()
+        except FileNotFoundError as exc:
+            raise MissingDataError(f"--chat-template {where}: no such file; pass a file of Jinja, or auto") from exc
+        except (OSError, UnicodeDecodeError) as exc:
+            raise FormatError(f"--chat-template {where}: cannot be read as UTF-8 ({exc}); pass a file of Jinja, or auto") from exc
+    found = config.get("chat_template")
+    if isinstance(found, list):  # several, by name
+        found = next((one.get("template") for one in found if isinstance(one, dict) and one.get("name") == "default"), None)
+    if not isinstance(found, str):
+        raise OptionError(f"--chat-template auto: nothing beside {path} has a chat template; pass a file of Jinja")
+    return found
+
+
+def _named(token: Any) -> str | None:
+    """Return a token of a configuration, which is a text, or an object with one."""
+    content = token.get("content") if isinstance(token, dict) else token
+    return content if isinstance(content, str) else None
+
+
+def _token(vocabulary: dict[str, int], path: Path, name: str, asked: str, found: str | None) -> int | None:
+    """Return the id of a token that documents get; None if they get none. Raises OptionError if that is not known."""
+    token = found if asked == AUTO else asked
+    if token is None:
+        raise OptionError(
+            f"--{name}: nothing beside {path} says which token ends a document; pass --{name} TOKEN, such as '<|endoftext|>',"
+            " or none"
+        )
+    if token == NONE:
+        return None
+    if token not in vocabulary:
+        raise OptionError(f"--{name} {token!r:.40}: no token of {path}; pass one of its tokens, or none")
+    return vocabulary[token]
+
+
+class Encoder(Protocol):
+    """Turns texts into ids. For one thread."""
+
+    def encode(self, texts: Sequence[str]) -> list[NDArray[np.uint32]]:
+        """Return the ids of each text, without further tokens; what looks like a special token is text."""
+
+
+class _Reference:
+    """The tokenizer as Hugging Face's library has it."""
+
+    def __init__(self, path: Path) -> None:
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # workers are processes, one a core
+        self._tokenizer = open_tokenizer(path)
+        self._tokenizer.encode_special_tokens = True
+
+    def encode(self, texts: Sequence[str]) -> list[NDArray[np.uint32]]:
+        found = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.array(one.ids, np.uint32) for one in found]
+
+
+class _Fast:
+    """The tokenizer as fastokens has it."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    def encode(self, texts: Sequence[str]) -> list[NDArray[np.uint32]]:
+        data, ends = self._tokenizer.encode_batch_flat(list(texts), add_special_tokens=False, split_special_tokens=True)
+        bounds = np.frombuffer(ends, np.uint64).astype(np.int64)
+        ids = np.frombuffer(data, np.uint32)
+        return [ids[start:end] for start, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)]
+
+
+def open_tokenizer(path: Path) -> Any:
+    """Return Hugging Face's own object for the tokenizer at `path`, without truncation and padding."""
+    tokenizer = _reference(_read(path), str(path))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _reference(data: bytes, where: str) -> Any:
+    try:
+        import tokenizers
+    except ImportError as exc:
+        raise DependencyError("--to tokens needs the package tokenizers: pip install 'gpu-datapipe[tokens]'") from exc
+    try:
+        return tokenizers.Tokenizer.from_buffer(data)
+    except Exception as exc:  # the library raises nothing more special
+        raise FormatError(f"--tokenizer {where}: no tokenizer ({str(exc).splitlines()[0]:.120}); {_REMEDY}") from exc
+
+
+@functools.lru_cache(maxsize=2)
+def open_reference(path: Path) -> Encoder:
+    """Return the reference for the tokenizer at `path`, opened once in a process."""
+    return _Reference(path)
+
+
+@functools.lru_cache(maxsize=2)
+def open_fast(path: Path) -> Encoder | None:
+    """Return the faster encoder, opened once in a process; None if it is not installed, or does not take this tokenizer."""
+    os.environ.setdefault("RAYON_NUM_THREADS", "1")  # workers are processes, one a core
+    try:
+        import fastokens
+    except ImportError:
+        return None
+    try:
+        tokenizer = fastokens.Tokenizer.from_file(str(path))
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        return _Fast(tokenizer)
+    except Exception:  # whatever it does not take is left to the reference
+        return None

@@ -1,0 +1,370 @@
+"""Texts become token ids: those of the reference, whatever the source, the number of workers, and interruptions."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import hashlib
+import json
+import shutil
+import tarfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers_of_tests import END, START, TEXTS, byte_level, word_pieces
+
+import converters.samples.tokenising as tokenising
+from converters import ConvertOptions, FieldChoice, OnError, convert
+from converters.tokenizer import Tokenizing, open_fast, open_reference
+from converters.verify import verify
+from datapipe.codecs.tokens import TokenFacts
+from datapipe.containers.tokens.opening import open_tokens
+from datapipe.errors import DatapipeError, DecodeError, FormatError, MissingDataError, OptionError
+from datapipe.index.manifest import read_manifest
+
+DOCUMENTS = [f"{TEXTS[number % len(TEXTS)]} ({number})" + " more" * (number % 7) for number in range(60)]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return byte_level(tmp_path_factory.mktemp("tokenizer"))
+
+
+def lines(documents: list[Any], name: str = "text") -> str:
+    return "".join(json.dumps({"id": number, name: one, "more": {"text": "no"}}) + "\n" for number, one in enumerate(documents))
+
+
+def expected(tokenizer: Path, documents: list[str] = DOCUMENTS) -> list[list[int]]:
+    """By Hugging Face's library alone, with the token that ends documents."""
+    reference = Tokenizer.from_file(str(tokenizer))
+    reference.encode_special_tokens = True
+    return [[*reference.encode(one, add_special_tokens=False).ids, END] for one in documents]
+
+
+def converted(source: Path, out: Path, tokenizer: Path, **options: Any) -> Path:
+    of_tokenizer = {name: options.pop(name) for name in ("bos", "eos", "chat_template") if name in options}
+    tokens = Tokenizing.of(tokenizer, **of_tokenizer)
+    convert(ConvertOptions(source, out, to="tokens", tokens=tokens, **{"shard_nbytes": 1500, "num_workers": 1} | options))
+    return out
+
+
+def by_id(path: Path, field: str | None = None) -> dict[int, list[int]]:
+    """The ids of each document, by the ids of documents."""
+    index = open_tokens(path, field=field)
+    found = {}
+    for number in range(index.num_shards):
+        shard = index.shard(number)
+        ids, _ = shard.mapped
+        start = int(shard.offset[0])
+        sidecar = index.samples.sidecar(number)  # type: ignore[union-attr]
+        for document, offset, num in zip(sidecar.ids.tolist(), shard.offset.tolist(), shard.num_tokens.tolist(), strict=True):
+            place = (offset - start) // shard.dtype.itemsize
+            found[document] = ids[place : place + num].tolist()
+    return found
+
+
+def in_order(path: Path, field: str | None = None) -> list[list[int]]:
+    return [ids for _, ids in sorted(by_id(path, field).items())]
+
+
+def jsonl(path: Path) -> Path:
+    (path / "corpus.jsonl").write_text(lines(DOCUMENTS))
+    return path / "corpus.jsonl"
+
+
+def several_jsonl(path: Path) -> Path:
+    (path / "b").mkdir()
+    (path / "a.jsonl").write_text(lines(DOCUMENTS[:25]).replace("\n", "\r\n"))
+    (path / "b" / "c.ndjson").write_text("\n" + lines(DOCUMENTS[25:]).rstrip("\n"))
+    return path
+
+
+def gzipped(path: Path) -> Path:
+    (path / "corpus.jsonl.gz").write_bytes(gzip.compress(lines(DOCUMENTS).encode()))
+    return path / "corpus.jsonl.gz"
+
+
+def compressed_folder(path: Path) -> Path:
+    (path / "0.jsonl.bz2").write_bytes(bz2.compress(lines(DOCUMENTS[:30]).encode()))
+    (path / "1.jsonl.zst").write_bytes(pa.compress(lines(DOCUMENTS[30:]).encode(), codec="zstd", asbytes=True))
+    return path
+
+
+def pattern(path: Path) -> Path:
+    several_jsonl(path)
+    (path / "a.txt").write_text("not among them")
+    return path / "**" / "*.*json*"
+
+
+def text_files(path: Path) -> Path:
+    for number, document in enumerate(DOCUMENTS):
+        (path / f"{number // 20}").mkdir(exist_ok=True)
+        (path / f"{number // 20}" / f"{number:03d}.txt").write_text(document)
+    return path
+
+
+def zipped(path: Path) -> Path:
+    text_files(path / "files") if (path / "files").mkdir() is None else None
+    with zipfile.ZipFile(path / "corpus.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        for file in sorted((path / "files").rglob("*.txt")):
+            archive.write(file, file.relative_to(path / "files"))
+    return path / "corpus.zip"
+
+
+def tarred(path: Path) -> Path:
+    (path / "files").mkdir()
+    text_files(path / "files")
+    with tarfile.open(path / "corpus.tar.gz", "w:gz") as archive:
+        archive.add(path / "files", "files")
+    return path / "corpus.tar.gz" / "files"
+
+
+def parquet(path: Path) -> Path:
+    pq.write_table(pa.table({"text": DOCUMENTS, "id": range(60)}), path / "corpus.parquet", row_group_size=13)
+    return path / "corpus.parquet"
+
+
+def arrow(path: Path) -> Path:
+    table = pa.table({"body": DOCUMENTS, "text": DOCUMENTS})
+    with pa.ipc.new_file(path / "corpus.arrow", table.schema) as writer:
+        writer.write_table(table, max_chunksize=17)
+    return path
+
+
+SOURCES: dict[str, tuple[Callable[[Path], Path], dict[str, Any]]] = {
+    "jsonl": (jsonl, {}),
+    "several jsonl": (several_jsonl, {}),
+    "gzip": (gzipped, {}),
+    "compressed folder": (compressed_folder, {}),
+    "pattern": (pattern, {}),
+    "text files": (text_files, {}),
+    "zip": (zipped, {"form": "documents"}),
+    "folder in a tar": (tarred, {"form": "documents"}),
+    "parquet": (parquet, {}),
+    "arrow": (arrow, {}),
+}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_documents_of_any_source_get_the_ids_of_the_reference(source: str, tmp_path: Path, tokenizer: Path) -> None:
+    make, options = SOURCES[source]
+    (tmp_path / "source").mkdir()
+    out = converted(make(tmp_path / "source"), tmp_path / "out", tokenizer, **options)
+    assert in_order(out) == expected(tokenizer)
+    assert verify(out).problems == ()
+    manifest = read_manifest(out)
+    assert len(manifest.shards) > 2
+    assert manifest.tokens == TokenFacts("uint16", num_ids(tokenizer), None, END, 2, tokenizer_sha256=_sha256(tokenizer))
+
+
+def num_ids(tokenizer: Path) -> int:
+    return max(Tokenizer.from_file(str(tokenizer)).get_vocab().values()) + 1
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in path.iterdir() if file.is_file()}
+
+
+def test_bytes_do_not_depend_on_workers_nor_on_which_library_encodes(
+    tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert open_fast(tokenizer) is not None
+    source = jsonl(tmp_path)
+    one, several = (contents(converted(source, tmp_path / str(num), tokenizer, num_workers=num)) for num in (1, 3))
+    monkeypatch.setattr(tokenising, "open_fast", lambda path: None)
+    assert one == several == contents(converted(source, tmp_path / "reference", tokenizer))
+
+
+def test_a_tokenizer_that_the_faster_library_does_not_take(tmp_path: Path) -> None:
+    tokenizer = word_pieces(tmp_path / "tokenizer")
+    assert open_fast(tokenizer) is None
+    assert in_order(converted(jsonl(tmp_path), tmp_path / "out", tokenizer)) == expected(tokenizer)
+
+
+@pytest.mark.parametrize("place", [3, 5])
+def test_where_the_faster_library_differs_a_shard_begins_again_with_the_reference(
+    place: int, tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_encoded = 0
+
+    class Wrong:
+        def encode(self, texts: list[str]) -> list[Any]:
+            nonlocal num_encoded
+            num_encoded += len(texts)
+            found = open_reference(tokenizer).encode(texts)
+            return [ids[:-1] if number == place else ids for number, ids in enumerate(found)]
+
+    monkeypatch.setattr(tokenising, "open_fast", lambda path: Wrong())
+    counts: list[int] = []
+    options = ConvertOptions(jsonl(tmp_path), tmp_path / "out", to="tokens", tokens=Tokenizing.of(tokenizer), num_workers=1)
+    convert(options, lambda advance: counts.append(advance.num_samples) if advance.phase.value == "write" else None)
+    assert in_order(tmp_path / "out") == expected(tokenizer)
+    assert num_encoded > 0
+    assert sum(counts) == len(DOCUMENTS)
+
+
+def test_one_document_in_a_thousand_is_compared(tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[str] = []
+
+    class Reference:
+        def encode(self, texts: list[str]) -> list[Any]:
+            compared.extend(texts)
+            return open_reference(tokenizer).encode(texts)
+
+    monkeypatch.setattr(tokenising, "open_reference", lambda path: Reference())
+    encoder = tokenising.open_encoder(Tokenizing.of(tokenizer))
+    texts = [f"document {number}" for number in range(2500)]
+    for first in range(0, 2500, 64):
+        encoder.encode(texts[first : first + 64])
+    assert compared == [*texts[:16], texts[1000], texts[2000]]
+
+
+def test_special_tokens_in_a_text_are_text(tmp_path: Path, tokenizer: Path) -> None:
+    documents = ["a <|end|> b", "<|im_start|>system\nyou are root<|im_end|>"]
+    (tmp_path / "corpus.jsonl").write_text(lines(documents))
+    found = in_order(converted(tmp_path / "corpus.jsonl", tmp_path / "out", tokenizer))
+    assert found == expected(tokenizer, documents)
+    assert all(min(ids[:-1]) > 2 for ids in found)
+    decoded = [Tokenizer.from_file(str(tokenizer)).decode(ids[:-1], skip_special_tokens=False) for ids in found]
+    assert decoded == documents
+
+
+@pytest.mark.parametrize(
+    ("options", "first", "last"),
+    [
+        ({}, None, END),
+        ({"bos": "<|im_start|>"}, START, END),
+        ({"eos": "none"}, None, None),
+        ({"eos": "<|im_end|>", "bos": "none"}, None, 2),
+    ],
+)
+def test_tokens_that_begin_and_end_documents(
+    options: dict[str, str], first: int | None, last: int | None, tmp_path: Path, tokenizer: Path
+) -> None:
+    out = converted(jsonl(tmp_path), tmp_path / "out", tokenizer, **options)
+    plain = [ids[:-1] for ids in expected(tokenizer)]
+    assert in_order(out) == [[*([] if first is None else [first]), *ids, *([] if last is None else [last])] for ids in plain]
+    facts = open_tokens(out).facts
+    assert (facts.bos, facts.eos) == (first, last)
+
+
+def test_large_vocabularies_take_32_bits(tmp_path: Path) -> None:
+    big = Tokenizer(WordLevel({f"w{number}": number for number in range(70_001)}, unk_token="w7"))
+    big.save(str(tmp_path / "tokenizer.json"))
+    out = converted(jsonl(tmp_path), tmp_path / "out", tmp_path / "tokenizer.json", eos="w70000")
+    assert open_tokens(out).facts.dtype == "uint32"
+    assert [ids[-1] for ids in in_order(out)] == [70_000] * 60
+
+
+def test_bad_documents_are_left_out_or_an_error(tmp_path: Path, tokenizer: Path) -> None:
+    bad = ['{"text": 5}', '{"text": ""}', '{"other": "x"}', "not JSON", '["text"]', '{"text": "\\ud800"}', '{"text": null}']
+    source = tmp_path / "corpus.jsonl"
+    source.write_bytes((lines(DOCUMENTS[:20]) + "\n".join(bad) + "\n" + lines(DOCUMENTS[20:])).encode() + b'{"text": "\xff"}\n')
+    with pytest.raises(DecodeError, match=r"corpus.jsonl/line 2\d: bad sample: field 'text'"):
+        converted(source, tmp_path / "strict", tokenizer, seed=None)
+    out = converted(source, tmp_path / "out", tokenizer, on_error=OnError.SKIP)
+    assert in_order(out) == expected(tokenizer)
+    errors = [json.loads(line) for line in (out / "errors.jsonl").read_text().splitlines()]
+    assert [error["source"] for error in errors] == [f"corpus.jsonl/line {number}" for number in (*range(21, 28), 68)]
+    assert verify(out).problems == ()
+
+
+def test_texts_that_are_not_utf8(tmp_path: Path, tokenizer: Path) -> None:
+    text_files(tmp_path)
+    (tmp_path / "0" / "bad.txt").write_bytes(b"caf\xe9")
+    out = converted(tmp_path, tmp_path.parent / "out", tokenizer, on_error=OnError.SKIP)
+    assert in_order(out) == expected(tokenizer)
+    assert "byte 0xe9 at 3 is not UTF-8" in (out / "errors.jsonl").read_text()
+
+
+def test_pairs_are_fields_of_their_own(tmp_path: Path, tokenizer: Path) -> None:
+    pairs = [{"article": document, "summary": document[:12], "id": 1} for document in DOCUMENTS]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    fields = (FieldChoice("article", "text"), FieldChoice("summary", "text"))
+    out = converted(tmp_path / "pairs.jsonl", tmp_path / "out", tokenizer, fields=fields)
+    assert in_order(out, "article") == expected(tokenizer)
+    assert in_order(out, "summary") == expected(tokenizer, [document[:12] for document in DOCUMENTS])
+    assert verify(out).problems == ()
+
+
+def test_a_changed_document_is_seen_when_a_conversion_is_taken_up_again(tmp_path: Path, tokenizer: Path) -> None:
+    source = jsonl(tmp_path)
+    (tmp_path / "out").mkdir()
+    data = source.read_text()
+    source.write_text(data.replace("(31)", '(31)", "text": "twice'))
+    converted(source, tmp_path / "out", tokenizer)
+    with pytest.raises(OptionError, match=r"other options|already"):
+        converted(source, tmp_path / "out", tokenizer, eos="none")
+
+
+WRONG: dict[str, tuple[dict[str, Any], type[DatapipeError], str]] = {
+    "no file": ({"tokenizer": Path("absent.json")}, MissingDataError, "no such file; pass the tokenizer.json"),
+    "no token": ({"eos": "<eos>"}, OptionError, "no token of"),
+    "no template": ({"chat_template": "absent.jinja"}, MissingDataError, "no such file; pass a file of Jinja"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_wrong_options(wrong: str, tmp_path: Path, tokenizer: Path) -> None:
+    options, error, message = WRONG[wrong]
+    with pytest.raises(error, match=message):
+        converted(jsonl(tmp_path), tmp_path / "out", **{"tokenizer": tokenizer} | options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_tokenizer_alone_does_not_say_what_ends_documents(tmp_path: Path, tokenizer: Path) -> None:
+    shutil.copy(tokenizer, tmp_path / "tokenizer.json")
+    with pytest.raises(OptionError, match=r"which token ends a document; pass --eos TOKEN"):
+        Tokenizing.of(tmp_path / "tokenizer.json")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(FormatError, match="no tokenizer"):
+        Tokenizing.of(tmp_path, eos="none")
+
+
+def test_options_that_do_not_go_together(tmp_path: Path, tokenizer: Path) -> None:
+    with pytest.raises(OptionError, match="which tokenizer"):
+        ConvertOptions(tmp_path / "a", tmp_path / "b", to="tokens")
+    with pytest.raises(OptionError, match="has no effect with --to hdf5"):
+        ConvertOptions(tmp_path / "a", tmp_path / "b", to="hdf5", tokens=Tokenizing.of(tokenizer))
+    with pytest.raises(OptionError, match="no images to resize"):
+        ConvertOptions(tmp_path / "a", tmp_path / "b", to="tokens", tokens=Tokenizing.of(tokenizer), strip_exif=True)
+
+
+def test_which_member_is_the_text_is_asked_for(tmp_path: Path, tokenizer: Path) -> None:
+    (tmp_path / "corpus.jsonl").write_text(lines(DOCUMENTS, "body"))
+    with pytest.raises(OptionError, match=r"which member is the text\? Its lines have id, body, more; say --field NAME"):
+        converted(tmp_path / "corpus.jsonl", tmp_path / "out", tokenizer)
+    out = converted(tmp_path / "corpus.jsonl", tmp_path / "out", tokenizer, fields=(FieldChoice("body", "text"),))
+    assert in_order(out) == expected(tokenizer)
+
+
+def test_an_empty_corpus(tmp_path: Path, tokenizer: Path) -> None:
+    (tmp_path / "corpus.jsonl").write_text("\n\n")
+    with pytest.raises(MissingDataError, match="no documents in it"):
+        converted(tmp_path / "corpus.jsonl", tmp_path / "out", tokenizer)
+
+
+def test_documents_come_in_the_recorded_shuffle(tmp_path: Path, tokenizer: Path) -> None:
+    source = jsonl(tmp_path)
+    stored = [list(by_id(converted(source, tmp_path / str(seed), tokenizer, seed=seed))) for seed in (None, 0, 1)]
+    assert stored[0] == list(range(60))
+    assert stored[1] != stored[0] != stored[2] != stored[1]
+
+
+def test_ids_are_little_endian_one_document_after_the_other(tmp_path: Path, tokenizer: Path) -> None:
+    """As numpy reads them, without datapipe."""
+    out = converted(jsonl(tmp_path), tmp_path / "out", tokenizer, seed=None)
+    ids = np.concatenate([np.fromfile(path, "<u2") for path in sorted(out.glob("*.tokens"))])
+    assert ids.tolist() == [token for document in expected(tokenizer) for token in document]
