@@ -68,3 +68,20 @@ def test_the_click_models_learn(tmp_path: Path, run_here: Callable[..., str]) ->
     words = run_process(*boosted, "--batch-size", "3000").replace(",", "").split()
     assert words[:2] == ["20000", "rows"]
     assert float(words[-1]) < 0.95 * float(words[words.index("loss") + 1])
+
+
+def test_a_small_gpt_learns_from_text_files(tmp_path: Path, run_here: Callable[..., str]) -> None:
+    words = run_here(
+        "train_gpt.py",
+        str(ROOT / "docs" / "guides"),
+        "--out",
+        str(tmp_path / "gpt"),
+        "--length",
+        "64",
+        "--vocab-size",
+        "400",
+        "--epochs",
+        "2",
+    ).split()
+    first, last = (float(words[place + 1]) for place, word in enumerate(words) if word == "loss")
+    assert last < 0.95 * first

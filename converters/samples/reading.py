@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -21,6 +21,7 @@ from datapipe.stores.pending import PendingBytes, RemoteObject
 from datapipe.stores.requests import requests
 
 _OPEN_AHEAD = 16  # samples whose files are opened in advance, so that the disk reads them meanwhile
+_KEPT_OPEN = 64  # files of which samples are parts
 _REQUESTED_AHEAD = 256  # samples whose objects are requested in advance, to hide the latency of a store
 _REQUESTED_NBYTES = 64 << 20
 _PLAN = "the plan of the conversion"
@@ -64,19 +65,34 @@ class LeftOutSample:
     contents: dict[str, bytes]  # by field, what could be read of it
 
 
+class _OpenFile:
+    """A descriptor, closed when the last sample that needs it, and the files kept open, have dropped it."""
+
+    __slots__ = ("descriptor",)
+
+    def __init__(self, path: str) -> None:
+        self.descriptor = -1
+        self.descriptor, _ = open_descriptor(path)
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # `os` may be gone at the interpreter's end
+        if self.descriptor >= 0:
+            close(self.descriptor)
+
+
+_Files = OrderedDict[tuple[bytes, bytes], _OpenFile]  # by root and path, the least recently used first
+
+
 @dataclass(slots=True)
 class _WaitingSample:
     """A sample waiting for its turn: its open files and requested objects, or why there are none."""
 
     planned: PlannedSample
-    files: dict[tuple[bytes, bytes], int] = field(default_factory=dict)  # descriptors by root and path
+    files: dict[tuple[bytes, bytes], _OpenFile] = field(default_factory=dict)  # by root and path
     requested: dict[str, PendingBytes] = field(default_factory=dict)  # by field
     nbytes: int = 0  # of what was requested
     problem: str | None = None
 
     def close(self) -> None:
-        for descriptor in self.files.values():
-            os.close(descriptor)
         self.files.clear()
         self.requested.clear()
 
@@ -131,6 +147,7 @@ def read_each(roots: Roots, planned: Iterable[PlannedSample]) -> Iterator[tuple[
 def _open_ahead(roots: Roots, planned: Iterable[PlannedSample]) -> Iterator[_WaitingSample]:
     """Yield each sample with its open files. The receiver closes them."""
     waiting: deque[_WaitingSample] = deque()
+    kept: _Files = OrderedDict()  # those of which samples are parts
     most = _REQUESTED_AHEAD if roots.is_remote else _OPEN_AHEAD
     nbytes = 0
     try:
@@ -138,7 +155,7 @@ def _open_ahead(roots: Roots, planned: Iterable[PlannedSample]) -> Iterator[_Wai
             opened = _WaitingSample(sample, problem=sample.problem)
             waiting.append(opened)
             if opened.problem is None:
-                _open(roots, opened)
+                _open(roots, opened, kept)
             nbytes += opened.nbytes
             while len(waiting) > most or (nbytes > _REQUESTED_NBYTES and waiting):
                 nbytes -= waiting[0].nbytes
@@ -150,8 +167,8 @@ def _open_ahead(roots: Roots, planned: Iterable[PlannedSample]) -> Iterator[_Wai
             opened.close()
 
 
-def _open(roots: Roots, opened: _WaitingSample) -> None:
-    """Open every file of a sample, once, or record why it cannot be opened."""
+def _open(roots: Roots, opened: _WaitingSample, kept: _Files) -> None:
+    """Open every file of a sample, once, or record why it cannot be opened. `kept`: files that stay open for others."""
     origins = opened.planned.origins
     nbytes = sum(origin.value_nbytes for origin in origins.values())
     if nbytes > MAX_SAMPLE_NBYTES:
@@ -164,10 +181,11 @@ def _open(roots: Roots, opened: _WaitingSample) -> None:
             opened.requested[name] = _requested(root, origin)
             opened.nbytes += origin.nbytes
             continue
-        if place not in opened.files:
+        file = opened.files.get(place) or kept.get(place)
+        if file is None:
             path = path_inside(os.fsdecode(root), os.fsdecode(origin.path), named_in=_PLAN, follows=True)  # as listed
             try:
-                opened.files[place], _ = open_descriptor(path)
+                file = _OpenFile(path)
             except FileNotFoundError as exc:
                 raise IntegrityError(f"{path}: was removed after the source was listed; {_CHANGED}") from exc
             except FormatError as exc:
@@ -175,7 +193,12 @@ def _open(roots: Roots, opened: _WaitingSample) -> None:
             except OSError as exc:
                 opened.problem = f"{_name(opened.planned, origin)}cannot be opened: {exc.strerror}"
                 return
-        os.posix_fadvise(opened.files[place], origin.offset, origin.nbytes, os.POSIX_FADV_WILLNEED)
+            if not origin.is_whole:
+                kept[place] = file
+                if len(kept) > _KEPT_OPEN:
+                    kept.popitem(last=False)
+        opened.files[place] = file
+        os.posix_fadvise(file.descriptor, origin.offset, origin.nbytes, os.POSIX_FADV_WILLNEED)
 
 
 def _requested(root: bytes, origin: Origin) -> PendingBytes:
@@ -215,7 +238,7 @@ def _read(roots: Roots, opened: _WaitingSample, contents: dict[str, bytes]) -> s
             if name in opened.requested:
                 data = _received(opened.requested[name])
             else:
-                data = _read_stretch(opened.files[root, origin.path], origin, root)
+                data = _read_stretch(opened.files[root, origin.path].descriptor, origin, root)
             contents[name] = decode_stored(data, origin.codec)
         except DecodeError as exc:
             return f"field {name!r}: {exc}"

@@ -21,9 +21,13 @@ from converters.tokenizer import Tokenizing
 from datapipe.cli.convert_table import convert_table, wants_table
 from datapipe.cli.progress import Progress
 from datapipe.containers.file_tree import SeveralSetsError
+from datapipe.containers.foreign import INDEX_DIRECTORY_NAME
 from datapipe.containers.form import ClassFrom
+from datapipe.containers.tokens.opening import open_tokens
 from datapipe.core.printable import counted, say
 from datapipe.errors import OptionError
+from datapipe.index.pack_plan import open_plan
+from datapipe.index.packs import default_packs
 from datapipe.stores.location import is_url, parse_location, parse_place
 
 
@@ -42,6 +46,8 @@ def run(args: argparse.Namespace) -> int:
                 preview = converters.preview(options, display)
             else:
                 report = _convert(options, args.destination, display)
+                if args.pack is not None:
+                    _pack(report, args.pack)
     except SeveralSetsError as exc:
         raise _with_commands(exc, args.to) from exc
     except KeyboardInterrupt:
@@ -68,6 +74,15 @@ def _convert(options: ConvertOptions, destination: str, display: _Display) -> Re
     if is_url(destination):
         return convert_to_store(options, parse_location(destination), display)
     return converters.convert(options, display)
+
+
+def _pack(report: Report, length: int) -> None:
+    """Plan rows of so many tokens for each set, as the loader does on first use."""
+    for one in report.sets:
+        index = open_tokens(one.directory)
+        packs = default_packs(index.facts, length)
+        plan = open_plan(index, packs, [one.directory / INDEX_DIRECTORY_NAME])
+        say(f"{one.directory}: {counted(len(plan), 'row')} of {length} tokens planned")
 
 
 def _options(args: argparse.Namespace) -> ConvertOptions:
@@ -101,9 +116,11 @@ def _options(args: argparse.Namespace) -> ConvertOptions:
 
 def _tokenizing(args: argparse.Namespace) -> Tokenizing | None:
     """Return how texts become ids. Raises OptionError for options without a tokenizer."""
+    if args.pack is not None and is_url(args.destination):
+        raise OptionError("--pack: the plan of rows is kept beside shards on a disk; leave it out, and loaders make it")
     if args.tokenizer is not None:
         return Tokenizing.of(args.tokenizer, bos=args.bos, eos=args.eos, chat_template=args.chat_template)
-    given = next((name for name in ("bos", "eos", "chat_template") if getattr(args, name) not in ("auto", None)), None)
+    given = next((name for name in ("bos", "eos", "chat_template", "pack") if getattr(args, name) not in ("auto", None)), None)
     if given is not None:
         raise OptionError(f"--{given.replace('_', '-')} is for --to tokens; pass --tokenizer as well, or leave it out")
     return None

@@ -131,6 +131,7 @@ def _add_token_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--bos", default="auto", metavar="TOKEN", help="begins each document: likewise (auto: if tokenizer_config.json says so)"
     )
+    group.add_argument("--pack", type=int, metavar="LENGTH", help="plan rows of so many tokens now, rather than on first use")
     group.add_argument(
         "--chat-template",
         metavar="FILE|auto",

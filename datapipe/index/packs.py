@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple, Protocol, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from datapipe.codecs.tokens import TokenFacts
 from datapipe.core.checks import whole_number
 from datapipe.core.printable import counted
 from datapipe.errors import OptionError
@@ -52,6 +53,11 @@ class PackSettings:
         """A name for the plan by these settings."""
         digest = hashlib.sha256(json.dumps([_VERSION, WINDOW, asdict(self)]).encode()).hexdigest()
         return f"{self.packing}-{self.length}-{digest[:12]}"
+
+
+def default_packs(facts: TokenFacts, length: int) -> PackSettings:
+    """Return the settings for a corpus of which no more is said. Chats that are too long are an error, not split."""
+    return PackSettings(length, long="error" if facts.template_sha256 else "split")
 
 
 class Segments(NamedTuple):

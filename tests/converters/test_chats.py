@@ -147,6 +147,13 @@ def test_a_converted_chat_carries_loss_where_the_assistant_speaks(tmp_path: Path
     assert open_tokens(out).facts.template_sha256 != ""
 
 
+def test_what_becomes_of_chats_that_are_too_long_must_be_said(tmp_path: Path, tokenizer: Path) -> None:
+    out = convert_chats(tmp_path, tokenizer, [{"messages": chat} for chat in CHATS])
+    with pytest.raises(OptionError, match="pass long='split', 'truncate' or 'drop'"):
+        dp.Tokens(out, 32)
+    assert len(dp.Tokens(out, 32, long="split")) > len(dp.Tokens(out, 32, long="truncate"))
+
+
 def test_preferences_are_two_fields_of_one_sample(tmp_path: Path, tokenizer: Path) -> None:
     rows = [{"chosen": CHATS[0], "rejected": CHATS[1]}]
     fields = (FieldChoice("chosen", "json"), FieldChoice("rejected", "json"))

@@ -13,18 +13,22 @@ import torch
 
 from datapipe.containers.foreign import INDEX_DIRECTORY_NAME
 from datapipe.containers.tokens.opening import TokenSource, open_tokens
+from datapipe.core.checks import path_name
 from datapipe.core.printable import counted, printable
+from datapipe.core.regular_files import read_bytes
 from datapipe.core.user_cache import INDEXES, index_directory
 from datapipe.errors import MissingDataError, OptionError
 from datapipe.index.joined_tokens import JoinedPacks, joined_index
 from datapipe.index.pack_plan import open_plan
-from datapipe.index.packs import DocumentPacks, Labels, Long, Packing, Packs, PackSettings, StreamPacks
+from datapipe.index.packs import DocumentPacks, Labels, Long, Packing, Packs, StreamPacks, default_packs
 from datapipe.index.sample_index import SampleIndex
 from datapipe.index.tokens import TokenIndex
 from datapipe.kernel.kind import Data
 from datapipe.kernel.mixing import Mixture
 from datapipe.kinds.tokens.kind import TokenKind
 from datapipe.kinds.tokens.settings import DEFAULT_FIELDS, Layout, TokenSettings
+from datapipe.stores.location import is_url
+from datapipe.stores.requests import apply_settings
 from datapipe.stores.settings import Remote, remote_settings
 
 
@@ -39,6 +43,12 @@ class _Opening:
     field: str | None
     remote: Remote
 
+    def open(self) -> TokenIndex:
+        """Return the index of the corpus."""
+        if isinstance(self.source, str) and is_url(self.source):
+            apply_settings(self.remote)  # for the opening too
+        return open_tokens(self.source, dtype=self.dtype, eos=self.eos, vocab_size=self.vocab_size, field=self.field)
+
 
 class Tokens(Data):
     """Documents of token ids, packed into rows of `length` tokens: what a loader of text reads.
@@ -51,9 +61,10 @@ class Tokens(Data):
       beside `x.idx`) or datatrove (`x.ds` beside `x.ds.index`); bare files of ids, such as nanoGPT's `.bin` and OLMo's `.npy`. A
       file, a directory, a glob pattern or a list.
     length: tokens of a row.
-    packing: "best-fit": documents stay whole, and are fitted into rows, which are 99.9% full; "concat": documents one after the
+    packing: "best-fit": documents stay whole, and are fitted into rows with next to no padding; "concat": documents one after the
       other, cut every row; "pad": a document a row, batches of like lengths, as wide as their longest row.
-    long: what becomes of documents of more tokens: "split" into parts, "truncate", "drop" or "error".
+    long: what becomes of documents of more tokens: "split" into parts, the default of texts, "truncate", "drop" or "error". Of
+      chats it must be said if there are such documents.
     max_documents: the most documents of a row.
     repack: put other documents of the same lengths together in each epoch.
     labels: "same": as Hugging Face's models take them, equal to `input_ids`; "shifted": the label of a place is the next token.
@@ -68,6 +79,7 @@ class Tokens(Data):
     dtype, eos: of bare files, the type of their ids, such as "uint16", and the id that ends each document.
     vocab_size: of files of others: all ids are below it, or their rows are bad.
     field: of a converted set with several fields of tokens, which one.
+    tokenizer: the tokenizer.json of the model, or the folder that holds it: refused if the shards were made by another one.
     remote: a `datapipe.Remote(...)`: how shards in an object store are read.
 
     A batch is a dict of int64 tensors of the layout's shape, but: `document_ids` int32, numbered from 0 in each row (in a flat
@@ -86,7 +98,7 @@ class Tokens(Data):
         length: int,
         *,
         packing: Packing = "best-fit",
-        long: Long = "split",
+        long: Long | None = None,
         max_documents: int | None = None,
         repack: bool = False,
         labels: Labels = "same",
@@ -100,21 +112,25 @@ class Tokens(Data):
         eos: int | None = None,
         vocab_size: int | None = None,
         field: str | None = None,
+        tokenizer: str | os.PathLike[str] | None = None,
         remote: Remote | None = None,
     ) -> None:
         if balance not in (None, "step"):
             raise OptionError(f"balance is {balance!r:.40}; pass 'step' or nothing")
-        packs = PackSettings(length, packing, long, max_documents, labels)
+        opening = _Opening(source, dtype, eos, vocab_size, field, remote_settings(remote))
+        index = opening.open()
+        if tokenizer is not None:
+            _refuse_other_tokenizer(index, Path(path_name(tokenizer, "tokenizer")))
+        packs = replace(default_packs(index.facts, length), packing=packing, max_documents=max_documents, labels=labels)
+        packs = packs if long is None else replace(packs, long=long)
         settings = TokenSettings(
             packs, bool(repack), layout, tuple(fields), num_seqlens, 0 if pad is None else pad, balance is not None, accumulate
         )
-        self._set(_Opening(source, dtype, eos, vocab_size, field, remote_settings(remote)), settings, is_padded=pad is not None)
+        self._set(opening, settings, is_padded=pad is not None, index=index)
 
     def _set(self, opening: _Opening, settings: TokenSettings, *, is_padded: bool, index: TokenIndex | None = None) -> None:
         self._opening, self._is_padded = opening, is_padded
-        self.index = index or open_tokens(
-            opening.source, dtype=opening.dtype, eos=opening.eos, vocab_size=opening.vocab_size, field=opening.field
-        )
+        self.index = index or opening.open()
         facts = self.index.facts
         if not is_padded:
             known = [one for one in (facts.pad, facts.eos) if one is not None]
@@ -165,6 +181,23 @@ class Tokens(Data):
         if self.settings.packs.packing == "pad":
             raise OptionError("mix() of Tokens with packing='pad': rows of like lengths are not mixed; pass packing='best-fit'")
         return _mixed(parts, Mixture.of(parts, weights, num_samples))
+
+
+def _refuse_other_tokenizer(index: TokenIndex, path: Path) -> None:
+    """Raise OptionError if a corpus was made by another tokenizer, MissingDataError if there is none at the path."""
+    path = path / "tokenizer.json" if path.is_dir() else path
+    made_by = index.facts.tokenizer_sha256
+    if not made_by:
+        raise OptionError(f"tokenizer={str(path)!r}: {index.where} does not record which tokenizer made it; leave it out")
+    try:
+        found = hashlib.sha256(read_bytes(path, at_most=1 << 28)).hexdigest()
+    except FileNotFoundError as exc:
+        raise MissingDataError(f"{path}: no such file; pass the tokenizer.json of the model") from exc
+    if found != made_by:
+        raise OptionError(
+            f"{index.where}: was made by another tokenizer than {path} (its SHA-256 is {made_by[:12]}..., not {found[:12]}...);"
+            " convert the texts again with this one"
+        )
 
 
 def _opened(opening: _Opening, settings: TokenSettings, is_padded: bool) -> Tokens:

@@ -21,7 +21,7 @@ from converters import ConvertOptions, FieldChoice, convert
 from converters.tokenizer import Tokenizing
 from converters.verify import verify
 from datapipe.cli.main import main
-from datapipe.errors import FormatError, IntegrityError, OptionError
+from datapipe.errors import FormatError, IntegrityError, MissingDataError, OptionError
 
 LENGTH = 64
 
@@ -64,6 +64,35 @@ def test_a_corpus_says_what_fills_rows(tokens: Path) -> None:
         dp.Tokens(tokens, LENGTH, eos=0)
     with pytest.raises(OptionError, match="has no field 'titles'"):
         dp.Tokens(tokens, LENGTH, field="titles")
+
+
+def test_another_tokenizer_than_the_shards_is_refused(made: Path, tmp_path: Path) -> None:
+    assert len(dp.Tokens(made / "tokens", LENGTH, tokenizer=made / "tokenizer")) > 10
+    with pytest.raises(OptionError, match="was made by another tokenizer than"):
+        dp.Tokens(made / "tokens", LENGTH, tokenizer=byte_level(tmp_path, vocab_size=300))
+    with pytest.raises(MissingDataError, match=r"pass the tokenizer\.json of the model"):
+        dp.Tokens(made / "tokens", LENGTH, tokenizer=tmp_path / "absent.json")
+
+
+def test_rows_can_be_planned_by_the_conversion(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = [
+        "convert",
+        str(made / "corpus.jsonl"),
+        str(tmp_path / "out"),
+        "--to",
+        "tokens",
+        "--tokenizer",
+        str(made / "tokenizer"),
+    ]
+    assert main([*command, "--pack", "64", "--split", "a=0.5,b=0.5"]) == 0
+    assert "rows of 64 tokens planned" in capsys.readouterr().out
+    (plan,) = (tmp_path / "out" / "a" / ".datapipe-index").glob("packs-*.arrow")
+    assert len(dp.Tokens(tmp_path / "out" / "a", 64)) > 10
+    assert list(plan.parent.glob("packs-*.arrow")) == [plan]
+    assert main(["convert", "x.jsonl", "s3://bucket/x", "--to", "tokens", "--tokenizer", "t.json", "--pack", "64"]) == 2
+    assert "--pack: the plan of rows is kept beside shards" in capsys.readouterr().err
+    assert main(["convert", "x", "y", "--to", "hdf5", "--pack", "64"]) == 2
+    assert "--pack is for --to tokens" in capsys.readouterr().err
 
 
 def test_a_damaged_document_is_found_by_its_checksum(tokens: Path) -> None:
