@@ -9,6 +9,8 @@ from typing import Any
 from benchmarks.contenders import OWN_DATASETS
 from benchmarks.tables import BARS as TABLE_BARS
 from benchmarks.tables import MAX_HELD_MS, MAX_ORDER_NS
+from benchmarks.tokens import BARS as TOKEN_BARS
+from benchmarks.tokens import MAX_OPEN_MS, MAX_PLAN_S, MAX_STATE_NBYTES, MIN_EFFICIENCY, MIN_FILL
 
 Found = dict[str, Any]  # result by name
 
@@ -79,6 +81,23 @@ def _attached(loop: str) -> Callable[[Found], float]:
 
 def _of_tables(ours: str, other: str) -> Callable[[Found], float]:
     return lambda found: float(found["tables"]["speed"][f"{ours} / {other}"]["ratio"])
+
+
+_TOKENS = {
+    ("convert", "tokenizers"): "texts to token ids, against `tokenizers` in as many processes",
+    ("pack", "axolotl"): "planning rows of 4,096, against axolotl",
+    ("pack", "olmo-core"): "planning rows of 4,096, against OLMo-core",
+    ("batches", "torch, 2 workers"): "packed batches, against torch's loader with 2 workers",
+    ("batches", "grain, packing"): "packed batches, against Grain's packing",
+}
+
+
+def _of_tokens(part: str, ours: str, other: str) -> Callable[[Found], float]:
+    return lambda found: float(found["tokens"]["speed"][f"{part}: {ours} / {other}"]["ratio"])
+
+
+def _large(part: str) -> Callable[[Found], float]:
+    return lambda found: float(found["tokens"]["large"][part])
 
 
 def _of_store(variant: str) -> Callable[[Found], float]:
@@ -218,6 +237,18 @@ BARS = (
         True,
         lambda found: float(found["tables"]["lock_held_ms_per_batch"]),
     ),
+    *(Bar(_TOKENS[part, other], least, "x", False, _of_tokens(part, ours, other)) for part, ours, other, least in TOKEN_BARS),
+    Bar("rows of 4,096 tokens, how full", MIN_FILL, "", False, lambda found: float(found["tokens"]["fill"]["4096"])),
+    Bar("planning the rows of 10 million documents", MAX_PLAN_S, " s", True, _large("plan_s")),
+    Bar("opening 10 million documents with their plan", MAX_OPEN_MS, " ms", True, _large("open_ms")),
+    Bar("the state of a loader of tokens", MAX_STATE_NBYTES, " bytes", True, _large("state_nbytes")),
+    Bar(
+        "rows of 32,768 on 64 ranks, balanced: mean cost by the slowest rank's",
+        MIN_EFFICIENCY,
+        "",
+        False,
+        lambda found: float(found["tokens"]["efficiency"][-1]["balanced"]),
+    ),
     Bar("a store, full shuffle by ranges, nothing cached, against the disk", 0.78, "x", False, _of_store("ranges")),
     Bar("a store, windows, nothing cached, against the disk", 0.9, "x", False, _of_store("windows, cold")),
     Bar("a store, warm shard cache, against the disk", 0.97, "x", False, _of_store("warm cache")),
@@ -232,7 +263,7 @@ BARS = (
 )
 _NEEDED = (
     "images-photos", "images-256", "images-raw", "images-dali", "images-dali-uint8", "convert", "open-large", "gil", "stages-256",
-    "containers", "images-from-torch", "images-any-dataset", "attach-cost", "tables", "remote",
+    "containers", "images-from-torch", "images-any-dataset", "attach-cost", "tables", "tokens", "remote",
     "diagnostics-real", "diagnostics-scripts", "convert-sources", "recording",
 )  # fmt: skip
 

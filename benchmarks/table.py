@@ -86,6 +86,7 @@ def as_markdown(found: dict[str, Any]) -> str:
         _sentence(found, "gil", _gil_sentence),
         _sentence(found, "tables", _rows_of_tables),
         _sentence(found, "large-table", _large_table_sentence),
+        _sentence(found, "tokens", _tokens),
         _sentence(found, "remote", _stores),
     ]
     return "\n\n".join(part for part in parts if part)
@@ -291,6 +292,40 @@ def _rows_of_tables(result: dict[str, Any]) -> str:
         f"twice the rows; {WINDOW_NBYTES / 1e6:,.0f} MB are those of the windows."
     )
     return "\n".join([*lines, "", told])
+
+
+_TOKENS = {
+    "datapipe": "datapipe, in the caller's thread",
+    "datapipe, 2 threads": "datapipe, 2 threads",
+    "torch, no workers": "torch's DataLoader over the same rows, no workers",
+    "torch, 2 workers": "the same, 2 workers",
+    "grain, packing": "Grain, packing as it goes",
+}
+
+
+def _tokens(result: dict[str, Any]) -> str:
+    """Batches of packed rows by everything that makes them, and what goes before."""
+    rates, large = result["per_second"], result["large"]
+    lines = ["| packed rows of 4,096 tokens | M tokens/s |", "|---|--:|"]
+    lines += [
+        _row(title, [f"{rates['batches'][name] / 1e6:,.1f}"]) for name, title in _TOKENS.items() if name in rates["batches"]
+    ]
+    speed = {name: _interval(one) for name, one in result["speed"].items()}
+    packed = ", ".join(f"{name} {rate:,.0f}" for name, rate in rates["pack"].items())
+    encoded = f"{rates['convert']['datapipe'] / 1e6:.1f} MB/s, {speed['convert: datapipe / tokenizers']} the speed"
+    opened = f"takes {large['plan_s']:.1f} s and {large['plan_nbytes_per_document']:.1f} bytes a document"
+    told = (
+        f"Texts of Python's source code become token ids at {encoded} of `tokenizers` in as many processes, with the same ids. That "
+        "is less than the encoder alone would reach: documents are listed, read and written one by one, each with its checksum and its "
+        f"place. Rows of 4,096 are {result['fill']['4096']:.2%} full, those of 32,768 {result['fill']['32768']:.2%}. Documents "
+        f"planned per second: {packed}. A plan for {large['documents']:,} documents {opened}, and opens in "
+        f"{large['open_ms']:.0f} ms; a state takes {large['state_nbytes']} bytes."
+    )
+    balanced = "; ".join(
+        f"rows of {one['length']:,}: {one['plain']:.3f}, dealt evenly {one['balanced']:.3f}" for one in result["efficiency"]
+    )
+    costs = f"Mean cost by that of the slowest of 64 ranks, over 4 micro-batches of a 7B model, by arithmetic: {balanced}."
+    return "\n".join([*lines, "", told, "", costs])
 
 
 def _tables_in_short(result: dict[str, Any]) -> str:

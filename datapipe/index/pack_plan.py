@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +18,6 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from datapipe.core import arrow_maps, atomic
-from datapipe.core.environment import num_usable_cores
 from datapipe.core.user_cache import one_at_a_time
 from datapipe.core.waiting import reported_wait
 from datapipe.errors import FormatError
@@ -190,8 +188,7 @@ def _write_plan(path: Path, index: TokenIndex, settings: PackSettings) -> None:
         for number in range(index.num_shards)
         for first in range(0, int(index.starts[number + 1] - index.starts[number]), WINDOW)
     ]
-    with ThreadPoolExecutor(max_workers=min(8, num_usable_cores())) as pool:
-        windows = list(pool.map(lambda span: _packed(index, span[0], span[1], settings), spans))
+    windows = [_packed(index, number, first, settings) for number, first in spans]
     num_packs = [len(window.ends) for window in windows]
     num_items = np.cumsum([0, *(len(window.items) for window in windows)])
     columns = {

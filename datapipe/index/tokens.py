@@ -97,6 +97,16 @@ class TokenShard:
         return Extents(paths, offset, num * size, crc32c, has_crc.astype(np.uint8), one_file_each=False)
 
 
+@dataclass(frozen=True, slots=True)
+class ShardFacts:
+    """What is known of a shard before its documents are opened."""
+
+    num_documents: int
+    num_tokens: int
+    dtype: str  # of an id, as `TokenFacts` has it
+    open: Callable[[], TokenShard]
+
+
 class TokenIndex:
     """The documents of a corpus. Thread-safe.
 

@@ -7,15 +7,17 @@ of documents (u64), then the lengths of sequences (int32), their places in bytes
 
 from __future__ import annotations
 
+import functools
 import struct
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from datapipe.codecs.tokens import TokenFacts
 from datapipe.core import arrow_maps
 from datapipe.errors import FormatError, MissingDataError
-from datapipe.index.tokens import TokenShard
+from datapipe.index.tokens import Ints, ShardFacts, TokenShard
 
 INDEX_SUFFIX, DATA_SUFFIX = ".idx", ".bin"
 _MAGIC = b"MMIDIDX\x00\x00"
@@ -23,8 +25,8 @@ _HEADER = struct.Struct("<9sQBQQ")
 _DTYPES = {1: "uint8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
 
 
-def open_shard(path: Path) -> tuple[TokenShard, str]:
-    """Return the documents of a pair of files, given either, and their dtype.
+def look(path: Path) -> ShardFacts:
+    """Return what a pair of files holds, given either.
 
     Raises MissingDataError if one of them is missing, FormatError if they are not Megatron's or do not fit together.
     """
@@ -46,17 +48,26 @@ def open_shard(path: Path) -> tuple[TokenShard, str]:
     lengths = np.frombuffer(index, "<i4", num_sequences, _HEADER.size)
     pointers = np.frombuffer(index, "<i8", num_sequences, _HEADER.size + 4 * num_sequences)
     bounds = np.frombuffer(index, "<i8", num_bounds, _HEADER.size + 12 * num_sequences)
-    if len(bounds) < 1 or bounds[0] or bounds[-1] != num_sequences or (np.diff(bounds) < 0).any():
-        raise FormatError(f"{index_path}: its documents do not cover its {num_sequences} sequences; get the file again")
-    dtype = TokenFacts(_DTYPES[code]).stored
-    shard = TokenShard(str(data_path), dtype, pointers, lengths.astype(np.int64))
-    if num_sequences and pointers[0] + int(shard.num_tokens.sum()) * dtype.itemsize > num_data:
+    num_tokens = int(lengths.sum(dtype=np.int64))
+    if num_sequences and pointers[0] + num_tokens * TokenFacts(_DTYPES[code]).stored.itemsize > num_data:
         raise FormatError(f"{data_path}: has {num_data} bytes, and its index says more; get the file again")
-    if len(bounds) != num_sequences + 1:
-        before = np.concatenate([[0], np.cumsum(shard.num_tokens)])[bounds]
-        start = int(pointers[0]) if num_sequences else 0
-        shard = TokenShard(str(data_path), dtype, start + before[:-1] * dtype.itemsize, np.diff(before))
-    return shard, _DTYPES[code]
+    if len(bounds) < 1 or bounds[0] or bounds[-1] != num_sequences:
+        raise FormatError(f"{index_path}: its documents do not cover its {num_sequences} sequences; get the file again")
+    opened = functools.partial(_open, data_path, _DTYPES[code], lengths, pointers, bounds)
+    return ShardFacts(num_bounds - 1, num_tokens, _DTYPES[code], opened)
+
+
+def _open(path: Path, dtype: str, lengths: NDArray[np.int32], pointers: Ints, bounds: Ints) -> TokenShard:
+    """Return the documents of a file: its sequences, or several of them each."""
+    stored = TokenFacts(dtype).stored
+    shard = TokenShard(str(path), stored, pointers, lengths.astype(np.int64))
+    if len(bounds) == len(lengths) + 1:
+        return shard
+    if (np.diff(bounds) < 0).any():
+        raise FormatError(f"{path.with_suffix(INDEX_SUFFIX)}: its documents do not ascend; get the file again")
+    before = np.concatenate([[0], np.cumsum(shard.num_tokens)])[bounds]
+    start = int(pointers[0]) if len(pointers) else 0
+    return TokenShard(str(path), stored, start + before[:-1] * stored.itemsize, np.diff(before))
 
 
 def _header(index: object, path: Path) -> tuple[bytes, int, int, int, int]:

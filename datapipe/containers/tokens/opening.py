@@ -16,7 +16,7 @@ from datapipe.core.checks import path_name
 from datapipe.core.printable import listed
 from datapipe.errors import FormatError, MissingDataError, OptionError
 from datapipe.index.manifest import MANIFEST_NAME
-from datapipe.index.tokens import TOKENS_CONTAINER, TokenIndex, TokenShard, index_of_set
+from datapipe.index.tokens import TOKENS_CONTAINER, ShardFacts, TokenIndex, index_of_set
 from datapipe.stores.location import is_url
 
 TokenSource = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -99,19 +99,20 @@ def _of_files(paths: Sequence[Path], dtype: str | None, eos: int | None, vocab_s
         raise FormatError(f"{where}: files of several forms ({', '.join(forms)}); open those of one at a time")
     if forms != [PLAIN] and eos is not None:
         raise OptionError(f"{where}: {forms[0]} index says where documents end; leave eos out")
-    opened = [_opened(path, forms[0], dtype, eos) for path in paths]
-    dtypes = sorted({found for _, found in opened})
+    found = [_looked(path, forms[0], dtype, eos) for path in paths]
+    dtypes = sorted({one.dtype for one in found})
     if len(dtypes) > 1 or (dtype is not None and dtypes != [dtype]):
         expected = "files hold ids of several types" if len(dtypes) > 1 else f"its ids are {dtypes[0]}, not {dtype}"
         raise FormatError(f"{where}: {expected}; open those of one type at a time, and leave dtype out where the files say it")
-    shards = [shard for shard, _ in opened]
     facts = TokenFacts(dtypes[0], vocab_size=vocab_size, eos=eos)
-    words = [(forms[0], facts.dtype, eos), *((os.path.basename(one.path), len(one), int(one.num_tokens.sum())) for one in shards)]
+    words: list[tuple[object, ...]] = [(forms[0], facts.dtype, eos)]
+    words += [(path.stem, one.num_documents, one.num_tokens) for path, one in zip(paths, found, strict=True)]
     fingerprint = hashlib.sha256(repr(words).encode(errors="surrogateescape")).hexdigest()[:16]
-    return TokenIndex(where, [len(shard) for shard in shards], shards.__getitem__, fingerprint=fingerprint, facts=facts)
+    num_documents = [one.num_documents for one in found]
+    return TokenIndex(where, num_documents, lambda number: found[number].open(), fingerprint=fingerprint, facts=facts)
 
 
-def _opened(path: Path, form: str, dtype: str | None, eos: int | None) -> tuple[TokenShard, str]:
+def _looked(path: Path, form: str, dtype: str | None, eos: int | None) -> ShardFacts:
     if form == MEGATRON:
-        return megatron.open_shard(path)
-    return datatrove.open_shard(path) if form == DATATROVE else plain.open_shard(path, dtype, eos)
+        return megatron.look(path)
+    return datatrove.look(path) if form == DATATROVE else plain.look(path, dtype, eos)

@@ -19,14 +19,14 @@ from datapipe.core.regular_files import open_file, read_bytes
 from datapipe.core.user_cache import INDEXES, index_directory
 from datapipe.core.waiting import reported_wait
 from datapipe.errors import DecodeError, FormatError, MissingDataError, OptionError, StorageError
-from datapipe.index.tokens import TokenShard
+from datapipe.index.tokens import ShardFacts, TokenShard
 
 _READ_NBYTES = 1 << 24
 _HEADER_NBYTES = 1 << 12
 
 
-def open_shard(path: Path, dtype: str | None, eos: int | None) -> tuple[TokenShard, str]:
-    """Return the documents of a file, and their dtype. `eos`: ends each document; None: the file is one.
+def look(path: Path, dtype: str | None, eos: int | None) -> ShardFacts:
+    """Return what a file holds. `eos`: ends each document; None: the file is one.
 
     `dtype`: of an id; None: that of a file with numpy's header. Raises MissingDataError, StorageError, OptionError for a file
     without a header if no dtype is given, FormatError for a size that is no whole number of tokens.
@@ -51,7 +51,8 @@ def open_shard(path: Path, dtype: str | None, eos: int | None) -> tuple[TokenSha
         raise FormatError(f"{path}: {end - start} bytes are no whole number of {dtype} ids; pass another dtype, or get it again")
     ends = _ends(path, start, end, stored, eos, (status.st_size, status.st_mtime_ns))
     num_tokens = np.diff(ends, prepend=0)
-    return TokenShard(str(path), stored, start + (ends - num_tokens) * stored.itemsize, num_tokens), dtype
+    shard = TokenShard(str(path), stored, start + (ends - num_tokens) * stored.itemsize, num_tokens)
+    return ShardFacts(len(shard), int(ends[-1]) if len(ends) else 0, dtype, lambda: shard)
 
 
 def _array(path: Path, head: bytes, nbytes: int) -> tuple[int, int, str]:
