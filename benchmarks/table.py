@@ -314,12 +314,12 @@ def _tokens(result: dict[str, Any]) -> str:
     packed = ", ".join(f"{name} {rate:,.0f}" for name, rate in rates["pack"].items())
     encoded = f"{rates['convert']['datapipe'] / 1e6:.1f} MB/s, {speed['convert: datapipe / tokenizers']} the speed"
     opened = f"takes {large['plan_s']:.1f} s and {large['plan_nbytes_per_document']:.1f} bytes a document"
+    fills = f"Rows of 4,096 are {result['fill']['4096']:.2%} full, those of 32,768 {result['fill']['32768']:.2%}."
     told = (
-        f"Texts of Python's source code become token ids at {encoded} of `tokenizers` in as many processes, with the same ids. That "
-        "is less than the encoder alone would reach: documents are listed, read and written one by one, each with its checksum and its "
-        f"place. Rows of 4,096 are {result['fill']['4096']:.2%} full, those of 32,768 {result['fill']['32768']:.2%}. Documents "
-        f"planned per second: {packed}. A plan for {large['documents']:,} documents {opened}, and opens in "
-        f"{large['open_ms']:.0f} ms; a state takes {large['state_nbytes']} bytes."
+        f"Texts of Python's source code become token ids at {encoded} of `tokenizers` in as many processes, with the same ids. "
+        "That is less than the encoder alone would reach: documents are listed, read and written one by one, each with its "
+        f"checksum and its place. {fills} Documents planned per second: {packed}. A plan for {large['documents']:,} documents "
+        f"{opened}, and opens in {large['open_ms']:.0f} ms; a state takes {large['state_nbytes']} bytes."
     )
     balanced = "; ".join(
         f"rows of {one['length']:,}: {one['plain']:.3f}, dealt evenly {one['balanced']:.3f}" for one in result["efficiency"]
