@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from datapipe.codecs.tokens import TokenFacts
 from datapipe.core.regular_files import read_bytes
-from datapipe.errors import DependencyError, FormatError, MissingDataError, OptionError
+from datapipe.errors import DecodeError, DependencyError, FormatError, IntegrityError, MissingDataError, OptionError
 
 NONE, AUTO = "none", "auto"
 _CONFIG_NAME, _TEMPLATE_NAME = "tokenizer_config.json", "chat_template.jinja"
@@ -43,8 +43,9 @@ class Tokenizing:
         """Return what these options mean.
 
         `tokenizer`: a tokenizer.json, or the folder that holds it. `bos`, `eos`: a token, "none", or "auto" for what
-        tokenizer_config.json beside it says: its end of sequence is added to each document, its beginning if it says so; neither
-        to chats, whose template has them. `chat_template`: a file, or "auto" for the tokenizer's own.
+        the tokenizer says: the end of sequence that tokenizer_config.json names is added to each document, and so is the
+        beginning that the tokenizer puts before a text; neither to chats, whose template has them. `chat_template`: a file, or
+        "auto" for the tokenizer's own.
         Raises MissingDataError, FormatError, OptionError, DependencyError.
         """
         path = tokenizer / "tokenizer.json" if tokenizer.is_dir() else tokenizer
@@ -55,17 +56,25 @@ class Tokenizing:
         known = _reference(data, str(path))
         pad = _named(config.get("pad_token"))
         vocabulary = known.get_vocab(with_added_tokens=True)
+        named = {name: token for name in _NAMES if (token := _named(config.get(name))) is not None}
+        names = tuple(sorted(named.items()))
         facts = TokenFacts(
             dtype="uint16" if max(vocabulary.values(), default=0) < 1 << 16 else "uint32",
             vocab_size=max(vocabulary.values(), default=0) + 1,
-            bos=_token(vocabulary, path, "bos", bos, _named(config.get("bos_token")) if config.get("add_bos_token") else NONE),
-            eos=_token(vocabulary, path, "eos", eos, _named(config.get("eos_token"))),
+            bos=_token(known, path, "bos", bos, _first(known, config)),
+            eos=_token(known, path, "eos", eos, _named(config.get("eos_token"))),
             pad=vocabulary.get(pad) if pad else None,
             tokenizer_sha256=hashlib.sha256(data).hexdigest(),
-            template_sha256="" if template is None else hashlib.sha256(template.encode()).hexdigest(),
+            template_sha256="" if template is None else hashlib.sha256(repr((template, names)).encode()).hexdigest(),
         )
-        named = {name: token for name in _NAMES if (token := _named(config.get(name))) is not None}
-        return cls(path.absolute(), facts, template, () if template is None else tuple(sorted(named.items())))
+        return cls(path.absolute(), facts, template, () if template is None else names)
+
+    def read(self) -> bytes:
+        """Return tokenizer.json. Raises IntegrityError if it is not the one with which the conversion began."""
+        data = _read(self.path)
+        if hashlib.sha256(data).hexdigest() != self.facts.tokenizer_sha256:
+            raise IntegrityError(f"{self.path}: is not the tokenizer with which the conversion began; put that one back")
+        return data
 
 
 def _read(path: Path) -> bytes:
@@ -113,8 +122,22 @@ def _named(token: Any) -> str | None:
     return content if isinstance(content, str) else None
 
 
-def _token(vocabulary: dict[str, int], path: Path, name: str, asked: str, found: str | None) -> int | None:
+def _first(known: Any, config: dict[str, Any]) -> str | None:
+    """Return the token that a tokenizer puts before each text: as its configuration says, else as the tokenizer does."""
+    says = config.get("add_bos_token")
+    if says is not None:
+        return _named(config.get("bos_token")) if says else NONE
+    try:
+        with_added, alone = (known.encode("a", add_special_tokens=adds).tokens for adds in (True, False))
+    except Exception:  # the library raises nothing more special; here, as it has no token for "a"
+        return NONE
+    is_put = len(alone) > 0 and with_added[1 : 1 + len(alone)] == alone and with_added[:1] != alone[:1]
+    return with_added[0] if is_put else NONE
+
+
+def _token(known: Any, path: Path, name: str, asked: str, found: str | None) -> int | None:
     """Return the id of a token that documents get; None if they get none. Raises OptionError if that is not known."""
+    vocabulary = known.get_vocab(with_added_tokens=True)
     token = found if asked == AUTO else asked
     if token is None:
         raise OptionError(
@@ -123,29 +146,42 @@ def _token(vocabulary: dict[str, int], path: Path, name: str, asked: str, found:
         )
     if token == NONE:
         return None
-    if token not in vocabulary:
-        raise OptionError(f"--{name} {token!r:.40}: no token of {path}; pass one of its tokens, or none")
-    return vocabulary[token]
+    special = [one.content for one in known.get_added_tokens_decoder().values()]
+    if token not in vocabulary or (special and token not in special):
+        what = f"a token of ordinary text (id {vocabulary[token]})" if token in vocabulary else "no token"
+        shown = ", ".join(f"{one!r:.40}" for one in special[:4])
+        raise OptionError(
+            f"--{name} {token!r:.40}: {what} of {path}; pass a special token of it ({shown or 'it has none'}), or none"
+        )
+    return int(vocabulary[token])
 
 
 class Encoder(Protocol):
     """Turns texts into ids. For one thread."""
 
     def encode(self, texts: Sequence[str]) -> list[NDArray[np.uint32]]:
-        """Return the ids of each text, without further tokens; what looks like a special token is text."""
+        """Return the ids of each text, without further tokens; what looks like a special token is text.
+
+        Raises DecodeError for a text that has no ids.
+        """
 
 
 class _Reference:
     """The tokenizer as Hugging Face's library has it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, tokenizing: Tokenizing) -> None:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # workers are processes, one a core
-        self._tokenizer = open_tokenizer(path)
+        self._tokenizer = open_tokenizer(tokenizing)
         self._tokenizer.encode_special_tokens = True
 
     def encode(self, texts: Sequence[str]) -> list[NDArray[np.uint32]]:
-        found = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [np.array(one.ids, np.uint32) for one in found]
+        return [np.array(one.ids, np.uint32) for one in self._encode(list(texts))]
+
+    def _encode(self, texts: list[str]) -> list[Any]:
+        try:
+            return self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)  # type: ignore[no-any-return]
+        except Exception as exc:  # the library raises nothing more special, for a text that the tokenizer has no tokens for
+            raise DecodeError(f"the tokenizer refuses it: {str(exc).splitlines()[0]:.120}") from exc
 
 
 class _Fast:
@@ -161,9 +197,9 @@ class _Fast:
         return [ids[start:end] for start, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)]
 
 
-def open_tokenizer(path: Path) -> Any:
-    """Return Hugging Face's own object for the tokenizer at `path`, without truncation and padding."""
-    tokenizer = _reference(_read(path), str(path))
+def open_tokenizer(tokenizing: Tokenizing) -> Any:
+    """Return Hugging Face's own object for a tokenizer, without truncation and padding."""
+    tokenizer = _reference(tokenizing.read(), str(tokenizing.path))
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
@@ -181,21 +217,22 @@ def _reference(data: bytes, where: str) -> Any:
 
 
 @functools.lru_cache(maxsize=2)
-def open_reference(path: Path) -> Encoder:
-    """Return the reference for the tokenizer at `path`, opened once in a process."""
-    return _Reference(path)
+def open_reference(tokenizing: Tokenizing) -> Encoder:
+    """Return the reference for a tokenizer, opened once in a process."""
+    return _Reference(tokenizing)
 
 
 @functools.lru_cache(maxsize=2)
-def open_fast(path: Path) -> Encoder | None:
+def open_fast(tokenizing: Tokenizing) -> Encoder | None:
     """Return the faster encoder, opened once in a process; None if it is not installed, or does not take this tokenizer."""
     os.environ.setdefault("RAYON_NUM_THREADS", "1")  # workers are processes, one a core
     try:
         import fastokens
     except ImportError:
         return None
+    data = tokenizing.read().decode()
     try:
-        tokenizer = fastokens.Tokenizer.from_file(str(path))
+        tokenizer = fastokens.Tokenizer.from_json_str(data)
         tokenizer.no_truncation()
         tokenizer.no_padding()
         return _Fast(tokenizer)

@@ -1,4 +1,4 @@
-"""Text files to a small GPT: a tokenizer, token shards, packed rows, exact loss over documents, a run that can be stopped.
+"""Text files to a small GPT: a tokenizer, token shards, packed rows, exact loss; goes on where it was stopped.
 
 python examples/train_gpt.py docs                      # any folder of .txt and .md files
 torchrun --nproc-per-node 2 examples/train_gpt.py docs
@@ -9,7 +9,6 @@ Pip: gpu-datapipe[tokens]
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from pathlib import Path
 
@@ -102,7 +101,15 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     world_size = dist.get_world_size() if dist.is_initialized() else 1
 
-    for epoch in range(arguments.epochs):
+    last = arguments.out / "last.pt"
+    first_epoch = 0
+    if last.exists():  # of a run that was stopped, on any number of ranks
+        state = torch.load(last, map_location=device, weights_only=True)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        loader.load_state_dict(state["loader"])
+        first_epoch = state["epoch"]
+    for epoch in range(first_epoch, arguments.epochs):
         total = num = 0.0
         for step, batch in enumerate(loader):
             logits = model(batch["input_ids"], batch["position_ids"], batch["document_ids"])
@@ -116,9 +123,9 @@ def main() -> None:
             total, num = total + lost.item(), num + (batch["labels"][:, 1:] != -100).sum().item()
         if is_first:
             print(f"epoch {epoch}: loss {total / num:.3f} per token, over {num:,.0f} tokens of rank 0", flush=True)
-            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-            torch.save(state, arguments.out / "last.pt")
-            (arguments.out / "loader.json").write_text(json.dumps(loader.state_dict()))  # resumes on any number of ranks
+            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "loader": loader.state_dict()}
+            torch.save(state | {"epoch": epoch + 1}, last.with_suffix(".new"))
+            os.replace(last.with_suffix(".new"), last)
     if dist.is_initialized():
         dist.destroy_process_group()
 

@@ -25,6 +25,16 @@ _DATE = {"date_string": "26 Jul 2024"}  # that of Llama's own templates where th
 Span = tuple[int, int]
 
 
+def refuse_template(tokenizing: Tokenizing) -> None:
+    """Raise OptionError for a template that is no Jinja, or writes the date; DependencyError without the package transformers."""
+    from jinja2 import TemplateSyntaxError
+
+    try:
+        ChatRenderer(tokenizing).render_template([], chat_template=tokenizing.template)  # which compiles it
+    except TemplateSyntaxError as exc:
+        raise OptionError(f"--chat-template: line {exc.lineno} is no Jinja ({exc.message}); repair it") from exc
+
+
 class ChatRenderer:
     """Turns chats into ids and the runs of the assistant's. For one thread."""
 
@@ -39,10 +49,10 @@ class ChatRenderer:
             raise OptionError(
                 "--chat-template: it writes the time of day, and shards must not depend on it; take strftime_now out"
             )
-        self._render_template: Any = render_jinja_template
+        self.render_template: Any = render_jinja_template
         self._template = tokenizing.template
         self._names = dict(tokenizing.names) | _DATE
-        self._tokenizer = open_tokenizer(tokenizing.path)
+        self._tokenizer = open_tokenizer(tokenizing)
         special = [token.content for token in self._tokenizer.get_added_tokens_decoder().values() if token.special]
         ordered = sorted(map(re.escape, special), key=len, reverse=True)
         self._special = re.compile("|".join(ordered)) if ordered else None
@@ -52,8 +62,16 @@ class ChatRenderer:
 
         Raises DecodeError for what is no chat, or has nothing that carries loss.
         """
-        messages = _messages_of(data)
+        try:
+            messages = _messages_of(data)
+            return self._encoded_chat(messages)
+        except (RecursionError, UnicodeError) as exc:
+            what = "is nested too deep" if isinstance(exc, RecursionError) else "has half of a surrogate pair, which is no text"
+            raise DecodeError(f"no chat: it {what}") from exc
+
+    def _encoded_chat(self, messages: list[dict[str, Any]]) -> tuple[NDArray[np.uint32], NDArray[np.int32]]:
         everything = json.dumps(messages, ensure_ascii=False)
+        everything.encode()  # refuses half of a surrogate pair, which the tokenizer does not take
         mark = next((one for one in _MARKS if one not in everything), None)
         if mark is None:
             raise DecodeError("its messages use all characters that could keep special tokens in them apart")
@@ -76,15 +94,15 @@ class ChatRenderer:
                 return special.sub(lambda found: found[0][0] + mark + found[0][1:], value)
             if isinstance(value, list):
                 return [keep(one) for one in value]
-            return {name: keep(one) for name, one in value.items()} if isinstance(value, dict) else value
+            return {keep(name): keep(one) for name, one in value.items()} if isinstance(value, dict) else value
 
-        return {name: value if name == "role" else keep(value) for name, value in message.items()}
+        return {name: keep(value) for name, value in message.items()}
 
     def _render(
         self, messages: Sequence[Mapping[str, Any]], *, prompts: bool = False, tracks: bool = False
     ) -> tuple[str, list[Span]]:
         try:
-            texts, spans = self._render_template(
+            texts, spans = self.render_template(
                 [list(messages)],
                 chat_template=self._template,
                 add_generation_prompt=prompts,
@@ -132,7 +150,10 @@ class ChatRenderer:
 
     def _encode(self, text: str, *, special: bool) -> Any:
         self._tokenizer.encode_special_tokens = not special
-        return self._tokenizer.encode(text, add_special_tokens=False)
+        try:
+            return self._tokenizer.encode(text, add_special_tokens=False)
+        except Exception as exc:  # the library raises nothing more special, for a text that the tokenizer has no tokens for
+            raise DecodeError(f"the tokenizer refuses it: {str(exc).splitlines()[0]:.120}") from exc
 
 
 def _messages_of(data: bytes) -> list[dict[str, Any]]:
@@ -147,7 +168,7 @@ def _messages_of(data: bytes) -> list[dict[str, Any]]:
         raise DecodeError("no chat: expected a list of messages, each an object with `role` and `content`")
     messages = [
         {"role": _ROLES.get(one["from"], one["from"]), "content": one.get("value")}
-        if "role" not in one and "from" in one
+        if "role" not in one and isinstance(one.get("from"), str)
         else one
         for one in value
     ]

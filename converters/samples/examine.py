@@ -57,6 +57,10 @@ def refuse_treatment(options: ConvertOptions, fields: tuple[FieldSpec, ...]) -> 
                 what = f"{other!r} is {'JSON' if wanted is FieldKind.TEXT else 'text'}, and a chat is JSON"
                 what += "; pass --chat-template" if wanted is FieldKind.TEXT else f": say --field {other}=json"
             raise OptionError(f"--to tokens: {options.source}: {what}")
+        if options.tokens.template is not None:
+            from converters.samples.chats import refuse_template
+
+            refuse_template(options.tokens)
         return
     if not (options.transcodes or options.strip_exif) or any(field.kind is FieldKind.IMAGE for field in fields):
         return

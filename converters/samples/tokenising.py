@@ -72,7 +72,16 @@ Encoding = Callable[[Sequence[str]], list[StoredField | DecodeError]]
 def _plain(tokenizing: Tokenizing, *, is_reference: bool) -> Encoding:
     """Return what encodes texts."""
     encoder = open_encoder(tokenizing, is_reference=is_reference)
-    return lambda texts: [_stored(tokenizing, ids) for ids in encoder.encode(texts)]
+
+    def encode(texts: Sequence[str]) -> list[StoredField | DecodeError]:
+        try:
+            return [_stored(tokenizing, ids) for ids in encoder.encode(texts)]
+        except DecodeError as exc:
+            if len(texts) == 1:
+                return [exc]
+        return [one for text in texts for one in encode([text])]
+
+    return encode
 
 
 def _chats(tokenizing: Tokenizing) -> Encoding:
@@ -124,8 +133,8 @@ def _stored(tokenizing: Tokenizing, ids: NDArray[np.uint32], runs: NDArray[np.in
 
 def open_encoder(tokenizing: Tokenizing, *, is_reference: bool = False) -> Encoder:
     """Return the encoder of a shard: the faster one, checked, where it takes the tokenizer, else the reference."""
-    fast = None if is_reference else open_fast(tokenizing.path)
-    reference = open_reference(tokenizing.path)
+    fast = None if is_reference else open_fast(tokenizing)
+    reference = open_reference(tokenizing)
     return reference if fast is None else _CheckedEncoder(fast, reference)
 
 
@@ -137,7 +146,10 @@ class _CheckedEncoder:
         self._num_seen = 0
 
     def encode(self, texts: Sequence[str]) -> list[NDArray[np.uint32]]:
-        found = self._fast.encode(texts)
+        try:
+            found = self._fast.encode(texts)
+        except Exception as exc:  # whatever it does not take is left to the reference
+            raise EncodersDifferError from exc
         first, self._num_seen = self._num_seen, self._num_seen + len(texts)
         compared = [
             place for place in range(len(texts)) if first + place < _CHECKED_FIRST or not (first + place) % _CHECKED_EVERY

@@ -127,7 +127,10 @@ def _steps(codec: str) -> tuple[_Step, ...]:
         if kind == "prefix":
             steps.append(_Step(kind, bytes.fromhex(values[0])))
         elif kind in ("text", "json"):
-            steps.append(_Step(kind, name=bytes.fromhex(values[0]).decode(errors="surrogatepass")))
+            try:
+                steps.append(_Step(kind, name=bytes.fromhex(values[0]).decode(errors="surrogatepass")))
+            except UnicodeDecodeError as exc:
+                raise DecodeError(f"its index says that it is stored as {codec!r:.60}: damaged; index or convert again") from exc
         else:
             steps.append(_Step(kind, nbytes=int(values[0]) if kind == "deflate" else 0, checksum=int(values[-1], 16)))
     return tuple(steps)
@@ -140,7 +143,7 @@ def _member_of(data: bytes, step: _Step) -> bytes:
         if value is msgspec.UNSET:
             raise DecodeError(f"its object has no member {step.name!r}")
         return msgspec.json.decode(value, type=str).encode() if step.kind == "text" else bytes(value)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as exc:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as exc:  # ValueError: a name with a quote or a backslash
         what = "text" if step.kind == "text" else "JSON"
         raise DecodeError(f"its member {step.name!r} is no {what}: {str(exc).splitlines()[0]:.100}") from exc
 

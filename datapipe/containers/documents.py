@@ -7,6 +7,7 @@ conversion, where they can be read at random.
 
 from __future__ import annotations
 
+import codecs
 import glob
 import hashlib
 import json
@@ -196,11 +197,11 @@ class DocumentSource:
         held = self._held(path, file, space)
         if not self._kinds:
             self._kinds = self._chosen(held.path, path)
-        codecs = {name: member(name, is_text=kind is FieldKind.TEXT) for name, kind in self._kinds.items()}
+        steps = {name: member(name, is_text=kind is FieldKind.TEXT) for name, kind in self._kinds.items()}
         for line, start, end in _lines_of(held.path):
             origins = {
                 name: Origin(held.name, start, end - start, held.nbytes, held.mtime_ns, codec, held.is_spooled)
-                for name, codec in codecs.items()
+                for name, codec in steps.items()
             }
             yield ListedSample(path, b"line %d" % line, origins=origins)
 
@@ -323,7 +324,8 @@ def _lines_of(path: Path) -> Iterator[tuple[int, int, int]]:
     """
     with regular_files.open_file(path) as file:
         size = os.fstat(file.fileno()).st_size
-        start = number = 0
+        start = len(codecs.BOM_UTF8) if os.pread(file.fileno(), len(codecs.BOM_UTF8), 0) == codecs.BOM_UTF8 else 0
+        number = 0
         block_nbytes = _READ_NBYTES
         while start < size:
             data = os.pread(file.fileno(), min(block_nbytes, size - start), start)

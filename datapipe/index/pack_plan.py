@@ -7,6 +7,7 @@ pack, how many labels of it carry loss, and what its attention costs. Nothing in
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from datapipe.core import arrow_maps, atomic
 from datapipe.core.user_cache import one_at_a_time
 from datapipe.core.waiting import reported_wait
-from datapipe.errors import FormatError
+from datapipe.errors import FormatError, StorageError
 from datapipe.index.packs import WINDOW, Ints, PackSettings, Segments, by_number, loss_of, refuse_long
 from datapipe.index.tokens import TokenIndex
 from datapipe.order.draws import key64
@@ -91,7 +92,10 @@ class PackPlan:
             first[np.searchsorted(row, full)] = (
                 self.parts[self.first_part[windows[full]] + beyond[full]].astype(np.int64) * length
             )
-        return Segments(row, shard, document, first, np.minimum(total - first, length), total)
+        num = np.minimum(total - first, length)
+        if len(num) and (num.min() < 1 or np.bincount(row, num).max() > length):
+            raise self._damaged()
+        return Segments(row, shard, document, first, num, total)
 
     def _totals(self, shard: Ints, document: Ints) -> Ints:
         """Return (s,) the tokens of each of these documents."""
@@ -174,7 +178,11 @@ def open_plan(index: TokenIndex, settings: PackSettings, homes: Sequence[Path], 
     for home in homes:
         with contextlib.suppress(FileNotFoundError):
             return _mapped(home / name, index, settings, repack)
-    home = next(home for home in homes if _is_writable(home))
+    writable = [home for home in homes if _is_writable(home)]
+    if not writable:
+        places = " and ".join(map(str, homes))
+        raise StorageError(errno.EACCES, f"{places}: no plan of packs can be written; make one of them writable")
+    home = writable[0]
     with one_at_a_time(home / ".packs.lock"):
         if not (home / name).exists():
             with reported_wait(f"the packs of {index.where}", "they are planned once"):
@@ -182,12 +190,14 @@ def open_plan(index: TokenIndex, settings: PackSettings, homes: Sequence[Path], 
     return _mapped(home / name, index, settings, repack)
 
 
+def _windows(index: TokenIndex) -> list[tuple[int, int]]:
+    """Return the shard and the first document of each window."""
+    nums = np.diff(index.starts).tolist()
+    return [(number, first) for number, num in enumerate(nums) for first in range(0, num, WINDOW)]
+
+
 def _write_plan(path: Path, index: TokenIndex, settings: PackSettings) -> None:
-    spans = [
-        (number, first)
-        for number in range(index.num_shards)
-        for first in range(0, int(index.starts[number + 1] - index.starts[number]), WINDOW)
-    ]
+    spans = _windows(index)
     windows = [_packed(index, number, first, settings) for number, first in spans]
     num_packs = [len(window.ends) for window in windows]
     num_items = np.cumsum([0, *(len(window.items) for window in windows)])
@@ -228,6 +238,10 @@ def _mapped(path: Path, index: TokenIndex, settings: PackSettings, repack: bool)
         per_pack = {sizes[name] for name in ("ends", "losses", "costs")}
         if per_window != {sizes["first_pack"] - 1} or per_pack != {int(arrays["first_pack"][-1])}:
             raise ValueError("its columns differ in length")
+        if not np.array_equal(np.stack([arrays["shard_of_window"], arrays["first_document"]]), np.transpose(_windows(index))):
+            raise ValueError("it is of other documents")
+        if arrays["first_pack"][0] or (np.diff(arrays["first_pack"]) < 0).any() or (arrays["num_fitted"] < 0).any():
+            raise ValueError("its packs do not ascend")
     except FileNotFoundError:
         raise
     except arrow_maps.DAMAGE as exc:

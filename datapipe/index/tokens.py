@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import hashlib
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -54,7 +55,11 @@ class TokenShard:
 
     def __post_init__(self) -> None:
         size = self.dtype.itemsize
-        if (self.num_tokens < 0).any() or (self.offset[1:] < self.offset[:-1] + self.num_tokens[:-1] * size).any():
+        if (
+            (self.num_tokens < 0).any()
+            or (self.offset[:1] < 0).any()
+            or (self.offset[1:] < self.offset[:-1] + self.num_tokens[:-1] * size).any()
+        ):
             raise FormatError(f"{self.path}: its documents overlap; make its index again")
         if ((self.offset - self.offset[:1]) % size).any():
             raise FormatError(f"{self.path}: a document does not begin at a token; make its index again")
@@ -104,6 +109,7 @@ class ShardFacts:
     num_documents: int
     num_tokens: int
     dtype: str  # of an id, as `TokenFacts` has it
+    crc32c: int  # of the lengths of its documents
     open: Callable[[], TokenShard]
 
 
@@ -143,10 +149,11 @@ class TokenIndex:
         found = self._opened.get(number)
         if found is None:
             with self._lock:
-                found = self._opened.get(number) or self._opened.setdefault(number, self._open_shard(number))
-            if len(found) != self.starts[number + 1] - self.starts[number]:
-                expected = self.starts[number + 1] - self.starts[number]
-                raise FormatError(f"{found.path}: its index has {len(found)} documents, not {expected}; make the index again")
+                found = self._opened.get(number) or self._open_shard(number)
+                if len(found) != self.starts[number + 1] - self.starts[number]:
+                    expected = self.starts[number + 1] - self.starts[number]
+                    raise FormatError(f"{found.path}: its index has {len(found)} documents, not {expected}; make the index again")
+                self._opened[number] = found
         return found
 
     def locate(self, documents: Ints) -> tuple[Ints, Ints]:
@@ -197,6 +204,7 @@ def index_of_set(samples: SampleIndex, facts: TokenFacts, field: str) -> TokenIn
         )
 
     num_documents = [shard.num_samples for shard in samples.manifest.shards]
+    fingerprint = hashlib.sha256(f"{samples.fingerprint} {field}".encode()).hexdigest()[:16]
     return TokenIndex(
-        samples.where, num_documents, open_shard, fingerprint=samples.fingerprint, facts=facts, field=field, samples=samples
+        samples.where, num_documents, open_shard, fingerprint=fingerprint, facts=facts, field=field, samples=samples
     )

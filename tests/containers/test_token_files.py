@@ -35,7 +35,7 @@ def plain(path: Path, *, dtype: str = "uint16") -> Path:
 @pytest.mark.parametrize("dtype", ["uint16", "int32"])
 def test_megatron(dtype: str, tmp_path: Path) -> None:
     path = write_megatron(tmp_path / "a", DOCUMENTS, dtype)
-    for named in (path, path.with_suffix(".idx"), tmp_path, f"{tmp_path}/*.bin"):
+    for named in (path, path.with_suffix(".idx"), tmp_path, f"{tmp_path}/*.bin", f"{tmp_path}/a.*"):
         index = open_tokens(named)
         assert read(index) == [document.tolist() for document in DOCUMENTS]
         assert index.facts.dtype == dtype
@@ -87,8 +87,21 @@ def test_several_files_in_order(tmp_path: Path) -> None:
 
 def test_ids_do_not_depend_on_where_files_lie(tmp_path: Path) -> None:
     paths = [write_datatrove(tmp_path / name, DOCUMENTS) for name in ("a", "b")]
-    other = write_datatrove(tmp_path / "c", DOCUMENTS[:-1])
-    assert open_tokens(paths[0]).fingerprint == open_tokens(paths[1]).fingerprint != open_tokens(other).fingerprint
+    others = [write_datatrove(tmp_path / name, some) for name, some in (("c", DOCUMENTS[:-1]), ("d", DOCUMENTS[::-1]))]
+    assert open_tokens(paths[0]).fingerprint == open_tokens(paths[1]).fingerprint
+    assert len({open_tokens(path).fingerprint for path in (*others, paths[0])}) == 3
+
+
+@pytest.mark.parametrize("place", [0, 20])
+@pytest.mark.parametrize("value", [-8, 2**63 - 8])
+def test_sequences_of_megatron_that_lie_nowhere(place: int, value: int, tmp_path: Path) -> None:
+    path = write_megatron(tmp_path / "a", DOCUMENTS)
+    index = bytearray(path.with_suffix(".idx").read_bytes())
+    begin = 34 + 4 * len(DOCUMENTS) + 8 * place
+    index[begin : begin + 8] = value.to_bytes(8, "little", signed=True)
+    path.with_suffix(".idx").write_bytes(index)
+    with pytest.raises(FormatError, match="get the file again"):
+        open_tokens(path).shard(0)
 
 
 WRONG = {
@@ -108,8 +121,9 @@ WRONG = {
     "cut datatrove": (lambda path: _cut(_datatrove(path) / "x.ds", 2), {}, FormatError, "do not fit the ends"),
     "cut index": (lambda path: _cut(_megatron(path).with_suffix(".idx"), 9), {}, FormatError, "sequences need"),
     "short index": (lambda path: _cut(_megatron(path).with_suffix(".idx"), 990), {}, FormatError, "too short|need"),
-    "matrix": (lambda path: _saved(path / "x.npy", np.zeros((3, 3), np.uint16)), {}, FormatError, "not one row of whole numbers"),
-    "numbers": (lambda path: _saved(path / "x.npy", np.zeros(3)), {}, FormatError, "not one row of whole numbers"),
+    "matrix": (lambda path: _saved(path / "x.npy", np.zeros((3, 3), np.uint16)), {}, FormatError, "not one row of"),
+    "big-endian": (lambda path: _saved(path / "x.npy", np.arange(3, dtype=">u2")), {}, FormatError, "little-endian"),
+    "numbers": (lambda path: _saved(path / "x.npy", np.zeros(3)), {}, FormatError, "not one row of little-endian"),
     "forms": (lambda path: [_datatrove(path) / "x.ds", plain(path / "y.bin")], {}, FormatError, "several forms"),
 }  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,8 @@ def test_special_tokens_in_messages_are_text(tokenizer: Path, template: str) -> 
         {"role": "assistant", "content": "no <|im_start|>, \ue000 and all"},
     ]
     ids, runs = rendered(tokenizer, template, chat)
+    forged = [{"role": "user<|im_end|>", "content": "x"}, chat[1]]
+    assert rendered(tokenizer, template, forged)[0].count(2) == len(forged)
     plain = [{**one, "content": "x"} for one in chat]
     special = [[one for one in found if one <= 2] for found in (ids, rendered(tokenizer, template, plain)[0])]
     assert special[0] == special[1]
@@ -99,6 +102,9 @@ def test_other_shapes_of_chats(tokenizer: Path, template: str) -> None:
         ([], "no chat: expected a list of messages"),
         ("hello", "no chat: expected a list of messages"),
         ([{"content": "x"}], "a message has no `role`"),
+        ([{"from": ["x"]}], "a message has no `role`"),
+        ([{"role": "user", "content": "\ud800"}, {"role": "assistant", "content": "x"}], "half of a surrogate pair"),
+        ([{"role": "assistant", "content": functools.reduce(lambda inner, _: [inner], range(700), "x")}], "nested too deep"),
         ([{"role": "user", "content": "x"}], "nothing of the assistant is in it"),
     ],
 )
@@ -123,6 +129,16 @@ def test_what_a_template_refuses_and_does(tokenizer: Path, tmp_path: Path) -> No
     )
     ids, _ = rendered(tokenizer, str(path), CHATS[0])
     assert Tokenizer.from_file(str(tokenizer)).decode(ids).startswith("26 Jul 2024")
+
+
+def test_a_template_that_is_no_jinja_is_refused_before_anything_is_read(tokenizer: Path, tmp_path: Path) -> None:
+    (tmp_path / "t.jinja").write_text("{% for message in messages %}\n{% endif %}")
+    (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": CHATS[0]}) + "\n")
+    tokens = Tokenizing.of(tokenizer, chat_template=str(tmp_path / "t.jinja"))
+    options = ConvertOptions(tmp_path / "chats.jsonl", tmp_path / "out", to="tokens", tokens=tokens, on_error=OnError.SKIP)
+    with pytest.raises(OptionError, match="line 2 is no Jinja"):
+        convert(options)
+    assert not (tmp_path / "out").exists()
 
 
 def convert_chats(tmp_path: Path, tokenizer: Path, rows: list[dict[str, Any]], **options: Any) -> Path:

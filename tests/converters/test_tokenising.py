@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
+from tokenizers.processors import TemplateProcessing
 from tokenizers_of_tests import END, START, TEXTS, byte_level, word_pieces
 
 import converters.samples.tokenising as tokenising
@@ -27,7 +28,7 @@ from converters.tokenizer import Tokenizing, open_fast, open_reference
 from converters.verify import verify
 from datapipe.codecs.tokens import TokenFacts
 from datapipe.containers.tokens.opening import open_tokens
-from datapipe.errors import DatapipeError, DecodeError, FormatError, MissingDataError, OptionError
+from datapipe.errors import DatapipeError, DecodeError, FormatError, IntegrityError, MissingDataError, OptionError
 from datapipe.index.manifest import read_manifest
 
 DOCUMENTS = [f"{TEXTS[number % len(TEXTS)]} ({number})" + " more" * (number % 7) for number in range(60)]
@@ -180,7 +181,7 @@ def contents(path: Path) -> dict[str, bytes]:
 def test_bytes_do_not_depend_on_workers_nor_on_which_library_encodes(
     tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert open_fast(tokenizer) is not None
+    assert open_fast(Tokenizing.of(tokenizer)) is not None
     source = jsonl(tmp_path)
     one, several = (contents(converted(source, tmp_path / str(num), tokenizer, num_workers=num)) for num in (1, 3))
     monkeypatch.setattr(tokenising, "open_fast", lambda path: None)
@@ -189,7 +190,7 @@ def test_bytes_do_not_depend_on_workers_nor_on_which_library_encodes(
 
 def test_a_tokenizer_that_the_faster_library_does_not_take(tmp_path: Path) -> None:
     tokenizer = word_pieces(tmp_path / "tokenizer")
-    assert open_fast(tokenizer) is None
+    assert open_fast(Tokenizing.of(tokenizer)) is None
     assert in_order(converted(jsonl(tmp_path), tmp_path / "out", tokenizer)) == expected(tokenizer)
 
 
@@ -198,12 +199,13 @@ def test_where_the_faster_library_differs_a_shard_begins_again_with_the_referenc
     place: int, tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     num_encoded = 0
+    reference = open_reference(Tokenizing.of(tokenizer))
 
     class Wrong:
         def encode(self, texts: list[str]) -> list[Any]:
             nonlocal num_encoded
             num_encoded += len(texts)
-            found = open_reference(tokenizer).encode(texts)
+            found = reference.encode(texts)
             return [ids[:-1] if number == place else ids for number, ids in enumerate(found)]
 
     monkeypatch.setattr(tokenising, "open_fast", lambda path: Wrong())
@@ -217,11 +219,12 @@ def test_where_the_faster_library_differs_a_shard_begins_again_with_the_referenc
 
 def test_one_document_in_a_thousand_is_compared(tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[str] = []
+    reference = open_reference(Tokenizing.of(tokenizer))
 
     class Reference:
         def encode(self, texts: list[str]) -> list[Any]:
             compared.extend(texts)
-            return open_reference(tokenizer).encode(texts)
+            return reference.encode(texts)
 
     monkeypatch.setattr(tokenising, "open_reference", lambda path: Reference())
     encoder = tokenising.open_encoder(Tokenizing.of(tokenizer))
@@ -260,6 +263,18 @@ def test_tokens_that_begin_and_end_documents(
     assert (facts.bos, facts.eos) == (first, last)
 
 
+def test_what_the_tokenizer_puts_before_a_text_begins_documents(tmp_path: Path, tokenizer: Path) -> None:
+    """As Llama 3's does, whose configuration does not say so."""
+    own = Tokenizer.from_file(str(tokenizer))
+    own.post_processor = TemplateProcessing(single="<|im_start|> $A", special_tokens=[("<|im_start|>", START)])
+    own.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<|end|>"}')
+    out = converted(jsonl(tmp_path), tmp_path / "out", tmp_path)
+    assert in_order(out) == [[*own.encode(one).ids, END] for one in DOCUMENTS]
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<|end|>", "add_bos_token": false}')
+    assert Tokenizing.of(tmp_path).facts.bos is None
+
+
 def test_large_vocabularies_take_32_bits(tmp_path: Path) -> None:
     big = Tokenizer(WordLevel({f"w{number}": number for number in range(70_001)}, unk_token="w7"))
     big.save(str(tmp_path / "tokenizer.json"))
@@ -279,6 +294,29 @@ def test_bad_documents_are_left_out_or_an_error(tmp_path: Path, tokenizer: Path)
     errors = [json.loads(line) for line in (out / "errors.jsonl").read_text().splitlines()]
     assert [error["source"] for error in errors] == [f"corpus.jsonl/line {number}" for number in (*range(21, 28), 68)]
     assert verify(out).problems == ()
+
+
+def test_lines_after_a_byte_order_mark(tmp_path: Path, tokenizer: Path) -> None:
+    source = tmp_path / "corpus.jsonl"
+    source.write_text("\ufeff" + lines(DOCUMENTS))
+    assert in_order(converted(source, tmp_path / "out", tokenizer)) == expected(tokenizer)
+
+
+def test_texts_that_the_tokenizer_has_no_tokens_for(tmp_path: Path) -> None:
+    Tokenizer(WordLevel({"good": 0, "<e>": 1}, unk_token="<u>")).save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "corpus.jsonl").write_text(lines(["good", "bad", "good"]))
+    options = {"eos": "<e>", "on_error": OnError.SKIP}
+    out = converted(tmp_path / "corpus.jsonl", tmp_path / "out", tmp_path / "tokenizer.json", **options)
+    assert in_order(out) == [[0, 1]] * 2
+    assert "the tokenizer refuses it" in (out / "errors.jsonl").read_text()
+
+
+def test_another_tokenizer_in_the_same_place(tmp_path: Path, tokenizer: Path) -> None:
+    shutil.copytree(tokenizer.parent, tmp_path / "tokenizer")
+    tokenizing = Tokenizing.of(tmp_path / "tokenizer")
+    word_pieces(tmp_path / "tokenizer")
+    with pytest.raises(IntegrityError, match="is not the tokenizer with which the conversion began"):
+        convert(ConvertOptions(jsonl(tmp_path), tmp_path / "out", to="tokens", tokens=tokenizing, num_workers=1))
 
 
 def test_texts_that_are_not_utf8(tmp_path: Path, tokenizer: Path) -> None:
@@ -312,6 +350,11 @@ def test_a_changed_document_is_seen_when_a_conversion_is_taken_up_again(tmp_path
 WRONG: dict[str, tuple[dict[str, Any], type[DatapipeError], str]] = {
     "no file": ({"tokenizer": Path("absent.json")}, MissingDataError, "no such file; pass the tokenizer.json"),
     "no token": ({"eos": "<eos>"}, OptionError, "no token of"),
+    "a token of texts": (
+        {"eos": "a"},
+        OptionError,
+        r"ordinary text \(id \d+\) of .*a special token of it \('<",
+    ),
     "no template": ({"chat_template": "absent.jinja"}, MissingDataError, "no such file; pass a file of Jinja"),
 }
 

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import numpy as np
+from crc32c import crc32c
 
 from datapipe.codecs.tokens import TokenFacts
 from datapipe.core.arrow_maps import map_file
@@ -14,7 +15,7 @@ from datapipe.core.regular_files import open_file
 from datapipe.errors import FormatError, MissingDataError
 from datapipe.index.tokens import ShardFacts, TokenShard
 
-SUFFIX = ".ds"
+SUFFIX, INDEX_SUFFIX = ".ds", ".ds.index"
 _END_NBYTES = 8
 _BY_SIZE = {2: "uint16", 4: "uint32"}
 
@@ -38,7 +39,8 @@ def look(path: Path) -> ShardFacts:
         raise FormatError(
             f"{path}: its {nbytes} bytes do not fit the ends of documents in {index_path.name}; get the files again"
         )
-    return ShardFacts(index_nbytes // _END_NBYTES, num_tokens, dtype, functools.partial(_open, path, index_path, dtype))
+    opened = functools.partial(_open, path, index_path, dtype)
+    return ShardFacts(index_nbytes // _END_NBYTES, num_tokens, dtype, crc32c(map_file(index_path)), opened)
 
 
 def _open(path: Path, index_path: Path, dtype: str) -> TokenShard:

@@ -12,6 +12,7 @@ import struct
 from pathlib import Path
 
 import numpy as np
+from crc32c import crc32c
 from numpy.typing import NDArray
 
 from datapipe.codecs.tokens import TokenFacts
@@ -49,22 +50,27 @@ def look(path: Path) -> ShardFacts:
     pointers = np.frombuffer(index, "<i8", num_sequences, _HEADER.size + 4 * num_sequences)
     bounds = np.frombuffer(index, "<i8", num_bounds, _HEADER.size + 12 * num_sequences)
     num_tokens = int(lengths.sum(dtype=np.int64))
-    if num_sequences and pointers[0] + num_tokens * TokenFacts(_DTYPES[code]).stored.itemsize > num_data:
+    if num_sequences and int(pointers[0]) + num_tokens * TokenFacts(_DTYPES[code]).stored.itemsize > num_data:
         raise FormatError(f"{data_path}: has {num_data} bytes, and its index says more; get the file again")
     if len(bounds) < 1 or bounds[0] or bounds[-1] != num_sequences:
         raise FormatError(f"{index_path}: its documents do not cover its {num_sequences} sequences; get the file again")
     opened = functools.partial(_open, data_path, _DTYPES[code], lengths, pointers, bounds)
-    return ShardFacts(num_bounds - 1, num_tokens, _DTYPES[code], opened)
+    return ShardFacts(num_bounds - 1, num_tokens, _DTYPES[code], crc32c(index), opened)
 
 
 def _open(path: Path, dtype: str, lengths: NDArray[np.int32], pointers: Ints, bounds: Ints) -> TokenShard:
     """Return the documents of a file: its sequences, or several of them each."""
     stored = TokenFacts(dtype).stored
+    index_path = path.with_suffix(INDEX_SUFFIX)
+    if ((pointers < 0) | (pointers > 1 << 60)).any():
+        raise FormatError(f"{index_path}: sequences begin outside its file; get the file again")
     shard = TokenShard(str(path), stored, pointers, lengths.astype(np.int64))
-    if len(bounds) == len(lengths) + 1:
+    if np.array_equal(bounds, np.arange(len(lengths) + 1)):
         return shard
     if (np.diff(bounds) < 0).any():
-        raise FormatError(f"{path.with_suffix(INDEX_SUFFIX)}: its documents do not ascend; get the file again")
+        raise FormatError(f"{index_path}: its documents do not ascend; get the file again")
+    if shard.has_gaps:
+        raise FormatError(f"{index_path}: something lies between the sequences of its documents; preprocess the data again")
     before = np.concatenate([[0], np.cumsum(shard.num_tokens)])[bounds]
     start = int(pointers[0]) if len(pointers) else 0
     return TokenShard(str(path), stored, start + before[:-1] * stored.itemsize, np.diff(before))

@@ -48,7 +48,16 @@ def open_tokens(
         return _of_set(named[0], field)
     if field is not None:
         raise OptionError(f"{named[0]}: field is that of a converted set; leave it out")
-    return _of_files([file for path in named for file in _files(path)], dtype, eos, vocab_size)
+    files = [file for path in named for file in _files(path)]
+    data = frozenset(files)
+    return _of_files([file for file in files if _data_file(file) not in data], dtype, eos, vocab_size)
+
+
+def _data_file(path: Path) -> Path | None:
+    """Return the file of ids to which an index of Megatron or datatrove belongs; None for any other file."""
+    if path.suffix == megatron.INDEX_SUFFIX:
+        return path.with_suffix(megatron.DATA_SUFFIX)
+    return path.with_suffix("") if path.name.endswith(datatrove.INDEX_SUFFIX) else None
 
 
 def form_of(path: Path) -> str:
@@ -106,7 +115,7 @@ def _of_files(paths: Sequence[Path], dtype: str | None, eos: int | None, vocab_s
         raise FormatError(f"{where}: {expected}; open those of one type at a time, and leave dtype out where the files say it")
     facts = TokenFacts(dtypes[0], vocab_size=vocab_size, eos=eos)
     words: list[tuple[object, ...]] = [(forms[0], facts.dtype, eos)]
-    words += [(path.stem, one.num_documents, one.num_tokens) for path, one in zip(paths, found, strict=True)]
+    words += [(path.stem, one.num_documents, one.num_tokens, one.crc32c) for path, one in zip(paths, found, strict=True)]
     fingerprint = hashlib.sha256(repr(words).encode(errors="surrogateescape")).hexdigest()[:16]
     num_documents = [one.num_documents for one in found]
     return TokenIndex(where, num_documents, lambda number: found[number].open(), fingerprint=fingerprint, facts=facts)

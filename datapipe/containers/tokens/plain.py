@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 
 import numpy as np
+from crc32c import crc32c
 from numpy.typing import NDArray
 
 from datapipe.codecs.npy import NPY_MAGIC, read_npy_header
@@ -52,7 +53,7 @@ def look(path: Path, dtype: str | None, eos: int | None) -> ShardFacts:
     ends = _ends(path, start, end, stored, eos, (status.st_size, status.st_mtime_ns))
     num_tokens = np.diff(ends, prepend=0)
     shard = TokenShard(str(path), stored, start + (ends - num_tokens) * stored.itemsize, num_tokens)
-    return ShardFacts(len(shard), int(ends[-1]) if len(ends) else 0, dtype, lambda: shard)
+    return ShardFacts(len(shard), int(ends[-1]) if len(ends) else 0, dtype, crc32c(ends), lambda: shard)
 
 
 def _array(path: Path, head: bytes, nbytes: int) -> tuple[int, int, str]:
@@ -61,9 +62,11 @@ def _array(path: Path, head: bytes, nbytes: int) -> tuple[int, int, str]:
         header = read_npy_header(head)
     except DecodeError as exc:
         raise FormatError(f"{path}: {exc}; save it again") from exc
-    if len(header.shape) != 1 or header.start + header.nbytes > nbytes or header.dtype.kind not in "ui":
-        raise FormatError(f"{path}: holds {header.dtype} {header.shape}, and not one row of whole numbers; save it as one")
-    return header.start, header.start + header.nbytes, header.dtype.newbyteorder("=").name
+    is_little = header.dtype == header.dtype.newbyteorder("<")
+    if len(header.shape) != 1 or header.start + header.nbytes > nbytes or header.dtype.kind not in "ui" or not is_little:
+        found = f"holds {header.dtype.str} {header.shape}, and not one row of little-endian whole numbers"
+        raise FormatError(f"{path}: {found}; save it as one")
+    return header.start, header.start + header.nbytes, header.dtype.name
 
 
 def _ends(

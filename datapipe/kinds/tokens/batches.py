@@ -186,9 +186,12 @@ class TokenMaker(BatchMaker):
                     tokens = tokens[:num]
                 flat[place : place + num] = tokens
         size = self.index.shard(int(segments.shard[0])).dtype.itemsize if high > low else 0
-        ids = batch.ids[rows.start : rows.stop]
-        if not bad and self._are_beyond(ids):
-            bad.update((row, self._beyond(batch.ids[row])) for row in rows if self._are_beyond(batch.ids[row]))
+        following = part.following[low:high]
+        if bad or self._are_beyond(batch.ids[rows.start : rows.stop]) or self._are_beyond(following, least=-1):
+            for row in rows:
+                ids = np.concatenate([batch.ids[row], following[(segments.row == row) & (following != -1)]])
+                if row not in bad and self._are_beyond(ids):
+                    bad[row] = self._beyond(ids)
         return bad, int(wanted.sum()) * size
 
     @staticmethod
@@ -214,10 +217,10 @@ class TokenMaker(BatchMaker):
         for data, low, high in zip(found, begin.tolist(), (begin + num).tolist(), strict=True):
             yield data if isinstance(data, (DecodeError, IntegrityError)) else np.frombuffer(data, shard.dtype)[low:high]
 
-    def _are_beyond(self, ids: NDArray[np.int64]) -> bool:
+    def _are_beyond(self, ids: NDArray[np.int64], *, least: int = 0) -> bool:
         """Return True if there are ids that no vocabulary has."""
         most = self.index.facts.vocab_size
-        return bool(ids.size) and ((most is not None and int(ids.max()) >= most) or int(ids.min()) < 0)
+        return bool(ids.size) and ((most is not None and int(ids.max()) >= most) or int(ids.min()) < least)
 
     def _beyond(self, ids: NDArray[np.int64]) -> DecodeError:
         """Return what is wrong with such ids."""

@@ -176,8 +176,8 @@ class Tokens(Data):
         for part in parts:
             if part.mixture is not None:
                 raise OptionError("mix() on a dataset of mix(): pass all datasets to one mix()")
-            if part.settings != self.settings:
-                raise OptionError("mix() of Tokens with different settings; give all of them the same length, packing and labels")
+            if differing := self.settings.differing(part.settings):
+                raise OptionError(f"mix() of Tokens that differ in {', '.join(differing)}; give all of them the same")
         if self.settings.packs.packing == "pad":
             raise OptionError("mix() of Tokens with packing='pad': rows of like lengths are not mixed; pass packing='best-fit'")
         return _mixed(parts, Mixture.of(parts, weights, num_samples))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 from datapipe.core.checks import whole_number
@@ -44,3 +44,9 @@ class TokenSettings:
             raise OptionError(f"repack is for packing='best-fit'; {self.packs.packing!r} has nothing to pack again")
         if self.packs.packing == "concat" and self.packs.max_documents is not None:
             raise OptionError("max_documents is for packing='best-fit'; 'concat' cuts the stream wherever a row ends")
+
+    def differing(self, other: TokenSettings) -> list[str]:
+        """Return the settings in which rows differ, by name: all but `long`, which is each corpus's own matter."""
+        ours, theirs = (asdict(one) for one in (self, other))
+        ours, theirs = (one | one.pop("packs") for one in (ours, theirs))
+        return [name for name in ours if ours[name] != theirs[name] and name != "long"]

@@ -56,6 +56,17 @@ def rows_of(loader: Any) -> list[list[list[int]]]:
     return [batch["input_ids"].tolist() for batch in loader]
 
 
+def test_each_field_of_a_set_has_rows_of_its_own(made: Path, tmp_path: Path) -> None:
+    pairs = shutil.copytree(made / "pairs", tmp_path / "pairs")
+    text, title = (dp.Tokens(pairs, LENGTH, field=field) for field in ("text", "title"))
+    assert len(title) < len(text)
+    for data in (text, title):
+        loader = dp.DataLoader(data, 4, seed=0, num_workers=0)
+        assert sum(int((batch["document_ids"] >= 0).sum()) for batch in loader) == int(
+            data.index.num_tokens(np.arange(len(data.index))).sum()
+        )
+
+
 def test_a_corpus_says_what_fills_rows(tokens: Path) -> None:
     data = dp.Tokens(tokens, LENGTH)
     assert data.settings.pad == 2  # the tokenizer's own

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from token_corpora import random_documents, write_datatrove
+from token_corpora import random_documents, write_datatrove, write_megatron
 
 import datapipe as dp
 from datapipe.errors import DecodeError, IntegrityError, MissingDataError, OptionError, StateError
@@ -324,3 +324,17 @@ def test_an_empty_corpus_is_refused(tmp_path: Path) -> None:
         path = write_datatrove(tmp_path / str(len(documents)), documents)
         with pytest.raises(dp.errors.DatapipeError):
             dp.Tokens(path, LENGTH)
+
+
+def test_mixed_corpora_may_differ_in_what_becomes_of_long_documents_alone(corpus: Path) -> None:
+    drops, splits = (dp.Tokens(corpus, LENGTH, long=long) for long in ("drop", "split"))
+    assert len(dp.mix([drops, splits], weights=[1, 1], num_samples=40)) == 40
+    with pytest.raises(OptionError, match=r"differ in length, labels; give all of them the same"):
+        dp.mix([splits, dp.Tokens(corpus, LENGTH + 1, labels="shifted")])
+
+
+def test_labels_after_a_row_are_ids_of_the_vocabulary_too(tmp_path: Path) -> None:
+    path = write_megatron(tmp_path / "x", [np.array([1, 2, 3, 4, 60_000, 5, 6, 7])])
+    data = dp.Tokens(path, 4, packing="concat", labels="shifted", vocab_size=100)
+    with pytest.raises(DecodeError, match="token 60000 is beyond the vocabulary of 100"):
+        next(iter(dp.DataLoader(data, 1, num_workers=0)))
