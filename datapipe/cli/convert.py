@@ -23,11 +23,12 @@ from datapipe.cli.progress import Progress
 from datapipe.containers.file_tree import SeveralSetsError
 from datapipe.containers.foreign import INDEX_DIRECTORY_NAME
 from datapipe.containers.form import ClassFrom
-from datapipe.containers.tokens.opening import open_tokens
+from datapipe.containers.tokens.opening import open_tokens, token_fields
 from datapipe.core.printable import counted, say
 from datapipe.errors import OptionError
+from datapipe.index.manifest import read_manifest
 from datapipe.index.pack_plan import open_plan
-from datapipe.index.packs import default_packs
+from datapipe.index.packs import PackSettings, default_packs
 from datapipe.stores.location import is_url, parse_location, parse_place
 
 
@@ -46,8 +47,6 @@ def run(args: argparse.Namespace) -> int:
                 preview = converters.preview(options, display)
             else:
                 report = _convert(options, args.destination, display)
-                if args.pack is not None:
-                    _pack(report, args.pack)
     except SeveralSetsError as exc:
         raise _with_commands(exc, args.to) from exc
     except KeyboardInterrupt:
@@ -61,6 +60,8 @@ def run(args: argparse.Namespace) -> int:
     else:
         shown_as = str(args.destination) if is_url(str(args.destination)) else ""
         _print_report(report, as_json=args.json, shown_as=shown_as, has_warned=display.has_warned)
+        if args.pack is not None:
+            _pack(report, args.pack)
     return 0
 
 
@@ -79,10 +80,10 @@ def _convert(options: ConvertOptions, destination: str, display: _Display) -> Re
 def _pack(report: Report, length: int) -> None:
     """Plan rows of so many tokens for each set, as the loader does on first use."""
     for one in report.sets:
-        index = open_tokens(one.directory)
-        packs = default_packs(index.facts, length)
-        plan = open_plan(index, packs, [one.directory / INDEX_DIRECTORY_NAME])
-        say(f"{one.directory}: {counted(len(plan), 'row')} of {length} tokens planned")
+        for name in token_fields(read_manifest(one.directory)):
+            index = open_tokens(one.directory, field=name)
+            plan = open_plan(index, default_packs(index.facts, length), [one.directory / INDEX_DIRECTORY_NAME])
+            say(f"{one.directory}: {counted(len(plan), 'row')} of {length} {name} planned", file=sys.stderr)
 
 
 def _options(args: argparse.Namespace) -> ConvertOptions:
@@ -118,6 +119,8 @@ def _tokenizing(args: argparse.Namespace) -> Tokenizing | None:
     """Return how texts become ids. Raises OptionError for options without a tokenizer."""
     if args.pack is not None and is_url(args.destination):
         raise OptionError("--pack: the plan of rows is kept beside shards on a disk; leave it out, and loaders make it")
+    if args.pack is not None:
+        PackSettings(args.pack)  # refuses what is no length
     if args.tokenizer is not None:
         return Tokenizing.of(args.tokenizer, bos=args.bos, eos=args.eos, chat_template=args.chat_template)
     given = next((name for name in ("bos", "eos", "chat_template", "pack") if getattr(args, name) not in ("auto", None)), None)

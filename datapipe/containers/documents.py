@@ -62,7 +62,8 @@ def is_lines_name(name: bytes) -> bool:
 def holds_documents(place: Place) -> str | None:
     """Return why a place is taken for documents: its name, or those in the folder itself; None if it is not."""
     name = os.fsencode(place.name)
-    if _is_wanted(name):
+    is_missing = isinstance(place, Path) and not (place.exists() or split_archive_path(place) or glob.has_magic(str(place)))
+    if _is_wanted(name) and not is_missing:
         return f"its name ends with {os.path.splitext(place.name)[1]}"
     if isinstance(place, Location):
         return None

@@ -71,9 +71,10 @@ class Passes:
 
     def resume(self, state: Mapping[str, Any]) -> None:
         """Continue at a saved state with the next pass. Raises StateError for one that would not be continued exactly."""
-        cursor, identity = self._state().cursor_from(state), self.kind.identity
-        if identity is not None and state.get(identity.name) != identity.value:
+        present, identity = self._state(), self.kind.identity
+        if identity is not None and present.is_of_this_dataset(state) and state.get(identity.name) != identity.value:
             raise StateError(f"the state was saved with other {identity.means}; pass the same ones as then")
+        cursor = present.cursor_from(state)
         self.source().step_at(cursor)
         self.progress.resume(cursor, state)
         self._checksum.resume(cursor, str(state.get("trail", "")))

@@ -76,6 +76,10 @@ class LoaderState:
     def to_json(self) -> dict[str, Any]:
         return {"version": STATE_VERSION, **dataclasses.asdict(self)}
 
+    def is_of_this_dataset(self, saved: object) -> bool:
+        """Return True if a saved state is one of the same dataset; it may still differ in arguments."""
+        return isinstance(saved, Mapping) and (saved.get("version"), saved.get("dataset")) == (STATE_VERSION, self.dataset)
+
     def cursor_from(self, saved: Mapping[str, Any]) -> Cursor:
         """Return the cursor of a saved state, if this loader (whose present state is `self`) would continue it exactly.
 

@@ -15,7 +15,7 @@ from datapipe.containers.tokens import datatrove, megatron, plain
 from datapipe.core.checks import path_name
 from datapipe.core.printable import listed
 from datapipe.errors import FormatError, MissingDataError, OptionError
-from datapipe.index.manifest import MANIFEST_NAME
+from datapipe.index.manifest import MANIFEST_NAME, Manifest
 from datapipe.index.tokens import TOKENS_CONTAINER, ShardFacts, TokenIndex, index_of_set
 from datapipe.stores.location import is_url
 
@@ -53,6 +53,11 @@ def open_tokens(
     return _of_files([file for file in files if _data_file(file) not in data], dtype, eos, vocab_size)
 
 
+def token_fields(manifest: Manifest) -> list[str]:
+    """Return the names of a set's fields of token ids."""
+    return [spec.name for spec in manifest.fields if spec.kind is FieldKind.TOKENS]
+
+
 def _data_file(path: Path) -> Path | None:
     """Return the file of ids to which an index of Megatron or datatrove belongs; None for any other file."""
     if path.suffix == megatron.INDEX_SUFFIX:
@@ -75,7 +80,7 @@ def _of_set(path: str, field: str | None) -> TokenIndex:
         raise FormatError(
             f"{path}: holds {manifest.container} shards, and no token ids; convert texts: datapipe convert --to tokens"
         )
-    names = [spec.name for spec in manifest.fields if spec.kind is FieldKind.TOKENS]
+    names = token_fields(manifest)
     if field is None and len(names) > 1:
         raise OptionError(f"{path}: has the fields {', '.join(names)}; say which one, as field={names[0]!r}")
     if field is not None and field not in names:

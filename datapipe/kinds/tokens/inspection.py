@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from datapipe.containers.tokens.opening import MEGATRON, form_of, open_tokens
+from datapipe.containers.tokens.opening import MEGATRON, form_of, open_tokens, token_fields
 from datapipe.core.printable import counted
 from datapipe.errors import DatapipeError, OptionError
 from datapipe.index.manifest import MANIFEST_NAME, read_manifest
+from datapipe.index.sample_index import SampleIndex
 from datapipe.index.tokens import TOKENS_CONTAINER, TokenIndex
 from datapipe.stores.location import is_url
 
@@ -27,10 +28,10 @@ def claim(path: str) -> TokenIndex | None:
     here = Path(path)
     if os.path.lexists(here / MANIFEST_NAME):
         try:
-            is_tokens = read_manifest(here).container == TOKENS_CONTAINER
+            manifest = read_manifest(here)
         except DatapipeError:
             return None  # images are asked next, and say what is wrong
-        return open_tokens(path) if is_tokens else None
+        return open_tokens(path, field=token_fields(manifest)[0]) if manifest.container == TOKENS_CONTAINER else None
     if here.is_dir():
         return open_tokens(path) if any(_says_what_it_is(one) for one in here.iterdir()) else None
     return open_tokens(path) if _says_what_it_is(here) and here.is_file() else None
@@ -44,6 +45,14 @@ def describe(index: TokenIndex, args: argparse.Namespace) -> dict[str, Any]:
     """Return the facts of a corpus, JSON-safe."""
     if args.grid is not None:
         raise OptionError(f"--grid: {args.path} holds token ids, without images")
+    facts, samples = _facts(index), index.samples
+    names = token_fields(samples.manifest) if isinstance(samples, SampleIndex) else []
+    if len(names) > 1:
+        facts["fields"] = {name: _facts(open_tokens(args.path, field=name)) for name in names}
+    return facts
+
+
+def _facts(index: TokenIndex) -> dict[str, Any]:
     lengths = [index.shard(number).num_tokens for number in range(index.num_shards)]
     tokens = np.concatenate(lengths) if lengths else np.zeros(0, np.int64)
     bounds = [bound for bound in _LENGTHS if not len(tokens) or bound <= tokens.max()]
@@ -73,6 +82,8 @@ def describe(index: TokenIndex, args: argparse.Namespace) -> dict[str, Any]:
 
 def as_text(path: str, facts: dict[str, Any]) -> str:
     """Return the facts as text for people."""
+    if "fields" in facts:
+        return "\n".join(as_text(f"{path}, {name}", of_field) for name, of_field in facts["fields"].items())
     lengths = facts["lengths"]
     known = [f"vocabulary of {facts['vocab_size']:,}"] if facts["vocab_size"] else []
     known += [f"{name} {facts[name]}" for name in ("bos", "eos") if facts[name] is not None]

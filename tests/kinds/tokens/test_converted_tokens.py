@@ -96,12 +96,14 @@ def test_rows_can_be_planned_by_the_conversion(made: Path, tmp_path: Path, capsy
         str(made / "tokenizer"),
     ]
     assert main([*command, "--pack", "64", "--split", "a=0.5,b=0.5"]) == 0
-    assert "rows of 64 tokens planned" in capsys.readouterr().out
+    assert "rows of 64 tokens planned" in capsys.readouterr().err
     (plan,) = (tmp_path / "out" / "a" / ".datapipe-index").glob("packs-*.arrow")
     assert len(dp.Tokens(tmp_path / "out" / "a", 64)) > 10
     assert list(plan.parent.glob("packs-*.arrow")) == [plan]
     assert main(["convert", "x.jsonl", "s3://bucket/x", "--to", "tokens", "--tokenizer", "t.json", "--pack", "64"]) == 2
     assert "--pack: the plan of rows is kept beside shards" in capsys.readouterr().err
+    assert main([*command, "--pack", "1"]) == 2
+    assert "length is 1" in capsys.readouterr().err
     assert main(["convert", "x", "y", "--to", "hdf5", "--pack", "64"]) == 2
     assert "--pack is for --to tokens" in capsys.readouterr().err
 
@@ -175,6 +177,10 @@ def test_inspect_and_bench(made: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert sum(one["documents"] for one in facts["histogram"]) == 120
     assert main(["bench", str(made / "tokens"), "--rounds", "1"]) == 0
     assert "M tokens/s" in capsys.readouterr().out
+    assert main(["inspect", str(made / "pairs")]) == 0
+    said = capsys.readouterr().out
+    assert "pairs, text: 120 documents of" in said
+    assert "pairs, title: 120 documents of" in said
     assert main(["inspect", str(made / "tokens"), "--grid", "x.png"]) == 2
     assert "without images" in capsys.readouterr().err
 

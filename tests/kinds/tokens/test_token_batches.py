@@ -224,7 +224,7 @@ def test_a_state_of_other_packs_is_refused(corpus: Path) -> None:
     loader = loader_of(corpus)
     next(iter(loader))
     for options in ({"packing": "concat"}, {"length": 33}, {"long": "drop"}, {"repack": True}, {"labels": "shifted"}):
-        with pytest.raises(StateError):
+        with pytest.raises(StateError, match="saved with other length, packing, long"):
             loader_of(corpus, **options).load_state_dict(loader.state_dict())
     loader_of(corpus, layout="flat").load_state_dict(loader.state_dict())
 
