@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import importlib
 import os
 from collections.abc import Iterator, Mapping
@@ -36,7 +35,7 @@ from datapipe.errors import DecodeError, IntegrityError, MissingDataError, Optio
 from datapipe.fetch.files import Files, open_files
 from datapipe.fetch.row_groups import RowGroups
 from datapipe.index.entries import Extents, RowGroup
-from datapipe.index.listed import ANY_SIZE, ListedSample, Origin, ScanNotes, Source, SourceFacts, Workspace, divide
+from datapipe.index.listed import ANY_SIZE, ListedSample, Origin, ScanNotes, Source, SourceFacts, Workspace, divide, time_of_etag
 from datapipe.index.manifest import Manifest
 from datapipe.stores.location import Location, Place
 from datapipe.stores.objects import ListedObject, object_facts
@@ -243,7 +242,8 @@ class _FieldPlaces:
         if path not in self._holders:
             found = self._objects.get(path)
             if found is not None:
-                self._holders[path] = _HoldingFile(found.name.encode(), found.nbytes, _time_of(found.etag), found.etag or "")
+                etag = found.etag or ""
+                self._holders[path] = _HoldingFile(found.name.encode(), found.nbytes, time_of_etag(etag), etag)
             else:
                 status = os.stat(path)
                 name = os.fsencode(os.path.relpath(path, str(self._root)))
@@ -258,10 +258,6 @@ class _HoldingFile(NamedTuple):
     nbytes: int
     mtime_ns: int  # for an object, a number made of its etag: what is spooled of it bears that time
     etag: str = ""
-
-
-def _time_of(etag: str | None) -> int:
-    return int.from_bytes(hashlib.sha256((etag or "").encode()).digest()[:7])
 
 
 def _chosen(fields: tuple[FieldSpec, ...], form: Form, where: str) -> tuple[dict[str, FieldKind], str | None]:

@@ -6,11 +6,12 @@ the reference's ids, which is checked while it runs.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -166,6 +167,15 @@ class Encoder(Protocol):
         """
 
 
+@contextlib.contextmanager
+def refusals() -> Iterator[None]:
+    """Raise DecodeError for a text that the reference has no tokens for."""
+    try:
+        yield
+    except Exception as exc:  # the library raises nothing more special
+        raise DecodeError(f"the tokenizer refuses it: {str(exc).splitlines()[0]:.120}") from exc
+
+
 class _Reference:
     """The tokenizer as Hugging Face's library has it."""
 
@@ -175,13 +185,9 @@ class _Reference:
         self._tokenizer.encode_special_tokens = True
 
     def encode(self, texts: Sequence[str]) -> list[NDArray[np.uint32]]:
-        return [np.array(one.ids, np.uint32) for one in self._encode(list(texts))]
-
-    def _encode(self, texts: list[str]) -> list[Any]:
-        try:
-            return self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)  # type: ignore[no-any-return]
-        except Exception as exc:  # the library raises nothing more special, for a text that the tokenizer has no tokens for
-            raise DecodeError(f"the tokenizer refuses it: {str(exc).splitlines()[0]:.120}") from exc
+        with refusals():
+            found = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.array(one.ids, np.uint32) for one in found]
 
 
 class _Fast:

@@ -7,6 +7,7 @@ that no message has is put into it before rendering, and taken out once the temp
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from converters.tokenizer import Tokenizing, open_tokenizer
+from converters.tokenizer import Tokenizing, open_tokenizer, refusals
 from datapipe.errors import DecodeError, DependencyError, OptionError
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -150,10 +151,14 @@ class ChatRenderer:
 
     def _encode(self, text: str, *, special: bool) -> Any:
         self._tokenizer.encode_special_tokens = not special
-        try:
+        with refusals():
             return self._tokenizer.encode(text, add_special_tokens=False)
-        except Exception as exc:  # the library raises nothing more special, for a text that the tokenizer has no tokens for
-            raise DecodeError(f"the tokenizer refuses it: {str(exc).splitlines()[0]:.120}") from exc
+
+
+@functools.lru_cache(maxsize=2)
+def open_renderer(tokenizing: Tokenizing) -> ChatRenderer:
+    """Return the renderer of a conversion, opened once in a process. Raises what `ChatRenderer` raises."""
+    return ChatRenderer(tokenizing)
 
 
 def _messages_of(data: bytes) -> list[dict[str, Any]]:

@@ -48,25 +48,29 @@ class Examined:
 def refuse_treatment(options: ConvertOptions, fields: tuple[FieldSpec, ...]) -> None:
     """Raise OptionError for resizing, encoding or tokenising that these kinds of fields do not allow."""
     if options.tokens is not None:
-        kinds = {field.name: field.kind for field in fields if field.kind is not FieldKind.LABEL}
-        wanted = FieldKind.TEXT if options.tokens.template is None else FieldKind.JSON
-        other = next((name for name, kind in kinds.items() if kind is not wanted), None)
-        if other is not None or not kinds:
-            what = "has no texts" if other is None else f"{other!r} is no text; leave it out with --field {other}=none"
-            if other is not None and {kinds[other], wanted} == {FieldKind.TEXT, FieldKind.JSON}:
-                what = f"{other!r} is {'JSON' if wanted is FieldKind.TEXT else 'text'}, and a chat is JSON"
-                what += "; pass --chat-template" if wanted is FieldKind.TEXT else f": say --field {other}=json"
-            raise OptionError(f"--to tokens: {options.source}: {what}")
-        if options.tokens.template is not None:
-            from converters.samples.chats import refuse_template
-
-            refuse_template(options.tokens)
+        _refuse_tokenising(options.tokens, str(options.source), fields)
         return
     if not (options.transcodes or options.strip_exif) or any(field.kind is FieldKind.IMAGE for field in fields):
         return
     asked = f"--resize {options.resize}" if options.resize else f"--encode {options.encode}"
     asked = asked if options.transcodes else "--strip-exif"
     raise OptionError(f"{asked}: the samples of {options.source} have no images; leave it out")
+
+
+def _refuse_tokenising(tokenizing: Tokenizing, source: str, fields: tuple[FieldSpec, ...]) -> None:
+    kinds = {field.name: field.kind for field in fields if field.kind is not FieldKind.LABEL}
+    wanted = FieldKind.TEXT if tokenizing.template is None else FieldKind.JSON
+    other = next((name for name, kind in kinds.items() if kind is not wanted), None)
+    if other is not None or not kinds:
+        what = "has no texts" if other is None else f"{other!r} is no text; leave it out with --field {other}=none"
+        if other is not None and {kinds[other], wanted} == {FieldKind.TEXT, FieldKind.JSON}:
+            what = f"{other!r} is {'JSON' if wanted is FieldKind.TEXT else 'text'}, and a chat is JSON"
+            what += "; pass --chat-template" if wanted is FieldKind.TEXT else f": say --field {other}=json"
+        raise OptionError(f"--to tokens: {source}: {what}")
+    if tokenizing.template is not None:
+        from converters.samples.chats import refuse_template
+
+        refuse_template(tokenizing)
 
 
 def examine(

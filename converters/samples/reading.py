@@ -79,7 +79,7 @@ class _OpenFile:
             close(self.descriptor)
 
 
-_Files = OrderedDict[tuple[bytes, bytes], _OpenFile]  # by root and path, the least recently used first
+_Files = OrderedDict[tuple[bytes, bytes], _OpenFile]  # by root and path, the first opened first
 
 
 @dataclass(slots=True)

@@ -26,10 +26,14 @@ class EncodersDifferError(Exception):
 
 def stored_fields(fields: Sequence[FieldSpec]) -> tuple[FieldSpec, ...]:
     """Return the fields of ids that texts become: `tokens` if there is one, else by the names of the texts."""
-    texts = [field.name for field in fields if field.kind in (FieldKind.TEXT, FieldKind.JSON)]
+    texts = _names_of_texts(fields)
     names = ["tokens"] if len(texts) == 1 else texts
     others = [field for field in fields if field.name not in texts]
     return (*(FieldSpec(name, FieldKind.TOKENS) for name in names), *others)
+
+
+def _names_of_texts(fields: Sequence[FieldSpec]) -> list[str]:
+    return [field.name for field in fields if field.kind in (FieldKind.TEXT, FieldKind.JSON)]
 
 
 def tokenised_samples(
@@ -45,7 +49,7 @@ def tokenised_samples(
     `is_reference`: by the reference alone. Raises EncodersDifferError if the faster encoder gives other ids than the reference in
     one of the documents that are compared: the first of the shard, and one in a thousand after those.
     """
-    texts = [field.name for field in fields if field.kind in (FieldKind.TEXT, FieldKind.JSON)]
+    texts = _names_of_texts(fields)
     names = dict(zip(texts, [field.name for field in stored_fields(fields)], strict=False))
     encode = _chats(tokenizing) if tokenizing.template is not None else _plain(tokenizing, is_reference=is_reference)
     read = read_each(roots, planned)
@@ -86,9 +90,9 @@ def _plain(tokenizing: Tokenizing, *, is_reference: bool) -> Encoding:
 
 def _chats(tokenizing: Tokenizing) -> Encoding:
     """Return what encodes chats, with the runs of the assistant."""
-    from converters.samples.chats import ChatRenderer
+    from converters.samples.chats import open_renderer
 
-    renderer = ChatRenderer(tokenizing)
+    renderer = open_renderer(tokenizing)
 
     def encode(text: str) -> StoredField | DecodeError:
         try:

@@ -23,7 +23,7 @@ class TokenFacts:
     eos: int | None = None  # ends each document, if there is one
     pad: int | None = None
     tokenizer_sha256: str = ""  # of its file
-    template_sha256: str = ""  # of the chat template
+    template_sha256: str = ""  # of the chat template, and of the tokens that it names
 
     def __post_init__(self) -> None:
         if self.dtype not in READ_DTYPES:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import codecs
 import glob
-import hashlib
 import json
 import os
 import tempfile
@@ -32,7 +31,7 @@ from datapipe.containers.tables.rows import GroupReader
 from datapipe.core import regular_files
 from datapipe.core.printable import listed
 from datapipe.errors import FormatError, MissingDataError, OptionError, StorageError
-from datapipe.index.listed import ANY_SIZE, ListedSample, Origin, ScanNotes, SourceFacts, Workspace, divide, join
+from datapipe.index.listed import ANY_SIZE, ListedSample, Origin, ScanNotes, SourceFacts, Workspace, divide, join, time_of_etag
 from datapipe.index.manifest import MANIFEST_NAME
 from datapipe.index.tables import ColumnKind
 from datapipe.stores.location import Location, Place
@@ -300,7 +299,7 @@ def _text_among(names: Iterable[str], question: str) -> str:
 def _time_of(file: ListedFile, place: Place) -> int:
     """Return the time of a file; of an object, a number made of its etag."""
     if isinstance(place, Location):
-        return int.from_bytes(hashlib.sha256(file.etag.encode()).digest()[:7])
+        return time_of_etag(file.etag)
     return file.mtime_ns
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,15 +68,16 @@ class JoinedPacks:
         return Segments(*(column[order] for column in joined))
 
     def loss(self, packs: Ints, *, seed: int | None, epoch: int) -> Ints:
-        found = np.empty(len(packs), np.int64)
-        for number, here in self._by_part(packs):
-            found[here] = self.parts[number].loss(packs[here] - self._starts[number], seed=seed, epoch=0)
-        return found
+        return self._of_each(packs, np.int64, lambda part, mine: part.loss(mine, seed=seed, epoch=0))
 
     def cost(self, packs: Ints, *, seed: int | None, epoch: int) -> NDArray[np.float64]:
-        found = np.empty(len(packs), np.float64)
+        return self._of_each(packs, np.float64, lambda part, mine: part.cost(mine, seed=seed, epoch=0))
+
+    def _of_each(self, packs: Ints, dtype: type, of: Callable[[Packs, Ints], NDArray[Any]]) -> NDArray[Any]:
+        """Return (m,) what the part of each pack says of it."""
+        found: NDArray[Any] = np.empty(len(packs), dtype)
         for number, here in self._by_part(packs):
-            found[here] = self.parts[number].cost(packs[here] - self._starts[number], seed=seed, epoch=0)
+            found[here] = of(self.parts[number], packs[here] - self._starts[number])
         return found
 
     def _by_part(self, packs: Ints) -> list[tuple[int, Ints]]:

@@ -39,29 +39,33 @@ class LikeLengths:
         return self.num_samples
 
     def __call__(self, epoch: int, positions: Ints, /) -> Ints:
-        shuffled = Permutation(self.num_samples, int(key64(self.seed, epoch)))
         found = np.empty(len(positions), np.int64)
-        groups = np.minimum(positions, self._num_full) // (_BATCHES * self.global_batch)
-        is_left = positions >= self._num_full
-        found[is_left] = shuffled(positions[is_left])
+        groups = np.minimum(positions, self.num_full) // (_BATCHES * self.global_batch)
+        is_left = positions >= self.num_full
+        found[is_left] = self.shuffled(epoch)(positions[is_left])
         for group in np.unique(groups[~is_left]).tolist():
             here = (groups == group) & ~is_left
-            found[here] = self._sorted(epoch, group, shuffled)[positions[here] - group * _BATCHES * self.global_batch]
+            found[here] = _by_length(self, epoch, group)[positions[here] - group * _BATCHES * self.global_batch]
         return found
 
     @property
-    def _num_full(self) -> int:
+    def num_full(self) -> int:
         """Samples of full steps."""
         return self.num_samples // self.global_batch * self.global_batch
 
-    def _sorted(self, epoch: int, group: int, shuffled: Permutation) -> Ints:
-        """Return the samples of up to 50 steps, in order."""
-        first = group * _BATCHES * self.global_batch
-        num = min(self._num_full - first, _BATCHES * self.global_batch)
-        samples = shuffled(np.arange(first, first + num, dtype=np.int64))
-        steps = samples[np.argsort(self.lengths_of(samples), kind="stable")].reshape(-1, self.global_batch)
-        key = int(key64(self.seed, epoch, group, _BATCHES_PURPOSE))
-        return steps[Permutation(len(steps), key)(np.arange(len(steps)))].reshape(-1)
+    def shuffled(self, epoch: int) -> Permutation:
+        """Return the samples of an epoch before they are sorted."""
+        return Permutation(self.num_samples, int(key64(self.seed, epoch)))
+
+
+@functools.lru_cache(maxsize=8)  # for the steps of a group; an order is its own key, by identity
+def _by_length(order: LikeLengths, epoch: int, group: int) -> Ints:
+    """Return the samples of up to 50 steps, in order."""
+    size = _BATCHES * order.global_batch
+    samples = order.shuffled(epoch)(np.arange(group * size, min((group + 1) * size, order.num_full), dtype=np.int64))
+    steps = samples[np.argsort(order.lengths_of(samples), kind="stable")].reshape(-1, order.global_batch)
+    key = int(key64(order.seed, epoch, group, _BATCHES_PURPOSE))
+    return steps[Permutation(len(steps), key)(np.arange(len(steps)))].reshape(-1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,10 +98,17 @@ class BalancedSteps:
             if (group + 1) * size > len(self.order):  # the rest of the epoch
                 found[here] = self.order(epoch, positions[here])
                 continue
-            samples = self.order(epoch, np.arange(group * size, (group + 1) * size, dtype=np.int64))
-            by_cost = samples[np.argsort(self.cost_of(epoch, samples), kind="stable")].reshape(self.accumulate, self.global_batch)
-            found[here] = by_cost[:, _evenly(self.global_batch)].reshape(-1)[within[here]]
+            found[here] = _dealt(self, epoch, group)[within[here]]
         return found
+
+
+@functools.lru_cache(maxsize=8)  # for the micro-batches of a step; an order is its own key, by identity
+def _dealt(balanced: BalancedSteps, epoch: int, group: int) -> Ints:
+    """Return the samples of an optimizer step, dealt to its micro-batches and ranks."""
+    size = balanced.global_batch * balanced.accumulate
+    samples = balanced.order(epoch, np.arange(group * size, (group + 1) * size, dtype=np.int64))
+    by_cost = samples[np.argsort(balanced.cost_of(epoch, samples), kind="stable")]
+    return by_cost.reshape(balanced.accumulate, balanced.global_batch)[:, _evenly(balanced.global_batch)].reshape(-1)
 
 
 @functools.lru_cache(maxsize=16)
