@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from datapipe.errors import OptionError
 from datapipe.index.concat import concatenated
-from datapipe.index.packs import Ints, Packs, Segments
+from datapipe.index.packs import Ints, Packs, Segments, by_number
 from datapipe.index.tokens import TokenIndex, TokenShard
 
 
@@ -82,5 +82,4 @@ class JoinedPacks:
 
     def _by_part(self, packs: Ints) -> list[tuple[int, Ints]]:
         """Return the numbers of the parts that have these packs, each with the places of its packs."""
-        parts = np.searchsorted(self._starts, packs, side="right") - 1
-        return [(number, np.flatnonzero(parts == number)) for number in np.unique(parts).tolist()]
+        return by_number(np.searchsorted(self._starts, packs, side="right") - 1)
