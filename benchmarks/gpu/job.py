@@ -26,12 +26,14 @@ from dataclasses import dataclass
 from typing import IO, Any, Protocol
 
 from benchmarks.environment import ROOT
-from benchmarks.gpu.settings import Check
+from benchmarks.gpu.report import Report
+from benchmarks.gpu.settings import Check, Deadline
 
 _MARK = "RESULT "
 _LOG_TAIL = 2000  # characters
+_START_S = 60  # a job may take so long to begin
 _DIE_WITH_PARENT = 1  # Linux's PR_SET_PDEATHSIG
-_JOBS = ("benchmarks.gpu.rates", "benchmarks.gpu.train_job", "benchmarks.gpu.tables_job")
+_JOBS = ("benchmarks.gpu.rates", "benchmarks.gpu.train_job", "benchmarks.gpu.tables_job", "benchmarks.gpu.tokens_job")
 _IMPORTS = ("torch", "datapipe.kinds.loader", "nvidia.dali.fn", *_JOBS)
 
 
@@ -85,6 +87,30 @@ def run_job(
     if problem is not None:
         problem = f"{problem}\n{log[-_LOG_TAIL:]}"
     return Outcome(results, problem, time.monotonic() - began, log)
+
+
+def ask_job(
+    check: Check,
+    report: Report,
+    deadline: Deadline,
+    what: str,
+    module: str,
+    arguments: dict[str, Any],
+    *,
+    seconds: float = 8,
+    **about: Any,
+) -> dict[str, Any]:
+    """Run one job of a result, if so many `seconds` are left, and report it; its result, or nothing."""
+    if not check.is_dry and deadline.left_s < seconds + 10:
+        report.skip(what, f"{seconds + 10:.0f} s needed, {max(0, deadline.left_s):.0f} s left")
+        return {}
+    outcome = run_job(check, module, arguments, limit_s=_START_S + 4 * seconds)
+    if outcome.problem is not None or not outcome.results:
+        report.fail(what, outcome.problem or "no result")
+        return {}
+    found = {"question": arguments["question"], **about, **outcome.last}
+    report.add(what, found)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -245,6 +245,24 @@ def _tables(found: list[Found]) -> list[str]:
     return lines + (rows(["network, fed by", "round", "rows/s", "step ms", "idle for data"], body) if body else [])
 
 
+def _tokens(found: list[Found]) -> list[str]:
+    lines = []
+    for entry in found:
+        if entry["question"] == "parity":
+            lines.append(f"  {entry['num_compared']} values compared, {entry['num_different']} differ from the host's")
+        if entry["question"] == "apart":
+            told = f"{entry['packed']:.2g} by cu_seqlens, {entry['leaky']:.2g} by attention to all before"
+            lines.append(f"  losses of tokens, {entry['num_documents']} documents in a row against each alone: {told}")
+        if entry["question"] == "rate":
+            lines.append(f"  {entry['what']}: {entry['tokens_per_s'] / 1e6:.4g} million tokens/s")
+    body = [
+        [entry["what"], entry["round"], f"{entry['tokens_per_s']:.4g}", f"{entry['step_ms']:.2f}", f"{entry['idle_share']:.2%}"]
+        for entry in found
+        if entry["question"] == "train"
+    ]
+    return lines + (rows(["network, fed by", "round", "tokens/s", "step ms", "idle for data"], body) if body else [])
+
+
 def _last_line(text: str) -> str:
     lines = text.strip().splitlines()
     return lines[-1][:300] if lines else ""
@@ -259,4 +277,5 @@ _TELLERS: dict[str, Callable[[list[Found]], list[str]]] = {
     "overlap": _overlap,
     "further": _further,
     "tables": _tables,
+    "tokens": _tokens,
 }

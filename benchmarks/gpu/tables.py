@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import datapipe as dp
-from benchmarks.gpu.job import run_job
+from benchmarks.gpu.job import ask_job
 from benchmarks.gpu.report import Report
 from benchmarks.gpu.settings import Check, Deadline, num_cores
 from benchmarks.gpu.table_feeds import ARROW, BY_HAND, CUDF, RESIDENT
@@ -18,14 +18,14 @@ _FILES, _ROWS = 16, 1 << 19  # 8.4 million rows, 64 row groups
 _BATCH_SIZES = (65536, 4096)
 _NUM_ROUNDS = 3
 _TOLERANCE = 1e-6  # of floats after operations: a GPU divides and takes logarithms otherwise in the last place
-_START_S = 60
 
 
 def run(check: Check, report: Report, deadline: Deadline) -> None:
     folder = table(check)
+    common = {"folder": str(folder)}
     for name, recipe in (("as stored", ""), ("by a recipe", _recipe(check, folder))):
         arguments = {"question": "parity", "recipe": recipe, "batch_size": check.pick(65536, 256)}
-        found = _ask(check, report, deadline, f"parity, {name}", folder, arguments, seconds=30)
+        found = ask_job(check, report, deadline, f"parity, {name}", "tables_job", common | arguments, seconds=30)
         if found:
             is_same = found["num_different"] == 0 and found["worst_relative_difference"] <= _TOLERANCE
             report.expect(f"parity, {name}", is_same, f"batches by cuDF are not Arrow's: {found}")
@@ -34,10 +34,10 @@ def run(check: Check, report: Report, deadline: Deadline) -> None:
         for batch_size in check.pick(_BATCH_SIZES, (64,)):
             for feed in feeds[number % 3 :] + feeds[: number % 3]:
                 timed = _timed(check, "rate", feed, batch_size)
-                _ask(check, report, deadline, f"rate, {feed}, {batch_size}", folder, timed, round=number)
+                ask_job(check, report, deadline, f"rate, {feed}, {batch_size}", "tables_job", common | timed, round=number)
         for feed in (RESIDENT, *feeds[number % 3 :], *feeds[: number % 3]):
             timed = _timed(check, "train", feed, check.pick(16384, 64))
-            found = _ask(check, report, deadline, f"train, {feed}", folder, timed, round=number)
+            found = ask_job(check, report, deadline, f"train, {feed}", "tables_job", common | timed, round=number)
             if found:
                 report.expect(f"train, {feed}", found["is_loss_finite"], "the loss is not finite: are batches right?")
 
@@ -75,27 +75,3 @@ def _recipe(check: Check, folder: Path) -> str:
 def _timed(check: Check, question: str, feed: str, batch_size: int) -> dict[str, Any]:
     seconds, warmup_s = check.pick((4.0, 2.0), (0.02, 0.0))
     return {"question": question, "feed": feed, "batch_size": batch_size, "seconds": seconds, "warmup_s": warmup_s}
-
-
-def _ask(
-    check: Check,
-    report: Report,
-    deadline: Deadline,
-    what: str,
-    folder: Path,
-    arguments: dict[str, Any],
-    *,
-    seconds: float = 8,
-    **about: Any,
-) -> dict[str, Any]:
-    """Run one job; its result, reported, or nothing."""
-    if not check.is_dry and deadline.left_s < seconds + 10:
-        report.skip(what, f"{seconds + 10:.0f} s needed, {max(0, deadline.left_s):.0f} s left")
-        return {}
-    outcome = run_job(check, "tables_job", {"folder": str(folder), **arguments}, limit_s=_START_S + 4 * seconds)
-    if outcome.problem is not None or not outcome.results:
-        report.fail(what, outcome.problem or "no result")
-        return {}
-    found = {"question": arguments["question"], **about, **outcome.last}
-    report.add(what, found)
-    return found

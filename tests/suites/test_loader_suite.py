@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from fixtures import make_folder
 
 import datapipe as dp
@@ -21,6 +22,7 @@ from datapipe.kernel.loader import Loader
 from datapipe.kinds import registry
 from datapipe.kinds.images.dali.installation import installation
 from datapipe.testing.loaders import NUM_SAMPLES, LoaderOf, LoaderSuite
+from datapipe.testing.loaders.kind import values
 
 EXTENDING = Path(__file__).parents[2] / "examples" / "extending"
 sys.path.insert(0, str(EXTENDING))
@@ -138,6 +140,25 @@ class TestLoaders(LoaderSuite):
     @pytest.fixture(params=[pytest.param(name, marks=[pytest.mark.slow] * name.endswith("dali")) for name in KINDS])
     def kind(self, request: pytest.FixtureRequest) -> LoaderOf:
         return KINDS[request.param]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", KINDS)
+def test_batches_on_a_gpu_are_the_host_s(name: str, tmp_path: Path) -> None:
+    """While the stream that reads them is late."""
+    kind = KINDS[name]
+    path = kind.make(tmp_path / "samples", NUM_SAMPLES)
+    options: dict[str, Any] = {"batch_size": 4, "shuffle": True, "seed": 3, "num_workers": 3}
+    expected = [*kind.open(path, **options)]
+    for _ in range(2):
+        for batch, host in zip(kind.open(path, **options, device="cuda"), expected, strict=True):
+            torch.cuda._sleep(20_000_000)
+            assert kind.ids(batch) == kind.ids(host)
+            for found, wanted in zip(values(batch), values(host), strict=True):
+                if found.ndim == 4:  # images: another decoder may round otherwise
+                    assert (found.cpu().float() - wanted.float()).abs().mean() < 1.5
+                else:
+                    assert found.cpu().equal(wanted)
 
 
 def test_a_kind_is_known_by_its_line_in_the_registry(

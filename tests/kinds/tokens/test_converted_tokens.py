@@ -42,7 +42,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def tokens(made: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(made / "tokens", tmp_path / "tokens")
+    """A copy without the plans that other tests have made beside it."""
+    return shutil.copytree(made / "tokens", tmp_path / "tokens", ignore=shutil.ignore_patterns(".datapipe-index"))
 
 
 def loader_of(path: Path | str, **options: Any) -> dp.DataLoader:
