@@ -17,7 +17,8 @@ import pytest
 from benchmarks.contenders.ours import open_loader
 from benchmarks.contenders.ours_gpu import check_decoder
 from benchmarks.environment import ROOT
-from benchmarks.gpu import correct, gpu_tests
+from benchmarks.gpu import correct
+from benchmarks.gpu import tests as gpu_tests
 from benchmarks.gpu.__main__ import main
 from benchmarks.gpu.device_code import MACHINE_CODE, blank_others, fat_binaries
 from benchmarks.gpu.earlier import best_settings
@@ -88,7 +89,7 @@ def test_every_stage_runs_dry(tmp_path: Path) -> None:
     further = reports["further"]["measurements"]
     assert {entry["mode"] for entry in correct if entry.get("phase") == "capture"} == {"thread_local", "global"}
     asked = [entry.get("question") or entry.get("of") for entry in correct]
-    assert asked[1:6] == ["tests", "regions", "regions", "whole images", "whole images"], "the tests come first"
+    assert asked[1:5] == ["regions", "regions", "whole images", "whole images"]
     assert {(entry["of"], entry["load"]) for entry in correct if "of" in entry} == {
         (of, load) for of in ("regions", "whole images") for load in (0.0, 1.0)
     }
@@ -130,10 +131,10 @@ def test_a_call_unpacks_and_brings_what_was_found_before(tmp_path: Path) -> None
 
 
 def test_two_halves_of_the_time_that_one_has() -> None:
-    assert list(FIRST_HALF) == ["correct", "sweep", "train", "diagnose"]
+    assert list(FIRST_HALF) == ["tests", "correct", "sweep", "train", "diagnose"]
     assert sum(FIRST_HALF.values()) <= 28, "a machine that one has for half an hour takes minutes to start"
     assert sum(SECOND_HALF.values()) <= 15
-    assert len(FIRST_HALF) * 6 <= 28, "as --minutes 6"
+    assert len(FIRST_HALF) * 5.5 <= 28, "as --minutes 5.5"
     assert max(STAGES.values()) <= 8, "a call may take ten minutes, with what comes before and after its stage"
 
 
@@ -212,13 +213,13 @@ def test_tests_that_fail_on_the_gpu_are_lines(tmp_path: Path, monkeypatch: pytes
     )
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = gpu\n")
     monkeypatch.setattr(gpu_tests, "ROOT", tmp_path)
-    report = Report("correct", make_check(tmp_path))
-    gpu_tests.run_gpu_tests(make_check(tmp_path), report)
+    report = Report("tests", make_check(tmp_path))
+    gpu_tests.run(make_check(tmp_path), report, Deadline.after(1))
     (found,) = report.measurements
     assert (found["passed"], found["failed"], found["skipped"]) == (2, 1, 0)
     monkeypatch.setenv("CRASH", "1")
-    gpu_tests.run_gpu_tests(make_check(tmp_path), report)
-    failures = read_reports(tmp_path / "results")["correct"]["failures"]
+    gpu_tests.run(make_check(tmp_path), report, Deadline.after(1))
+    failures = read_reports(tmp_path / "results")["tests"]["failures"]
     assert [entry["what"] for entry in failures] == ["tests.test_it::test_wrong", "pytest -m gpu"]
     assert "late" in failures[0]["why"]
     assert "exit code -6" in failures[1]["why"]

@@ -35,8 +35,8 @@ export PYTHONUNBUFFERED=1
 # libraries of CUDA that it loads are those that DALI and cuDF then get.
 "$python" -c "import $imports" 2>&1 | tee "$out/log.txt"
 [ "${PIPESTATUS[0]}" -eq 0 ] || exit 2
-for earlier in .gpu/results/gpu-*.json "$work"/results/gpu-*.json; do
-    [ "$kind" = payload ] && [ -f "$earlier" ] && [ "${earlier##*/}" != gpu-tables.json ] && cp "$earlier" "$out/"
+for earlier in {.gpu,"$work"}/results/gpu-{correct,sweep}.json; do
+    [ "$kind" = payload ] && [ -f "$earlier" ] && cp "$earlier" "$out/"
 done
 
 status=0

@@ -1,4 +1,4 @@
-"""Stage `correct`: are the GPU's pixels right, idle and busy, of good files and bad; do tests, captures and scripts end well?
+"""Stage `correct`: are the GPU's pixels right, idle and busy, of good files and bad; do captures and scripts end well?
 
 What later stages need to know is noted: whether DALI decodes regions on this GPU without taking its process down.
 """
@@ -9,7 +9,6 @@ import shutil
 
 from benchmarks.gpu import look, parity
 from benchmarks.gpu.capture import capture
-from benchmarks.gpu.gpu_tests import run_gpu_tests
 from benchmarks.gpu.job import run_job
 from benchmarks.gpu.report import Report
 from benchmarks.gpu.sets import photographs, some_files
@@ -25,8 +24,6 @@ _LOADS = (0.0, 1.0)  # share of the JPEG engines
 def run(check: Check, report: Report, deadline: Deadline) -> None:
     with report.attempt("machine"):
         look.tell_machine(check, report)
-    with report.attempt("pytest -m gpu"):
-        run_gpu_tests(check, report)
     with report.attempt("regions"):
         report.note(decodes_regions=_regions(check, report))
     with report.attempt("parity"):

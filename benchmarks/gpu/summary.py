@@ -56,6 +56,10 @@ def title(contender: str) -> str:
 # -- stage by stage ------------------------------------------------------------------------------
 
 
+def _tests(found: list[Found]) -> list[str]:
+    return [f"  {entry['passed']} passed, {entry['failed']} failed, {entry['skipped']} skipped" for entry in found]
+
+
 def _correct(found: list[Found]) -> list[str]:
     lines = []
     for entry in found:
@@ -269,6 +273,7 @@ def _last_line(text: str) -> str:
 
 
 _TELLERS: dict[str, Callable[[list[Found]], list[str]]] = {
+    "tests": _tests,
     "correct": _correct,
     "sweep": _sweep,
     "train": _train,

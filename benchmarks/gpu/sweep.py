@@ -2,7 +2,8 @@
 
 Phases, the most telling first; what the time does not suffice for is named as skipped:
  first     everybody as they come, one after the other in one process
- settings  one thing changed at a time: share of the JPEG engines, pipelines, threads, where Huffman codes are decoded
+ settings  as far as time is left for the rounds, one thing changed at a time: share of the JPEG engines, pipelines, threads,
+           where Huffman codes are decoded
  combined  the best of each put together
  rounds    the best of ours and of the pipeline written by hand, and the CPU path, in three alternated rounds of fresh
            processes, for medians and ratios
@@ -44,9 +45,10 @@ def run(check: Check, report: Report, deadline: Deadline) -> None:
     sweep = Sweep(check, report, deadline, photographs(check))
     report.note(num_cores=num_cores(), data=str(sweep.root))
     sweep.together("first", sweep.as_they_come())
+    before = dataclasses.replace(sweep, deadline=deadline.less(0 if check.is_dry else sweep.rounds_s))
     for contender in (OURS, BY_HAND):
-        sweep.together("settings", sweep.changed(contender))
-    sweep.together("combined", [variant for contender in (OURS, BY_HAND) for variant in sweep.combined(contender)])
+        before.together("settings", sweep.changed(contender))
+    before.together("combined", [variant for contender in (OURS, BY_HAND) for variant in sweep.combined(contender)])
     sweep.rounds()
     sweep.together("chosen", [dataclasses.replace(sweep.variant, contender="gpu-ours-auto")])
     sweep.together("kept", [dataclasses.replace(sweep.variant, contender="gpu-ours-kept")])
@@ -101,6 +103,11 @@ class Sweep:
     def variant(self) -> Variant:
         """The base settings, which the others vary."""
         return Variant("", batch_size=self.check.pick(256, 16), num_threads=num_cores())
+
+    @property
+    def rounds_s(self) -> float:
+        """What rounds take, each measurement in a process of its own."""
+        return _NUM_ROUNDS * 3 * (2 * _AROUND_S + 1.4 * self.seconds)
 
     def own(self, contender: str) -> Variant:
         """A contender as it comes, or as it has to be on this GPU."""

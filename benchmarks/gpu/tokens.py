@@ -13,7 +13,7 @@ from benchmarks.gpu.settings import Check, Deadline
 from benchmarks.gpu.token_feeds import NANO, OURS, RESIDENT
 
 VOCABULARY, END = 50_257, 50_256
-_NUM_TOKENS = 100_000_000
+_NUM_TOKENS = 30_000_000
 _MEDIAN_TOKENS, _SPREAD = 500, 1.2  # of documents of the web, about; of their logarithm
 _NUM_ROUNDS = 2
 _MAX_IDLE = 0.01
