@@ -26,6 +26,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # A process that is killed loses nothing that the kernel has. Syncing to a disk, thousands of times, only takes time.
 os.fsync = lambda descriptor: None  # type: ignore[assignment]
 
+# Tests of worker processes say so themselves; in all others threads make the batches, whatever the number of workers.
+os.environ["DATAPIPE_WORKERS"] = "threads"
+
 _FROM_OUTSIDE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "SLURM_CPUS_PER_TASK")
 
 

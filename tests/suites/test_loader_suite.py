@@ -21,6 +21,7 @@ from datapipe.cli.main import main
 from datapipe.kernel.loader import Loader
 from datapipe.kinds import registry
 from datapipe.kinds.images.dali.installation import installation
+from datapipe.kinds.images.process_workers import begin_processes
 from datapipe.testing.loaders import NUM_SAMPLES, LoaderOf, LoaderSuite
 from datapipe.testing.loaders.kind import values
 
@@ -139,6 +140,18 @@ class TestLoaders(LoaderSuite):
 
     @pytest.fixture(params=[pytest.param(name, marks=[pytest.mark.slow] * name.endswith("dali")) for name in KINDS])
     def kind(self, request: pytest.FixtureRequest) -> LoaderOf:
+        return KINDS[request.param]
+
+
+class TestProcesses(LoaderSuite):
+    """Images whose decode threads have a process each, from the first batch on."""
+
+    @pytest.fixture(params=["images", pytest.param("images_by_dali", marks=pytest.mark.slow)])
+    def kind(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> LoaderOf:
+        monkeypatch.setenv("DATAPIPE_WORKERS", "processes")
+        begun = begin_processes()
+        assert begun is not None
+        assert begun.wait(60)
         return KINDS[request.param]
 
 

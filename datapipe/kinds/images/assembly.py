@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from datapipe.fetch.files import Files
+from datapipe.fetch.local import LocalFiles
 from datapipe.index.concat import Repeats
-from datapipe.kernel.accelerators import open_batch_pool, runtime_of
+from datapipe.kernel.accelerators import accelerator, open_batch_pool, runtime_of
 from datapipe.kernel.device import Uploader
 from datapipe.kernel.kind import Pass, Resources
 from datapipe.kernel.options import LoaderOptions
 from datapipe.kernel.pools import BatchMemory, ObjectPool
+from datapipe.kernel.processes import wanted
 from datapipe.kinds.images.batches import SampleBatchMaker, Worker
 from datapipe.kinds.images.choice import Choice
 from datapipe.kinds.images.collate import Collator
@@ -26,6 +28,7 @@ from datapipe.kinds.images.device_images import DeviceImages
 from datapipe.kinds.images.fields import FurtherFields
 from datapipe.kinds.images.images_cpu import BlockWorker
 from datapipe.kinds.images.kept_images import KeptImages
+from datapipe.kinds.images.process_workers import ProcessBlockWorker, ProcessFetchWorker, begin_processes
 from datapipe.transforms import Recipe
 
 if TYPE_CHECKING:
@@ -75,12 +78,21 @@ def assemble(
         )
     worker_recipe = in_blocks if stage is not None or leaves_pixels else recipe
 
+    begun = None
+    if block_size is not None and can_be_processes(options, dataset=dataset, recipe=worker_recipe, files=files, kept=kept):
+        begun = begin_processes()
+
     def open_worker() -> Worker:
-        worker = BlockWorker(worker_recipe, files, kept=kept)
-        return worker if stage is None else FetchWorker(worker, in_blocks, stage.graph)
+        if begun is None:
+            worker = BlockWorker(worker_recipe, files, kept=kept)
+            return worker if stage is None else FetchWorker(worker, in_blocks, stage.graph)
+        if stage is None:
+            return ProcessBlockWorker(worker_recipe, files, begun)
+        return ProcessFetchWorker(worker_recipe, files, in_blocks, stage.graph, begun)
 
     most = min(options.batch_size, len(index))
-    open_pool = functools.partial(open_batch_pool, options=options, runtime=runtime)
+    is_shared = begun is not None and stage is None
+    open_pool = functools.partial(open_batch_pool, options=options, runtime=runtime, is_shared=is_shared)
     return SampleBatchMaker(
         settings=settings,
         resources=Resources(options, ObjectPool(open_worker), runtime, lanes=None if stage is None else stage.lanes),
@@ -96,6 +108,18 @@ def assemble(
         repeats=Repeats.of(index),
         kept=kept,
         device_images=device_images,
+    )
+
+
+def can_be_processes(options: LoaderOptions, *, dataset: Images, recipe: Recipe, files: Files, kept: KeptImages | None) -> bool:
+    """Return whether what decode threads do can be done by processes: with files that they open, and without the user's code."""
+    return (
+        wanted(options.num_workers)
+        and isinstance(files, LocalFiles)
+        and kept is None
+        and not recipe.rest
+        and not (options.pin_memory and accelerator() is not None)
+        and dataset.index.row_grouping([spec.name for spec in dataset.fields.stored]) is None
     )
 
 

@@ -12,7 +12,7 @@ from datapipe.fetch.files import can_keep_shards
 from datapipe.fetch.remote import RemoteFiles, StoreFacts
 from datapipe.kernel.explanation import TRANSFER, device_line, threads_text
 from datapipe.kernel.passes import Passes
-from datapipe.kinds.images.assembly import far_enough_ahead
+from datapipe.kinds.images.assembly import can_be_processes, far_enough_ahead
 from datapipe.kinds.images.dali.installation import installation, mismatch
 from datapipe.kinds.images.dali.region_trial import region_problem
 from datapipe.kinds.images.dali.settings import Dali
@@ -29,6 +29,8 @@ def explain(kind: ImageKind, passes: Passes) -> list[str]:
     options, choice, dataset = passes.options, kind.choice, kind.dataset
     is_copied = choice.device.type != "cpu"
     manifest, threads, order = dataset.index.manifest, threads_text(options), passes.state()["order"]
+    if can_be_processes(options, dataset=dataset, recipe=kind.recipe, files=kind.files, kept=kind.kept_images()):
+        threads += ", each with a process"
     shards = manifest.container if manifest.is_listing else f"{manifest.container}, {counted(len(manifest.shards), 'shard')}"
     lines = [
         f"data      {counted(len(dataset), 'sample')} in {shards}, {_order(order, dataset)}",
