@@ -17,6 +17,7 @@ from benchmarks import bars, cpu_kinds, versions
 from benchmarks.contenders import OWN_DATASETS
 from benchmarks.diagnostics import table as diagnostics
 from benchmarks.environment import ROOT
+from benchmarks.gpu import table as gpu
 from benchmarks.harness import RESULTS
 from benchmarks.marked import replace_marked
 from benchmarks.rate_picture import pictures
@@ -46,7 +47,7 @@ def documents(found: dict[str, Any]) -> dict[Path, str]:
     marked[stability] = replace_marked(marked[stability], "cpu-kinds", cpu_kinds.as_markdown(found), where=str(stability))
     readme = ROOT / "README.md"
     told = readme.read_text()
-    for name, sentence in (("tables", _tables_in_short), ("remote", _stores_in_short)):
+    for name, sentence in (("tables", _tables_in_short), ("remote", _stores_in_short), ("gpu-sweep", gpu.in_short)):
         told = replace_marked(told, name, _sentence(found, name, sentence), where=str(readme))
     return marked | {readme: told} | pictures(found)
 
@@ -88,6 +89,7 @@ def as_markdown(found: dict[str, Any]) -> str:
         _sentence(found, "large-table", _large_table_sentence),
         _sentence(found, "tokens", _tokens),
         _sentence(found, "remote", _stores),
+        gpu.as_markdown(found),
     ]
     return "\n\n".join(part for part in parts if part)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Iterator, Mapping, Sized
 from contextlib import ExitStack
 from typing import Any
@@ -14,6 +15,7 @@ from benchmarks.contenders.ours import open_loader
 from benchmarks.task import Task
 from datapipe import Dali
 from datapipe.kernel.cuda_runtime import CudaRuntime
+from datapipe.kinds.images.process_workers import await_processes
 
 
 def make(
@@ -24,19 +26,22 @@ def make(
     dali: Mapping[str, Any] | None = None,
     part: str = "shards",
     copy_priority: int | None = None,
+    workers: str | None = None,
 ) -> Iterator[Sized]:
     """Batches for ever. Raises RuntimeError unless the decoder's graph is on `device`.
 
     `dali`: arguments of `Dali`, in place of `backend`; under "auto" the loader measures and chooses first.
     `copy_priority`: of the stream on which batches are copied; -1 is before 0. It is no setting of datapipe's: here it is put in
-    from outside.
+    from outside. `workers`: "threads" for decode threads without processes.
     """
     chosen: Any = backend if dali is None else Dali(**dali)
     with ExitStack() as patches:
         if copy_priority is not None:
             patches.enter_context(mock.patch.object(CudaRuntime, "new_stream", functools.partialmethod(_stream, copy_priority)))
-        loader = open_loader(task, part=part, dtype="float32", device=device, backend=chosen)
-        check_decoder(loader, device)
+        with mock.patch.dict(os.environ, {} if workers is None else {"DATAPIPE_WORKERS": workers}):
+            await_processes(task.num_threads)  # rates are those of an epoch, not of its first seconds
+            loader = open_loader(task, part=part, dtype="float32", device=device, backend=chosen)
+            check_decoder(loader, device)
         while True:
             yield from (images for images, _ in loader)
 

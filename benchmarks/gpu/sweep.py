@@ -117,7 +117,8 @@ class Sweep:
     def as_they_come(self) -> list[Variant]:
         ours, by_hand, *others = (self.own(name) for name in (OURS, BY_HAND, ON_CPU, "gpu-torch", "gpu-torchvision"))
         whole = [] if by_hand.options == _WHOLE else [dataclasses.replace(by_hand, options=_WHOLE)]
-        return [ours, by_hand, *whole, *others]
+        in_threads = [dataclasses.replace(self.own(name), options={"workers": "threads"}) for name in (OURS, ON_CPU)]
+        return [ours, by_hand, *whole, *others, *in_threads]
 
     def changed(self, contender: str) -> list[Variant]:
         """One thing changed at a time."""

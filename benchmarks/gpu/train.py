@@ -31,6 +31,8 @@ def run(check: Check, report: Report, deadline: Deadline) -> None:
     for number in range(check.pick(_NUM_ROUNDS, 1)):
         for model in models(check):
             feeds = [variant_of(check, feed, best.get(feed, {})) for feed in check.pick(_FEEDS, _FEEDS[:2])]
+            if model == models(check)[0] and not check.is_dry:
+                feeds += [variant_of(check, feed, best.get(feed, {}) | {"workers": "threads"}) for feed in (OURS, ON_CPU)]
             train(check, report, deadline, model, feeds[:1] + feeds[:0:-1] if number % 2 else feeds, root, round=number)
 
 

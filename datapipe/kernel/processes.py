@@ -29,7 +29,7 @@ from datapipe.kernel import shared_slabs
 from datapipe.kernel.process_main import Failure, Handler, receive, send
 from datapipe.kernel.shared_slabs import Slab
 
-FEWEST = 4  # workers of a loader from which on processes pay for their memory, 50 MB each
+FEWEST = 4  # workers of a loader from which on processes pay for their memory, some 40 MB each
 _WHERE = "DATAPIPE_WORKERS"  # "threads" or "processes", where users decide
 _DIAGNOSIS = "DATAPIPE_ATTACH"  # by which `datapipe diagnose` reaches the processes of a training
 _MAIN = "from datapipe.kernel.process_main import main; main()"  # under its own name, by which pickle finds its classes
@@ -157,7 +157,7 @@ def launcher(imports: Sequence[str]) -> Launcher | None:
         if found is None:
             try:
                 found = _launchers[tuple(imports)] = Launcher(imports)
-            except OSError as exc:
+            except (OSError, ValueError) as exc:  # no memory, or no interpreter that could be started
                 logger.warning("there are no worker processes (%s); threads make the batches", exc)
     return found
 

@@ -143,10 +143,11 @@ class TestLoaders(LoaderSuite):
         return KINDS[request.param]
 
 
+@pytest.mark.slow
 class TestProcesses(LoaderSuite):
     """Images whose decode threads have a process each, from the first batch on."""
 
-    @pytest.fixture(params=["images", pytest.param("images_by_dali", marks=pytest.mark.slow)])
+    @pytest.fixture(params=["images", pytest.param("images_by_dali", marks=pytest.mark.nightly)])
     def kind(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> LoaderOf:
         monkeypatch.setenv("DATAPIPE_WORKERS", "processes")
         begun = begin_processes()

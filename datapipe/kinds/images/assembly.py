@@ -79,7 +79,7 @@ def assemble(
     worker_recipe = in_blocks if stage is not None or leaves_pixels else recipe
 
     begun = None
-    if block_size is not None and can_be_processes(options, dataset=dataset, recipe=worker_recipe, files=files, kept=kept):
+    if can_be_processes(options, dataset=dataset, recipe=worker_recipe, files=files, kept=kept):
         begun = begin_processes()
 
     def open_worker() -> Worker:
@@ -115,6 +115,8 @@ def can_be_processes(options: LoaderOptions, *, dataset: Images, recipe: Recipe,
     """Return whether what decode threads do can be done by processes: with files that they open, and without the user's code."""
     return (
         wanted(options.num_workers)
+        and dataset.fields.has_image
+        and recipe.output_size(dataset.index.manifest.image_size) is not None
         and isinstance(files, LocalFiles)
         and kept is None
         and not recipe.rest

@@ -15,11 +15,13 @@ from datapipe.fetch.files import Files
 from datapipe.index.concat import AnyIndex
 from datapipe.kernel.calibration import power_of_two, rates_of
 from datapipe.kernel.options import LoaderOptions
+from datapipe.kernel.processes import wanted
 from datapipe.kinds.images.dali.gate import can_decode
 from datapipe.kinds.images.dali.installation import release_memory
 from datapipe.kinds.images.dali.region_trial import DISTRIBUTIONS
 from datapipe.kinds.images.dali.settings import Dali
 from datapipe.kinds.images.fields import IMAGE
+from datapipe.kinds.images.process_workers import await_processes
 from datapipe.transforms import Recipe
 
 if TYPE_CHECKING:
@@ -31,8 +33,9 @@ CANDIDATES: tuple[Dali | None, ...] = (
     Dali(num_pipelines=2),
     Dali(num_pipelines=3),
     Dali(hybrid_huffman_threshold=0),
+    Dali(hw_decoder_load=0.35),
+    Dali(hw_decoder_load=0.65),
 )
-WITH_ENGINES = (Dali(hw_decoder_load=0.35), Dali(hw_decoder_load=0.65))  # the JPEG engines of a GPU
 _LOOKED_AT, _LOOKED_AT_FOR_SIZES = 64, 16  # samples, spread over the dataset
 
 _PACKAGES = ("gpu-datapipe", "torch", *DISTRIBUTIONS)
@@ -65,15 +68,6 @@ class DataEvidence:
         found = [can_decode(data, header) for _, data, header in _some_samples(self.dataset.index, self.files, _LOOKED_AT)]
         return sum(found) / max(1, len(found))
 
-    def candidates(self) -> tuple[Dali | None, ...]:
-        """Return the backends to measure.
-
-        The JPEG engines of a GPU decode a damaged body to garbage and report success. They are considered only if a conversion
-        has decoded every image (`--check decode`); its checksums find whatever is damaged afterwards.
-        """
-        bodies_are_whole = self.dataset.index.manifest.options.get("check") == "decode"
-        return CANDIDATES + WITH_ENGINES if bodies_are_whole else CANDIDATES
-
     def rates(self) -> list[Measured]:
         """Return the rates of the backends here, at least one of them DALI's."""
         if not len(self.dataset):
@@ -81,14 +75,14 @@ class DataEvidence:
         looked_at = _some_samples(self.dataset.index, self.files, _LOOKED_AT)
         sizes = [(len(data), header.height * header.width) for _, data, header in looked_at]
         nbytes, pixels = np.median(np.array(sizes or [(1, 1)]), axis=0)
-        candidates = self.candidates()
         rates = rates_of(
-            candidates,
+            CANDIDATES,
             self._open_loader,
             device=self.device,
             packages=_PACKAGES,
             circumstances={
                 "num_workers": self.options.num_workers,
+                "processes": wanted(self.options.num_workers),
                 "batch_size": self.options.batch_size,
                 "transform": repr(self.recipe),
                 "sample_nbytes": power_of_two(nbytes),
@@ -96,9 +90,10 @@ class DataEvidence:
             },
             release=release_memory,
         )
-        return list(map(Measured, candidates, rates))
+        return list(map(Measured, CANDIDATES, rates))
 
     def _open_loader(self, candidate: Dali | None) -> Iterable[Any]:
+        await_processes(self.options.num_workers)
         return self.open_loader(
             self.dataset.measured(),
             batch_size=min(self.options.batch_size, len(self.dataset)),

@@ -21,7 +21,7 @@ from datapipe.fetch.files import Files
 from datapipe.fetch.local import LocalFiles
 from datapipe.index.entries import Entries
 from datapipe.kernel.process_main import Handler
-from datapipe.kernel.processes import Launcher, WorkerEndedError, WorkerProcess, launcher
+from datapipe.kernel.processes import Launcher, WorkerEndedError, WorkerProcess, launcher, wanted
 from datapipe.kernel.shared_slabs import Slab, slab_of
 from datapipe.kinds.images.dali.settings import GraphOptions
 from datapipe.kinds.images.dali_stage import Fetched, FetchWorker
@@ -31,6 +31,7 @@ from datapipe.transforms import Recipe
 from datapipe.transforms.protocols import Cuts
 
 _IMPORTS = (__name__,)
+_PATIENCE_S = 20.0
 
 logger = get_logger(__name__)
 
@@ -210,3 +211,10 @@ class ProcessFetchWorker(FetchWorker):
 def begin_processes() -> Launcher | None:
     """Begin what forks workers for images, if that has not been done. None: it cannot be begun."""
     return launcher(_IMPORTS)
+
+
+def await_processes(num_workers: int) -> None:
+    """Wait until a loader with so many workers would have its processes from the start: to measure what it does later on."""
+    begun = begin_processes() if wanted(num_workers) else None
+    if begun is not None:
+        begun.wait(_PATIENCE_S)

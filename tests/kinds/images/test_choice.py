@@ -24,7 +24,7 @@ from datapipe.kinds.images.choice import BackendRequest, Choice
 from datapipe.kinds.images.dali import installation as dali_installation
 from datapipe.kinds.images.dali.installation import Installation
 from datapipe.kinds.images.dali.pipeline import DaliPipeline
-from datapipe.kinds.images.evidence import WITH_ENGINES, DataEvidence, Measured
+from datapipe.kinds.images.evidence import CANDIDATES, Measured
 from datapipe.transforms import Recipe
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
@@ -349,18 +349,12 @@ def test_pools_are_released_once_no_candidate_holds_any_memory(
     assert held_then == [0], "nothing was measured"
 
 
-def test_jpeg_engines_are_measured_where_no_body_can_be_damaged() -> None:
-    """They make garbage of one and report success."""
-
-    def candidates(**options: str) -> tuple[dp.Dali | None, ...]:
-        data: Any = SimpleNamespace(index=SimpleNamespace(manifest=SimpleNamespace(options=options)))
-        return DataEvidence(data, None, Recipe.of(None), {}, None, CUDA, list).candidates()  # type: ignore[arg-type]
-
-    assert candidates(check="decode") == (*candidates(check="header"), *WITH_ENGINES)
-    assert candidates() == candidates(check="header")
-    assert [dali.hw_decoder_load for dali in candidates() if dali is not None] == [0.0] * 4
-    assert [dali.hw_decoder_load for dali in WITH_ENGINES] == [0.35, 0.65]
-    assert dp.Dali(hybrid_huffman_threshold=0) in candidates()
+def test_pipelines_huffman_codes_and_engines_are_measured() -> None:
+    candidates = [dali for dali in CANDIDATES if dali is not None]
+    assert len(candidates) == len(CANDIDATES) - 1
+    assert {dali.num_pipelines for dali in candidates} == {1, 2, 3}
+    assert {dali.hw_decoder_load for dali in candidates} == {0.0, 0.35, 0.65}
+    assert dp.Dali(hybrid_huffman_threshold=0) in candidates
 
 
 def test_the_settings_that_won_are_named() -> None:

@@ -18,8 +18,7 @@ class Dali:
     num_threads: DALI's threads per pipeline; None for the loader's `num_workers`.
     num_pipelines: batches that are in DALI at once, each in its own pipeline.
     hw_decoder_load: share of the JPEGs decoded by the GPU's JPEG engines, 0 to 1, if it has any; the CUDA cores decode the
-      others. No effect on a CPU. Above 0, batches are decoded one at a time, and a JPEG whose body is damaged may decode to
-      garbage instead of being reported as a bad sample: docs/loader.md explains why.
+      others. No effect on a CPU. Above 0, batches are decoded one at a time: docs/loader.md explains why.
     hybrid_huffman_threshold: pixels of an image above which the GPU also decodes its Huffman codes; the CPU does so for smaller
       ones. No effect on a CPU.
     """
