@@ -65,6 +65,8 @@ def axes(contender: str) -> list[list[Options]]:
             [{"dali": {"num_pipelines": num}} for num in (1, 2, 3)],
             [{"dali": {"hybrid_huffman_threshold": pixels}} for pixels in _HUFFMAN],
             [{"dali": {"num_threads": num}} for num in threads],
+            [{"dali": {"hw_decoder_load": 0.65, "num_pipelines": 3}}],
+            [{"dali": {"hw_decoder_load": 0.65, "num_pipelines": num}, "engines_shared": True} for num in (2, 3)],
         ]
     return [
         [{"hw_decoder_load": load} for load in _LOADS],
