@@ -74,9 +74,6 @@ class HostRuntime:
     def pinned_slabs(self, nbytes: int, *, max_free: int) -> SlabPool:
         return SlabPool(nbytes, max_free=max_free)
 
-    def page_lock(self, address: int, nbytes: int) -> None:
-        pass
-
     def free_nbytes(self) -> int:
         return 1 << 30
 

@@ -15,7 +15,6 @@ from datapipe.kernel.cuda_runtime import cuda_runtime
 from datapipe.kernel.device_runtime import AcceleratorRuntime, DeviceRuntime
 from datapipe.kernel.options import LoaderOptions
 from datapipe.kernel.pools import SlabPool
-from datapipe.kernel.shared_slabs import SharedSlabPool
 
 _WITHOUT_STREAMS = ("mps",)  # Apple's: nothing is copied there while it computes
 _FIRST_TORCH = (2, 11)  # whose torch.accelerator has all that is needed of accelerators besides CUDA
@@ -132,14 +131,9 @@ def _version() -> tuple[int, ...]:
     return tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
 
 
-def open_batch_pool(nbytes: int, *, options: LoaderOptions, runtime: DeviceRuntime | None, is_shared: bool = False) -> SlabPool:
-    """Return a pool of memory for batches: page-locked if they go to a GPU, or if there is one and the user asks for it.
-
-    `is_shared`: worker processes write into it. Then it is page-locked if it goes to a GPU of CUDA's.
-    """
+def open_batch_pool(nbytes: int, *, options: LoaderOptions, runtime: DeviceRuntime | None) -> SlabPool:
+    """Return a pool of memory for batches: page-locked if they go to a GPU, or if there is one and the user asks for it."""
     max_free = options.depth + 2
-    if is_shared:
-        return SharedSlabPool(nbytes, max_free=max_free, page_lock=None if runtime is None else runtime.page_lock)
     if runtime is not None:
         return runtime.pinned_slabs(nbytes, max_free=max_free)
     return SlabPool(nbytes, max_free=max_free, pinned=options.pin_memory and accelerator() is not None)

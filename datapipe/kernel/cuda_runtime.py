@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, Protocol
@@ -14,7 +13,6 @@ import torch
 from datapipe.errors import BackendError
 from datapipe.kernel.device_runtime import AcceleratorRuntime, DeviceRuntime, Event, Stream
 
-_PORTABLE = 1  # cudaHostRegisterPortable: page-locked for all devices
 _CAPTURE_THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL of cuda.h
 
 
@@ -63,17 +61,6 @@ class CudaRuntime(AcceleratorRuntime):
 
     def free_nbytes(self) -> int:
         return int(torch.cuda.mem_get_info(self.device)[0])
-
-    def page_lock(self, address: int, nbytes: int) -> Callable[[], None] | None:
-        runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        if runtime.cudaHostRegister(address, nbytes, _PORTABLE) != runtime.cudaError.success:
-            return None
-
-        def undo() -> None:
-            with contextlib.suppress(RuntimeError):  # CUDA may have shut down at the interpreter's end
-                runtime.cudaHostUnregister(address)
-
-        return undo
 
     def adopt(self, memory: Any) -> torch.Tensor:
         return torch.as_tensor(memory, device=self.device).view(torch.uint8)

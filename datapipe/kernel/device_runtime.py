@@ -6,7 +6,7 @@ No operation of `DeviceRuntime` waits for the device, so its users cannot wait e
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol, TypeAlias
 
@@ -66,9 +66,6 @@ class DeviceRuntime(Protocol):
 
     def pinned_slabs(self, nbytes: int, *, max_free: int) -> SlabPool:
         """Return a pool of page-locked slabs."""
-
-    def page_lock(self, address: int, nbytes: int) -> Callable[[], None] | None:
-        """Page-lock memory that another allocator has; return what undoes it, or None where that is not possible."""
 
     def free_nbytes(self) -> int | None:
         """Return the bytes of the device's memory that nobody has allocated; None if torch does not know."""
@@ -172,9 +169,6 @@ class AcceleratorRuntime:
 
     def pinned_slabs(self, nbytes: int, *, max_free: int) -> SlabPool:
         return SlabPool(nbytes, max_free=max_free, pinned=True)
-
-    def page_lock(self, address: int, nbytes: int) -> Callable[[], None] | None:
-        return None
 
     def free_nbytes(self) -> int | None:
         try:

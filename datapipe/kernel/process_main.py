@@ -12,43 +12,82 @@ import signal
 import socket
 import struct
 import sys
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable
 from typing import Any
 
-_LENGTH = struct.Struct("<Q")
-_MAX_DESCRIPTORS = 4
+_HEAD = struct.Struct("<QQ")  # bytes of the message, and of the scratch memory that comes with it
+_GROWTH = 1.5  # of scratch memory, so that it seldom grows
 
-# Does the work of one request. The second argument maps memory that the asker shares: (its number, bytes) -> a writable buffer.
-Handler = Callable[[Any, Callable[[int, int], memoryview]], "tuple[Any, Sequence[int]]"]
+# Does the work of one request; what it returns is the answer. `Scratch` takes what is too large to be sent.
+Handler = Callable[[Any, "Scratch"], Any]
 
 
-def send(connection: socket.socket, value: Any, descriptors: Sequence[int] = ()) -> None:
-    """Send a value that pickle takes, and descriptors, which stay open here."""
+class Scratch:
+    """Memory that a worker shares with its asker, which reads it before it asks again. An anonymous file, memfd_create(2)."""
+
+    def __init__(self) -> None:
+        self._memory: mmap.mmap | None = None
+        self._descriptor = -1
+        self.is_told = True  # whether the asker maps it
+
+    def take(self, nbytes: int) -> memoryview:
+        """Return that much of it, writable; what it held before is gone."""
+        if self._memory is None or len(self._memory) < nbytes:
+            if self._descriptor >= 0:
+                os.close(self._descriptor)
+            self._descriptor = os.memfd_create("datapipe-worker", os.MFD_CLOEXEC)
+            os.ftruncate(self._descriptor, max(1, int(_GROWTH * nbytes)))
+            self._memory = mmap.mmap(self._descriptor, 0)
+            self.is_told = False
+        return memoryview(self._memory)[:nbytes]
+
+    def tell(self) -> list[int]:
+        """Return the descriptor, if the asker does not have it yet."""
+        told = [] if self.is_told else [self._descriptor]
+        self.is_told = True
+        return told
+
+
+def send(connection: socket.socket, value: Any, descriptors: list[int] | None = None) -> None:
+    """Send a value that pickle takes, and at most one descriptor, which stays open here."""
     data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
-    socket.send_fds(connection, [_LENGTH.pack(len(data))], list(descriptors))
+    socket.send_fds(connection, [_HEAD.pack(len(data), len(descriptors or ()))], descriptors or [])
     connection.sendall(data)
 
 
-def receive(connection: socket.socket) -> tuple[Any, list[int]]:
-    """Return what the other side sent, and its descriptors. Raises EOFError if there is no other side any more."""
-    head, descriptors, _, _ = socket.recv_fds(connection, _LENGTH.size, _MAX_DESCRIPTORS)
-    while len(head) < _LENGTH.size:
-        more = connection.recv(_LENGTH.size - len(head))
-        if not more:
-            raise EOFError("the other process has ended")
-        head += more
-    data = memoryview(bytearray(_LENGTH.unpack(head)[0]))
-    num = 0
-    while num < len(data):
-        got = connection.recv_into(data[num:])
-        if not got:
-            raise EOFError("the other process has ended")
-        num += got
-    return pickle.loads(data), list(descriptors)
+def receive(connection: socket.socket) -> tuple[Any, int | None]:
+    """Return what the other side sent, and its descriptor. Raises EOFError if there is no other side, or no descriptor, any more.
+
+    After any error the connection is of no use: the rest of a message may be in it.
+    """
+    head, descriptors, _, _ = socket.recv_fds(connection, _HEAD.size, 1)
+    try:
+        while len(head) < _HEAD.size:
+            head += _some(connection.recv(_HEAD.size - len(head)))
+        nbytes, num_descriptors = _HEAD.unpack(head)
+        if num_descriptors != len(descriptors):
+            raise EOFError("no file can be opened any more")
+        data = memoryview(bytearray(nbytes))
+        num = 0
+        while num < nbytes:
+            num += len(_some(data[num : num + connection.recv_into(data[num:])]))
+        return pickle.loads(data), descriptors[0] if descriptors else None
+    except BaseException:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        raise
+
+
+def _some(data: Any) -> Any:
+    if not len(data):
+        raise EOFError("the other process has ended")
+    return data
 
 
 def main() -> None:
     """Import what workers need, say so, and fork a worker for each connection that comes. Ends with the process that began it."""
+    warnings.simplefilter("ignore")
     control = socket.socket(fileno=int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no child is waited for
@@ -60,49 +99,44 @@ def main() -> None:
     with contextlib.suppress(ConnectionError):  # the training has ended already
         control.sendall(b"r")
     while True:
-        data, descriptors, _, _ = socket.recv_fds(control, 1, 1)
-        if not data:
+        descriptors: list[int] = []
+        with contextlib.suppress(ConnectionError):
+            _, descriptors, _, _ = socket.recv_fds(control, 1, 1)
+        if not descriptors:
             os._exit(0)  # at once: the training may be waiting for it
-        (descriptor,) = descriptors
         if os.fork() == 0:
             control.close()
             try:
-                _serve(socket.socket(fileno=descriptor))
+                with socket.socket(fileno=descriptors[0]) as connection:
+                    _serve(connection)
             finally:
                 os._exit(0)  # neither this process's nor the launcher's cleanup is due
-        os.close(descriptor)
+        os.close(descriptors[0])
 
 
 def _serve(connection: socket.socket) -> None:
     """Make the handler that the first message describes, and answer requests until the asker is gone."""
-    memory: dict[int, mmap.mmap] = {}
-
-    def mapped(number: int, nbytes: int) -> memoryview:
-        return memoryview(memory[number])[:nbytes]
-
+    scratch = Scratch()
     try:
         try:
             make, _ = receive(connection)
             handler: Handler = make()
+        except (EOFError, ConnectionError):
+            raise
         except Exception as exc:
             send(connection, Failure.of(exc))
             return
         send(connection, None)
         while True:
-            (request, arriving, gone), descriptors = receive(connection)
-            for number, descriptor in zip(arriving, descriptors, strict=True):
-                memory[number] = mmap.mmap(descriptor, 0)
-                os.close(descriptor)
-            for number in gone:
-                memory.pop(number, None)
+            (request, directory), _ = receive(connection)
             try:
-                answer, made = handler(request, mapped)
+                if directory is not None:
+                    os.chdir(directory)
+                answer = handler(request, scratch)
             except Exception as exc:
-                answer, made = Failure.of(exc), ()
-            send(connection, answer, made)
-            for descriptor in made:
-                os.close(descriptor)
-    except (EOFError, ConnectionError):
+                answer = Failure.of(exc)
+            send(connection, answer, scratch.tell())
+    except (EOFError, OSError):
         return
 
 

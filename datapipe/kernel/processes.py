@@ -1,39 +1,42 @@
 """Worker processes: they do the work of decode threads where the interpreter's lock would be fought over.
 
 A thread that decodes takes the lock several times for each sample. With many threads, each of these times means to wake a thread
-that sleeps, which on 16 cores bounds the rate to a few thousand samples a second, and delays each kernel that the training's own
-thread launches. A thread that has a worker process asks it for a whole piece of a batch, and takes the lock once for that.
+that sleeps, which bounds the rate on many cores, and delays each kernel that the training's own thread launches. A thread with a
+worker process asks it for a whole piece of a batch, and takes the lock once for that.
 
 The workers of a process are forked by its *launcher*: a fresh interpreter, so that a script needs no `if __name__ ==
-"__main__"`, that has imported what workers need, and that has no threads and no CUDA context. It takes about two seconds to
-start; until then, and where it cannot start, threads do the work themselves, with the same results.
+"__main__"`, that has imported what workers need, and that has no context of CUDA. It takes about two seconds to start; until
+then, and where it cannot start, threads do the work themselves, with the same results.
 
-A process's end is the end of its sockets: workers end with those who ask them, also if these are killed.
+What a worker makes lies in memory of its own, which its thread maps and copies from, so that batches are this process's alone,
+also after a fork. A process's end is the end of its sockets: workers end with those who ask them, also if these are killed.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import mmap
 import os
+import select
 import socket
 import subprocess
 import sys
 import threading
+import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from datapipe.core.printable import get_logger
-from datapipe.kernel import shared_slabs
 from datapipe.kernel.process_main import Failure, Handler, receive, send
-from datapipe.kernel.shared_slabs import Slab
 
-FEWEST = 4  # workers of a loader from which on processes pay for their memory, some 40 MB each
+FEWEST = 8  # workers of a loader from which on the lock costs more than processes do, and some 40 MB each
 _WHERE = "DATAPIPE_WORKERS"  # "threads" or "processes", where users decide
 _DIAGNOSIS = "DATAPIPE_ATTACH"  # by which `datapipe diagnose` reaches the processes of a training
 _MAIN = "from datapipe.kernel.process_main import main; main()"  # under its own name, by which pickle finds its classes
 _END_S = 2.0
+_POLL_S = 0.01
 
 logger = get_logger(__name__)
 
@@ -43,40 +46,57 @@ class WorkerEndedError(Exception):
 
 
 class WorkerProcess:
-    """A worker that serves one thread. Ends when it is collected.
+    """A worker that serves one thread of one process. Ends when it is collected.
 
-    `make`: called in the worker; what it returns answers requests. Raises WorkerEndedError if the worker cannot be begun.
+    `make`: called in the worker; what it returns answers requests. Raises WorkerEndedError if the worker cannot be begun, and
+    what `make` raised.
     """
 
     def __init__(self, launcher: Launcher, make: Callable[[], Handler]) -> None:
         self._connection = launcher.fork()
-        self._process = os.getpid()
-        self._known: set[int] = set()  # slabs that the worker maps
-        weakref.finalize(self, self._connection.close)
-        self._talk(make, ())
-
-    def ask(self, request: Any, slabs: Iterable[Slab] = ()) -> tuple[Any, list[int]]:
-        """Return the answer, and the descriptors that came with it. Raises what the handler raised, and WorkerEndedError.
-
-        `slabs`: shared memory that the request names by its numbers.
-        """
-        arriving = [slab for slab in slabs if slab.number not in self._known]
-        gone = [number for number in self._known if not shared_slabs.exists(number)]
-        found = self._talk((request, [slab.number for slab in arriving], gone), [slab.descriptor for slab in arriving])
-        self._known.update(slab.number for slab in arriving)
-        self._known.difference_update(gone)
-        return found
-
-    def _talk(self, message: Any, descriptors: Sequence[int]) -> tuple[Any, list[int]]:
-        assert os.getpid() == self._process, "a forked process has no workers of its parent's"
-        try:
-            send(self._connection, message, descriptors)
-            answer, made = receive(self._connection)
-        except (OSError, EOFError) as exc:
-            raise WorkerEndedError(f"a worker process ended ({exc}); its samples are made by a thread from now on") from exc
+        weakref.finalize(self, self._connection.close).atexit = False  # threads may still be asking then
+        _workers.add(self)
+        self._directory = ""
+        self._memory = memoryview(b"")
+        answer = self._talk(make)
         if isinstance(answer, Failure):
             raise answer.error
-        return answer, made
+
+    def ask(self, request: Any) -> tuple[Any, memoryview]:
+        """Return the answer, and the worker's scratch memory, which the next request overwrites.
+
+        Raises what the handler raised, and WorkerEndedError.
+        """
+        try:
+            directory = os.getcwd()
+        except OSError:  # it was removed
+            directory = self._directory
+        answer = self._talk((request, None if directory == self._directory else directory))
+        self._directory = directory
+        if isinstance(answer, Failure):
+            raise answer.error
+        return answer, self._memory
+
+    def close(self) -> None:
+        """End it."""
+        self._connection.close()
+
+    def _talk(self, message: Any) -> Any:
+        try:
+            send(self._connection, message)
+            answer, descriptor = receive(self._connection)
+            if descriptor is not None:
+                try:
+                    self._memory = memoryview(mmap.mmap(descriptor, 0))
+                finally:
+                    os.close(descriptor)
+        except (OSError, EOFError, MemoryError) as exc:
+            self.close()
+            raise WorkerEndedError(f"a worker process ended ({exc}); its samples are made by a thread from now on") from exc
+        except BaseException:
+            self.close()  # the rest of an answer may be on its way
+            raise
+        return answer
 
 
 class Launcher:
@@ -84,15 +104,15 @@ class Launcher:
 
     def __init__(self, imports: Sequence[str]) -> None:
         self._lock = threading.Lock()
-        self._control, theirs = socket.socketpair()
-        self._is_ready = False
-        self._is_lost = False
+        self._is_ready = self._is_lost = False
         variables = {name: value for name, value in os.environ.items() if not name.startswith(_DIAGNOSIS)}
         # Libraries start no threads of their own: where there are none, nothing is lost by forking.
         variables |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-        variables["PYTHONPATH"] = os.pathsep.join(os.path.abspath(path) for path in sys.path)
-        command = [sys.executable, "-c", _MAIN, str(theirs.fileno()), *imports]
-        try:
+        variables["PYTHONPATH"] = os.pathsep.join(os.path.abspath(path) for path in sys.path if isinstance(path, str))
+        self._control, theirs = socket.socketpair()
+        with theirs:
+            # Without the current directory (-P), which the script's own interpreter need not look at either.
+            command = [sys.executable, "-P", "-c", _MAIN, str(theirs.fileno()), *imports]
             self._started = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -101,21 +121,28 @@ class Launcher:
                 env=variables,
                 start_new_session=True,  # Ctrl-C in the terminal is for the training
             )
-        finally:
-            theirs.close()
 
     @property
     def is_ready(self) -> bool:
         """Whether workers can be forked at once."""
-        return self._is_ready or self._await(0.0)
+        if not self._is_ready and not self._is_lost:
+            with self._lock:
+                self._look()
+        return self._is_ready
 
     def wait(self, timeout_s: float) -> bool:
         """Return whether workers can be forked, at the latest after so many seconds."""
-        return self._is_ready or self._await(timeout_s)
+        deadline = time.monotonic() + timeout_s
+        while not self.is_ready and not self._is_lost and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+        return self._is_ready
 
     def fork(self) -> socket.socket:
         """Return the connection to a new worker. Raises WorkerEndedError."""
-        ours, theirs = socket.socketpair()
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as exc:
+            raise WorkerEndedError(f"no worker process can be begun ({exc})") from exc
         with theirs:
             try:
                 with self._lock:
@@ -133,31 +160,35 @@ class Launcher:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._started.wait(_END_S)
 
-    def _await(self, timeout_s: float) -> bool:
-        with self._lock:
-            if not (self._is_ready or self._is_lost):
-                self._control.settimeout(timeout_s)
-                with contextlib.suppress(BlockingIOError, TimeoutError):  # not yet
-                    self._is_ready = self._control.recv(1) == b"r"
-                    self._is_lost = not self._is_ready
-                self._control.settimeout(None)
-                if self._is_lost:
-                    logger.warning("there are no worker processes, as their launcher ended; threads make the batches")
-        return self._is_ready
+    def forget(self) -> None:
+        """In a forked child: it is the parent's."""
+        self._control.close()
+        self._started.returncode = 0  # not to be waited for here
+        self._is_ready, self._is_lost = False, True
+
+    def _look(self) -> None:
+        if self._is_ready or self._is_lost or not select.select([self._control], [], [], 0)[0]:
+            return
+        with contextlib.suppress(OSError):
+            self._is_ready = self._control.recv(1) == b"r"
+        if not self._is_ready:
+            self._is_lost = True
+            logger.warning("there are no worker processes, as their launcher ended; threads make the batches")
 
 
 _launchers: dict[tuple[str, ...], Launcher] = {}
 _launching = threading.Lock()
+_workers: weakref.WeakSet[WorkerProcess] = weakref.WeakSet()
 
 
 def launcher(imports: Sequence[str]) -> Launcher | None:
     """Return this process's launcher of workers that need these modules, begun at the first call. None: it cannot be begun."""
     with _launching:
         found = _launchers.get(tuple(imports))
-        if found is None:
+        if found is None and not getattr(sys, "frozen", False):  # then sys.executable is the application
             try:
                 found = _launchers[tuple(imports)] = Launcher(imports)
-            except (OSError, ValueError) as exc:  # no memory, or no interpreter that could be started
+            except Exception as exc:  # no memory, no interpreter that could be started, ...
                 logger.warning("there are no worker processes (%s); threads make the batches", exc)
     return found
 
@@ -165,9 +196,9 @@ def launcher(imports: Sequence[str]) -> Launcher | None:
 def wanted(num_workers: int) -> bool:
     """Return whether a loader with so many workers should have processes."""
     asked = os.environ.get(_WHERE, "")
-    return (
-        hasattr(os, "memfd_create") and asked != "threads" and num_workers > 0 and (asked == "processes" or num_workers >= FEWEST)
-    )
+    if asked == "threads" or not hasattr(os, "memfd_create"):
+        return False
+    return num_workers >= (1 if asked == "processes" else FEWEST)
 
 
 @atexit.register
@@ -177,12 +208,13 @@ def _end_all() -> None:
 
 
 def _after_fork() -> None:
-    """In a forked child: the parent's launcher is none of its own."""
+    """In a forked child: the parent's workers would outlive it if the child kept their connections."""
     global _launching
     _launching = threading.Lock()
+    for worker in list(_workers):
+        worker.close()
     for found in _launchers.values():
-        found._control.close()
-        found._started.returncode = 0  # it is no child of this process
+        found.forget()
     _launchers.clear()
 
 

@@ -33,7 +33,7 @@ class DataLoader(Loader):
       torch's; docs/loader.md says what each means here. multiprocessing_context, persistent_workers, pin_memory_device and
       in_order are accepted, and mean nothing: there are no workers, and batches come in order.
     shuffle: True, of all samples with each other; or "windows", of samples in the same few shards, each shard being read once.
-    num_workers: threads, from 4 on with a process each for images; None: the cores that this process may use; 0: the caller's
+    num_workers: threads, from 8 on with a process each for images; None: the cores that this process may use; 0: the caller's
       thread.
     transform: for images, a list of transforms, or a Compose: datapipe's, those of torchvision and timm, and any callable, which
       is called with each image, as are all transforms after it. Without one, images come as they are stored.

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import resource
 import signal
 import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from datapipe.errors import DecodeError
-from datapipe.kernel import processes, shared_slabs
+from datapipe.kernel import processes
+from datapipe.kernel.process_main import Scratch
 from datapipe.kernel.processes import Launcher, WorkerEndedError, WorkerProcess, wanted
-from datapipe.kernel.shared_slabs import SharedSlabPool, slab_of
 
 READY_S = 60.0
 
@@ -51,17 +52,17 @@ def until(holds: Callable[[], bool]) -> bool:
 def make_worker() -> Any:
     """The handler: doubles numbers, fills memory, raises, and says where it runs."""
 
-    def handle(request: Any, mapped: Callable[[int, int], memoryview]) -> tuple[Any, Sequence[int]]:
+    def handle(request: Any, scratch: Scratch) -> Any:
         what, *values = request
         if what == "fill":
-            number, nbytes, offset, value = values
-            mapped(number, nbytes)[offset : offset + 4] = bytes([value]) * 4
-            return None, ()
+            nbytes, value = values
+            scratch.take(nbytes)[:] = bytes([value]) * nbytes
+            return None
         if what == "raise":
             raise values[0]
-        if what == "pid":
-            return os.getpid(), ()
-        return [2 * value for value in values], ()
+        if what in ("pid", "cwd"):
+            return os.getpid() if what == "pid" else os.getcwd()
+        return [2 * value for value in values]
 
     return handle
 
@@ -90,37 +91,77 @@ def test_errors_come_with_their_type_and_the_worker_goes_on(launcher: Launcher) 
         WorkerProcess(launcher, broken_worker)
 
 
-def test_memory_is_shared_until_nobody_holds_it(launcher: Launcher) -> None:
-    worker, pool = WorkerProcess(launcher, make_worker), SharedSlabPool(4096, max_free=0)
-    first, second = torch.from_numpy(pool.lease()), torch.from_numpy(pool.lease())
-    for tensor, value in ((first, 3), (second, 4), (first, 5)):
-        slab, offset = slab_of(tensor[100:])
-        assert offset == 100
-        worker.ask(("fill", slab.number, slab.nbytes, offset, value), [slab])
-    assert first[98:106].tolist() == [0, 0, 5, 5, 5, 5, 0, 0]
-    assert second[100:104].tolist() == [4] * 4
-    number, descriptor = slab_of(first)[0].number, slab_of(first)[0].descriptor
-    del first, tensor
-    assert until(lambda: not shared_slabs.exists(number))
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(descriptor)
-    worker.ask(("double", 1))
-    assert number not in worker._known
-    with pytest.raises(LookupError):
-        slab_of(torch.zeros(3))
+def test_what_is_large_comes_in_scratch_memory(launcher: Launcher) -> None:
+    worker = WorkerProcess(launcher, make_worker)
+    for nbytes, value in ((10, 3), (5000, 4), (20, 5), (9_000_000, 6)):
+        answer, memory = worker.ask(("fill", nbytes, value))
+        assert answer is None
+        assert memory[:nbytes] == bytes([value]) * nbytes
+    num = len(os.listdir("/proc/self/fd"))
+    for nbytes in range(10_000_000, 20_000_000, 1_000_000):
+        worker.ask(("fill", nbytes, 1))
+    del memory
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= num, "the mappings before are gone"
 
 
-def test_page_locks_end_before_the_memory(launcher: Launcher) -> None:
-    locked: list[tuple[int, int]] = []
+def test_a_worker_is_where_its_asker_is(launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = WorkerProcess(launcher, make_worker)
+    assert worker.ask(("cwd",))[0] == os.getcwd()
+    monkeypatch.chdir(tmp_path)
+    assert worker.ask(("cwd",))[0] == str(tmp_path)
 
-    def page_lock(address: int, nbytes: int) -> Callable[[], None]:
-        locked.append((address, nbytes))
-        return lambda: locked.remove((address, nbytes))
 
-    tensor = torch.from_numpy(SharedSlabPool(512, max_free=0, page_lock=page_lock).lease())
-    assert locked == [(tensor.data_ptr(), 512)]
-    del tensor
-    assert not locked
+def test_after_half_an_answer_nothing_is_asked_any_more(launcher: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = WorkerProcess(launcher, make_worker)
+
+    def fail(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(processes, "receive", fail)
+        with pytest.raises(KeyboardInterrupt):
+            worker.ask(("double", 1))
+    with pytest.raises(WorkerEndedError):
+        worker.ask(("double", 2))
+
+
+def test_without_descriptors_a_worker_counts_as_ended(launcher: Launcher) -> None:
+    worker = WorkerProcess(launcher, make_worker)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held = [os.open("/dev/null", os.O_RDONLY) for _ in range(3)]
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(held) + 1, limits[1]))
+        with pytest.raises(WorkerEndedError):
+            worker.ask(("fill", 100, 1))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for descriptor in held:
+            os.close(descriptor)
+
+
+def test_a_forked_child_does_not_keep_workers(launcher: Launcher) -> None:
+    worker = WorkerProcess(launcher, make_worker)
+    process = worker.ask(("pid",))[0]
+    child = os.fork()
+    if child == 0:
+        time.sleep(60)
+        os._exit(0)
+    try:
+        del worker
+        assert until(lambda: not is_there(process))
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def test_the_launcher_takes_nothing_from_the_current_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "queue.py").write_text("raise SystemExit('not mine')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    begun = Launcher(("queue",))
+    assert begun.wait(READY_S)
+    begun.end()
 
 
 def test_a_worker_that_is_killed_is_an_error(launcher: Launcher) -> None:

@@ -11,7 +11,7 @@ import torch
 from datapipe.fetch.files import Files
 from datapipe.fetch.local import LocalFiles
 from datapipe.index.concat import Repeats
-from datapipe.kernel.accelerators import accelerator, open_batch_pool, runtime_of
+from datapipe.kernel.accelerators import open_batch_pool, runtime_of
 from datapipe.kernel.device import Uploader
 from datapipe.kernel.kind import Pass, Resources
 from datapipe.kernel.options import LoaderOptions
@@ -28,7 +28,7 @@ from datapipe.kinds.images.device_images import DeviceImages
 from datapipe.kinds.images.fields import FurtherFields
 from datapipe.kinds.images.images_cpu import BlockWorker
 from datapipe.kinds.images.kept_images import KeptImages
-from datapipe.kinds.images.process_workers import ProcessBlockWorker, ProcessFetchWorker, begin_processes
+from datapipe.kinds.images.process_workers import ProcessBlockWorker, ProcessFetchWorker, begin_processes, can_be_sent
 from datapipe.transforms import Recipe
 
 if TYPE_CHECKING:
@@ -91,8 +91,7 @@ def assemble(
         return ProcessFetchWorker(worker_recipe, files, in_blocks, stage.graph, begun)
 
     most = min(options.batch_size, len(index))
-    is_shared = begun is not None and stage is None
-    open_pool = functools.partial(open_batch_pool, options=options, runtime=runtime, is_shared=is_shared)
+    open_pool = functools.partial(open_batch_pool, options=options, runtime=runtime)
     return SampleBatchMaker(
         settings=settings,
         resources=Resources(options, ObjectPool(open_worker), runtime, lanes=None if stage is None else stage.lanes),
@@ -120,7 +119,7 @@ def can_be_processes(options: LoaderOptions, *, dataset: Images, recipe: Recipe,
         and isinstance(files, LocalFiles)
         and kept is None
         and not recipe.rest
-        and not (options.pin_memory and accelerator() is not None)
+        and can_be_sent(recipe)
         and dataset.index.row_grouping([spec.name for spec in dataset.fields.stored]) is None
     )
 

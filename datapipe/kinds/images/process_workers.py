@@ -1,28 +1,31 @@
 """Decode threads that have a worker process each: the same work as `BlockWorker`'s and `FetchWorker`'s, done there.
 
-Pixels are written into the memory of the batch, which is shared; encoded bytes for DALI come in memory of the worker's.
+What a process makes comes in memory of its own, from which the thread copies it, without Python's lock.
 """
 
 from __future__ import annotations
 
-import mmap
+import io
+import math
 import os
-from collections.abc import Callable, Collection, Sequence
+import pickle
+from collections.abc import Collection
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import ImageFile
 
 from datapipe.codecs.probe import ImageHeader
 from datapipe.core.printable import get_logger
 from datapipe.fetch.files import Files
 from datapipe.fetch.local import LocalFiles
-from datapipe.index.entries import Entries
-from datapipe.kernel.process_main import Handler
+from datapipe.index.entries import Entries, RowGroup
+from datapipe.kernel.process_main import Handler, Scratch
 from datapipe.kernel.processes import Launcher, WorkerEndedError, WorkerProcess, launcher, wanted
-from datapipe.kernel.shared_slabs import Slab, slab_of
 from datapipe.kinds.images.dali.settings import GraphOptions
 from datapipe.kinds.images.dali_stage import Fetched, FetchWorker
 from datapipe.kinds.images.images_cpu import BlockReport, BlockWorker, EncodedSample
@@ -32,6 +35,7 @@ from datapipe.transforms.protocols import Cuts
 
 _IMPORTS = (__name__,)
 _PATIENCE_S = 20.0
+_KNOWN = frozenset(("datapipe", "torch", "numpy", "builtins", "enum", "functools", "collections"))  # packages of what is sent
 
 logger = get_logger(__name__)
 
@@ -58,18 +62,15 @@ class _Rows:
 
 
 class _Pixels(NamedTuple):
-    """Rows to be written into shared memory."""
+    """Rows of a batch, to be made."""
 
     rows: _Rows
-    slab: int  # its number
-    slab_nbytes: int
-    offset: int  # bytes
     shape: tuple[int, ...]
     dtype: torch.dtype
 
 
 class _Encoded(NamedTuple):
-    """What a fetched block holds for DALI, besides the bytes."""
+    """What a fetched block holds for DALI, besides the bytes, which lie in the scratch memory one after the other."""
 
     report: BlockReport
     rows: list[int]
@@ -89,12 +90,10 @@ class BlockWork:
         torch.set_num_threads(1)
         worker = BlockWorker(self.recipe, LocalFiles())
 
-        def handle(asked: _Pixels, mapped: Callable[[int, int], memoryview]) -> tuple[BlockReport, Sequence[int]]:
-            memory = torch.frombuffer(mapped(asked.slab, asked.slab_nbytes), dtype=torch.uint8)
-            num_bytes = int(np.prod(asked.shape)) * asked.dtype.itemsize
-            out = memory[asked.offset : asked.offset + num_bytes].view(asked.dtype).view(asked.shape)
+        def handle(asked: _Pixels, scratch: Scratch) -> BlockReport:
+            out = _tensor(scratch.take(_nbytes(asked.shape, asked.dtype)), asked.shape, asked.dtype)
             rows = asked.rows
-            return worker.load(rows.entries, range(len(rows.entries)), rows.draws, out, leave_out=rows.leave_out), ()
+            return worker.load(rows.entries, range(len(rows.entries)), rows.draws, out, leave_out=rows.leave_out)
 
         return handle
 
@@ -111,21 +110,28 @@ class FetchWork:
         torch.set_num_threads(1)
         worker = FetchWorker(BlockWorker(self.recipe, LocalFiles()), self.geometry, self.graph)
 
-        def handle(rows: _Rows, mapped: Callable[[int, int], memoryview]) -> tuple[_Encoded, Sequence[int]]:
+        def handle(rows: _Rows, scratch: Scratch) -> _Encoded:
             block = Fetched(len(rows.entries), self.graph.height, self.graph.width)
             report = worker.load(rows.entries, range(len(rows.entries)), rows.draws, block, 0, leave_out=rows.leave_out)
             given = block.rows_given()
             samples = [sample for sample in block.samples if sample is not None]
             ends = np.cumsum([len(sample.data) for sample in samples], dtype=np.int64).tolist()
-            made = []
-            if samples:
-                made.append(os.memfd_create("datapipe-encoded", os.MFD_CLOEXEC))
-                with open(made[0], "wb", closefd=False) as file:
-                    file.writelines(sample.data for sample in samples)
+            memory = scratch.take(ends[-1] if ends else 0)
+            for start, end, sample in zip([0, *ends], ends, samples, strict=False):
+                memory[start:end] = sample.data
             cuts = block.cuts[np.array(given, np.int64)] if given else None
-            return _Encoded(report, given, ends, [sample.header for sample in samples], cuts, block.by_hand), made
+            return _Encoded(report, given, ends, [sample.header for sample in samples], cuts, block.by_hand)
 
         return handle
+
+
+def _nbytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    return math.prod(shape) * dtype.itemsize
+
+
+def _tensor(memory: memoryview, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Return a tensor over the beginning of some memory, without a copy."""
+    return torch.from_numpy(np.frombuffer(memory, np.uint8, _nbytes(shape, dtype))).view(dtype).view(shape)
 
 
 class _Process:
@@ -137,16 +143,19 @@ class _Process:
         self._process: WorkerProcess | None = None
         self._owner = os.getpid()
 
-    def ask(self, request: Any, slabs: Sequence[Slab] = ()) -> tuple[Any, list[int]] | None:
-        """Return the process's answer; None: it has none, and the thread is to do the work itself."""
+    def ask(self, request: _Pixels | _Rows) -> tuple[Any, memoryview] | None:
+        """Return the process's answer and its memory; None: it has none, and the thread is to do the work itself."""
         if self._launcher is None or os.getpid() != self._owner:  # forked children do without
+            return None
+        rows = request.rows if isinstance(request, _Pixels) else request
+        if ImageFile.LOAD_TRUNCATED_IMAGES or _has_row_groups(rows.entries):  # a setting of Pillow's that it does not have
             return None
         try:
             if self._process is None:
                 if not self._launcher.is_ready:
                     return None
                 self._process = self._begin(self._launcher)
-            return self._process.ask(request, slabs)
+            return self._process.ask(request)
         except WorkerEndedError as exc:
             logger.warning("%s", exc)
             self._process = self._launcher = None
@@ -157,12 +166,18 @@ class _Process:
             return WorkerProcess(begun, self._work)
         except WorkerEndedError:
             raise
-        except Exception as exc:  # something that the worker could not import, or pickle does not take
+        except Exception as exc:  # something that the worker could not import
             raise WorkerEndedError(f"a worker process could not begin ({exc}); a thread does its work") from exc
 
 
+def _has_row_groups(entries: Entries) -> bool:
+    """Return whether values lie in row groups, which threads share once they are read."""
+    codecs = entries.extents.codecs
+    return codecs is not None and any(isinstance(codec, RowGroup) for codec in codecs)
+
+
 class ProcessBlockWorker(BlockWorker):
-    """A `BlockWorker` for memory that is shared."""
+    """A `BlockWorker` with a process."""
 
     def __init__(self, recipe: Recipe, files: Files, begun: Launcher) -> None:
         super().__init__(recipe, files)
@@ -171,12 +186,11 @@ class ProcessBlockWorker(BlockWorker):
     def load(
         self, entries: Entries, rows: range, draws: Draws, out: torch.Tensor, *, leave_out: Collection[int] = ()
     ) -> BlockReport:
-        slab, offset = slab_of(out)
-        asked = _Pixels(_Rows.of(entries, rows, draws, leave_out), slab.number, slab.nbytes, offset, tuple(out.shape), out.dtype)
-        found = self._there.ask(asked, [slab])
+        found = self._there.ask(_Pixels(_Rows.of(entries, rows, draws, leave_out), tuple(out.shape), out.dtype))
         if found is None:
             return super().load(entries, rows, draws, out, leave_out=leave_out)
         report: BlockReport = found[0]
+        out.copy_(_tensor(found[1], tuple(out.shape), out.dtype))
         return report
 
 
@@ -193,10 +207,9 @@ class ProcessFetchWorker(FetchWorker):
         found = self._there.ask(_Rows.of(entries, rows, draws, leave_out)) if batch.is_open else None
         if found is None:
             return super().load(entries, rows, draws, batch, first, leave_out=leave_out)
-        encoded, descriptors = found
+        encoded, memory = found
         if encoded.cuts is not None:
-            with open(descriptors[0], "rb") as file:
-                data = memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
+            data = _tensor(memory, (encoded.ends[-1],), torch.uint8).clone().numpy().data
             places = zip([0, *encoded.ends], encoded.ends, strict=False)
             samples = [
                 EncodedSample(row, cast("bytes", data[start:end]), header)  # DALI takes any buffer
@@ -206,6 +219,25 @@ class ProcessFetchWorker(FetchWorker):
         batch.by_hand.update({first + row: pixels for row, pixels in encoded.by_hand.items()})
         report: BlockReport = encoded.report
         return report
+
+
+class _Looking(pickle.Pickler):
+    """Refuses what is not of a known package."""
+
+    def reducer_override(self, thing: Any) -> Any:
+        named = thing if isinstance(thing, (type, FunctionType)) else type(thing)
+        if named.__module__.partition(".")[0] not in _KNOWN:
+            raise pickle.PicklingError(f"{named.__module__}.{named.__qualname__} is the user's")
+        return NotImplemented
+
+
+def can_be_sent(recipe: Recipe) -> bool:
+    """Return whether a worker can carry a recipe out: pickle takes it, and nothing in it is the user's own."""
+    try:
+        _Looking(io.BytesIO(), pickle.HIGHEST_PROTOCOL).dump(recipe)
+    except Exception:
+        return False
+    return True
 
 
 def begin_processes() -> Launcher | None:

@@ -51,8 +51,10 @@ ARGUMENTS: dict[str, Row] = {
     ),
     "drop_last": Row(Status.HONOURED, 'the same as `tail="drop"`; another `tail` with it is refused'),
     "timeout": Row(Status.HONOURED, "seconds to wait for one batch; `LifecycleError` (a RuntimeError) after that"),
-    "worker_init_fn": Row(Status.HONOURED, "called in each decode thread with its number, at the start of each pass"),
-    "multiprocessing_context": Row(Status.BY_CONSTRUCTION, "workers are threads: nothing is forked or spawned"),
+    "worker_init_fn": Row(
+        Status.HONOURED, "called in each decode thread with its number, at the start of each pass; not in their processes"
+    ),
+    "multiprocessing_context": Row(Status.BY_CONSTRUCTION, "workers are threads; their processes start in a way of their own"),
     "generator": Row(Status.HONOURED, "the `seed` is drawn from it when the first pass begins; both at once are refused"),
     "prefetch_factor": Row(
         Status.HONOURED, "batches being made, in total (torch: per worker); more if they are too small to keep every thread busy"

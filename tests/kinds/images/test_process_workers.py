@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import multiprocessing
 import os
@@ -22,7 +23,8 @@ from datapipe import transforms as T
 from datapipe.errors import MissingDataError
 from datapipe.kernel.processes import WorkerProcess
 from datapipe.kinds.images.dali.installation import installation
-from datapipe.kinds.images.process_workers import begin_processes
+from datapipe.kinds.images.process_workers import begin_processes, can_be_sent
+from datapipe.transforms import Recipe
 
 RECIPE = [T.RandomResizedCrop(24), T.RandomHorizontalFlip()]
 NUM = 60
@@ -42,9 +44,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     asked: list[Any] = []
     ask = WorkerProcess.ask
 
-    def noted(worker: WorkerProcess, request: Any, *slabs: Any) -> Any:
+    def noted(worker: WorkerProcess, request: Any) -> Any:
         asked.append(request)
-        return ask(worker, request, *slabs)
+        return ask(worker, request)
 
     monkeypatch.setattr(WorkerProcess, "ask", noted)
     yield asked
@@ -152,6 +154,65 @@ def test_a_forked_child_has_threads(folder: Path, monkeypatch: pytest.MonkeyPatc
     process.join(60)
     assert process.exitcode == 0
     assert equal(first + list(loader), expected)
+
+
+def test_parent_and_children_make_batches_at_the_same_time(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, asked: list[Any]
+) -> None:
+    """Each in memory of its own; what the child does to a batch that it inherits is its own."""
+    expected = batches(folder, monkeypatch, "threads")
+    monkeypatch.setenv("DATAPIPE_WORKERS", "processes")
+    loader = dp.DataLoader(folder, **ARGUMENTS)
+    held = list(loader)
+
+    def child() -> None:
+        for batch in held:
+            batch["image"].zero_()
+        os._exit(0 if equal(list(loader), expected[len(held) :]) else 1)
+
+    children = [multiprocessing.get_context("fork").Process(target=child) for _ in range(2)]
+    for process in children:
+        process.start()
+    after = list(loader)
+    for process in children:
+        process.join(60)
+    assert [process.exitcode for process in children] == [0, 0]
+    assert equal(held + after, expected)
+
+
+def test_relative_paths_follow_the_current_directory(shards: Path, monkeypatch: pytest.MonkeyPatch, asked: list[Any]) -> None:
+    expected = batches(shards, monkeypatch, "threads")
+    monkeypatch.chdir(shards.parent)
+    assert equal(batches(Path(shards.name), monkeypatch, "processes"), expected)
+    assert asked
+
+
+class Darker:
+    """An operation of a user's own, which datapipe knows by its methods."""
+
+    output_dtype = torch.uint8
+
+    def draw(self, draws: Any, operation: int) -> None:
+        pass
+
+    def apply(self, block: torch.Tensor, drawn: Any, out: torch.Tensor) -> None:
+        out.copy_(block // SHADE)
+
+
+SHADE = 2
+
+
+def test_settings_of_pillow_hold(folder: Path, monkeypatch: pytest.MonkeyPatch, asked: list[Any]) -> None:
+    monkeypatch.setattr("PIL.ImageFile.LOAD_TRUNCATED_IMAGES", True)
+    batches(folder, monkeypatch, "processes")
+    assert not asked
+
+
+def test_only_what_is_datapipe_s_is_sent() -> None:
+    assert can_be_sent(Recipe.of(RECIPE))
+    assert can_be_sent(Recipe.of([*RECIPE, T.ToDtype(torch.float32, scale=True), T.RandomApply([T.ColorJitter(0.2)], p=0.5)]))
+    assert not can_be_sent(Recipe.of([*RECIPE, equal]))
+    assert not can_be_sent(dataclasses.replace(Recipe.of(RECIPE), pixels=((0, Darker()),)))  # type: ignore[arg-type]
 
 
 def test_what_has_the_user_s_code_or_a_cache_stays_with_threads(folder: Path, asked: list[Any]) -> None:
