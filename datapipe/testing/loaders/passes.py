@@ -159,7 +159,8 @@ class PassSuite(Promises):
             for _ in range(20):
                 leave(loader)
             assert (own_threads(), threading.active_count()) == before
-            assert _num_open_files() <= files + num_workers, "workers that a loader keeps may have files open"
+            # Workers that a loader keeps, lanes' too, may have files open and processes; 20 passes that leave something are more.
+            assert _num_open_files() <= files + 4 * num_workers
         finally:
             gc.enable()
         _exhaust(loader)

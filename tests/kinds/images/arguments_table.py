@@ -51,9 +51,7 @@ ARGUMENTS: dict[str, Row] = {
     ),
     "drop_last": Row(Status.HONOURED, 'the same as `tail="drop"`; another `tail` with it is refused'),
     "timeout": Row(Status.HONOURED, "seconds to wait for one batch; `LifecycleError` (a RuntimeError) after that"),
-    "worker_init_fn": Row(
-        Status.HONOURED, "called in each decode thread (not in processes) with its number, when a pass starts"
-    ),
+    "worker_init_fn": Row(Status.HONOURED, "called in each decode thread (not in processes) with its number, when a pass starts"),
     "multiprocessing_context": Row(Status.BY_CONSTRUCTION, "workers are threads; their processes start in a way of their own"),
     "generator": Row(Status.HONOURED, "the `seed` is drawn from it when the first pass begins; both at once are refused"),
     "prefetch_factor": Row(
