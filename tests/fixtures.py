@@ -7,6 +7,7 @@ import functools
 import inspect
 import io
 import os
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -294,3 +295,13 @@ def open_images(source: Any, batch_size: int = 1, **options: Any) -> dp.DataLoad
     names = options.keys() & inspect.signature(dp.Images).parameters
     settings = {name: options.pop(name) for name in names}
     return dp.DataLoader(dp.Images(source, **settings), batch_size, **options)
+
+
+def until(holds: Callable[[], bool]) -> bool:
+    """Wait for it, for half a minute at most; whether it came to hold."""
+    deadline = time.monotonic() + 30
+    while not holds():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.001)
+    return True

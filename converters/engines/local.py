@@ -23,6 +23,7 @@ from typing import Any
 from converters.planning.plan import PLAN_NAME, PlannedShard, open_samples, read_plan
 from converters.shards import OnSamples, OnShard, ShardJob, build_shard, error_from_json, job_from_json, job_to_json
 from converters.writers import TARGETS
+from datapipe.core.environment import importing_as_here
 from datapipe.errors import StorageError
 
 
@@ -133,12 +134,11 @@ def _death(code: int) -> str:
 
 
 def _start(job: ShardJob) -> _Worker:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
     process = subprocess.Popen(
         [sys.executable, "-m", "converters.engines.worker"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        env=environment,
+        env=importing_as_here(),
         cwd="/",  # the working directory comes first on a worker's path and may contain anything
         start_new_session=True,  # Ctrl-C reaches this process only, which then stops its workers
     )

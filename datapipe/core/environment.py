@@ -1,10 +1,11 @@
-"""Look up usable cores, shared memory, counts in the environment, versions of packages and the driver, and whose a class is."""
+"""Look up usable cores, shared memory, the environment, counts in it, versions of packages and the driver, whose a class is."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib.metadata
 import os
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +21,11 @@ def positive_environment(name: str, default: int) -> int:
     """Return a count from the environment, or `default` unless it is above 0."""
     text = os.environ.get(name, "")
     return int(text) if text.isdecimal() and int(text) > 0 else default
+
+
+def importing_as_here() -> dict[str, str]:
+    """Return the environment for another interpreter that is to import what this one would, from whatever directory."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(os.path.abspath(path) for path in sys.path if isinstance(path, str))}
 
 
 def _cgroup_cores() -> int:

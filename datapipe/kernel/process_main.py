@@ -1,4 +1,4 @@
-"""What runs in worker processes: a launcher that forks them, and the loop in which each does its work. See `processes`."""
+"""Run worker processes: the launcher forks them, and each answers requests until its asker is gone. See `processes`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-_HEAD = struct.Struct("<QQ")  # bytes of the message, and of the scratch memory that comes with it
+_HEAD = struct.Struct("<QQ")  # the bytes of a message, and how many descriptors come with it
 _GROWTH = 1.5  # of scratch memory, so that it seldom grows
 
 # Does the work of one request; what it returns is the answer. `Scratch` takes what is too large to be sent.
@@ -28,24 +28,19 @@ class Scratch:
 
     def __init__(self) -> None:
         self._memory: mmap.mmap | None = None
-        self._descriptor = -1
-        self.is_told = True  # whether the asker maps it
+        self._untold: list[int] = []  # the descriptor, until the asker has it
 
     def take(self, nbytes: int) -> memoryview:
         """Return that much of it, writable; what it held before is gone."""
         if self._memory is None or len(self._memory) < nbytes:
-            if self._descriptor >= 0:
-                os.close(self._descriptor)
-            self._descriptor = os.memfd_create("datapipe-worker", os.MFD_CLOEXEC)
-            os.ftruncate(self._descriptor, max(1, int(_GROWTH * nbytes)))
-            self._memory = mmap.mmap(self._descriptor, 0)
-            self.is_told = False
+            self._untold = [os.memfd_create("datapipe-worker", os.MFD_CLOEXEC)]
+            os.ftruncate(self._untold[0], max(1, int(_GROWTH * nbytes)))
+            self._memory = mmap.mmap(self._untold[0], 0)
         return memoryview(self._memory)[:nbytes]
 
     def tell(self) -> list[int]:
-        """Return the descriptor, if the asker does not have it yet."""
-        told = [] if self.is_told else [self._descriptor]
-        self.is_told = True
+        """Return the descriptor, if the asker does not have it yet; the caller sends and closes it."""
+        told, self._untold = self._untold, []
         return told
 
 
@@ -135,7 +130,10 @@ def _serve(connection: socket.socket) -> None:
                 answer = handler(request, scratch)
             except Exception as exc:
                 answer = Failure.of(exc)
-            send(connection, answer, scratch.tell())
+            told = scratch.tell()
+            send(connection, answer, told)
+            for descriptor in told:
+                os.close(descriptor)
     except (EOFError, OSError):
         return
 

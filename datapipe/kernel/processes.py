@@ -28,6 +28,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from datapipe.core.environment import importing_as_here
 from datapipe.core.printable import get_logger
 from datapipe.kernel.process_main import Failure, Handler, receive, send
 
@@ -104,11 +105,10 @@ class Launcher:
 
     def __init__(self, imports: Sequence[str]) -> None:
         self._lock = threading.Lock()
-        self._is_ready = self._is_lost = False
-        variables = {name: value for name, value in os.environ.items() if not name.startswith(_DIAGNOSIS)}
+        self._is_ready: bool | None = None  # None: it is not known yet
+        variables = {name: value for name, value in importing_as_here().items() if not name.startswith(_DIAGNOSIS)}
         # Libraries start no threads of their own: where there are none, nothing is lost by forking.
         variables |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-        variables["PYTHONPATH"] = os.pathsep.join(os.path.abspath(path) for path in sys.path if isinstance(path, str))
         self._control, theirs = socket.socketpair()
         with theirs:
             # Without the current directory (-P), which the script's own interpreter need not look at either.
@@ -125,31 +125,32 @@ class Launcher:
     @property
     def is_ready(self) -> bool:
         """Whether workers can be forked at once."""
-        if not self._is_ready and not self._is_lost:
-            with self._lock:
-                self._look()
-        return self._is_ready
+        with self._lock:
+            if self._is_ready is None and select.select([self._control], [], [], 0)[0]:
+                self._is_ready = False
+                with contextlib.suppress(OSError):
+                    self._is_ready = self._control.recv(1) == b"r"
+                if not self._is_ready:
+                    logger.warning("there are no worker processes, as their launcher ended; threads make the batches")
+        return bool(self._is_ready)
 
     def wait(self, timeout_s: float) -> bool:
         """Return whether workers can be forked, at the latest after so many seconds."""
         deadline = time.monotonic() + timeout_s
-        while not self.is_ready and not self._is_lost and time.monotonic() < deadline:
+        while not self.is_ready and self._is_ready is None and time.monotonic() < deadline:
             time.sleep(_POLL_S)
-        return self._is_ready
+        return bool(self._is_ready)
 
     def fork(self) -> socket.socket:
         """Return the connection to a new worker. Raises WorkerEndedError."""
         try:
             ours, theirs = socket.socketpair()
+            with theirs, contextlib.ExitStack() as unless_sent, self._lock:
+                unless_sent.callback(ours.close)
+                socket.send_fds(self._control, [b"f"], [theirs.fileno()])
+                unless_sent.pop_all()
         except OSError as exc:
             raise WorkerEndedError(f"no worker process can be begun ({exc})") from exc
-        with theirs:
-            try:
-                with self._lock:
-                    socket.send_fds(self._control, [b"f"], [theirs.fileno()])
-            except OSError as exc:
-                ours.close()
-                raise WorkerEndedError(f"no worker process can be begun ({exc})") from exc
         return ours
 
     def end(self) -> None:
@@ -164,16 +165,7 @@ class Launcher:
         """In a forked child: it is the parent's."""
         self._control.close()
         self._started.returncode = 0  # not to be waited for here
-        self._is_ready, self._is_lost = False, True
-
-    def _look(self) -> None:
-        if self._is_ready or self._is_lost or not select.select([self._control], [], [], 0)[0]:
-            return
-        with contextlib.suppress(OSError):
-            self._is_ready = self._control.recv(1) == b"r"
-        if not self._is_ready:
-            self._is_lost = True
-            logger.warning("there are no worker processes, as their launcher ended; threads make the batches")
+        self._is_ready = False
 
 
 _launchers: dict[tuple[str, ...], Launcher] = {}

@@ -31,7 +31,7 @@ class DataLoader(Loader):
       can be seen (`ImageFolder`, `Subset`, `ConcatDataset`): for others there is `from_torch`.
     batch_size, sampler, batch_sampler, collate_fn, pin_memory, drop_last, timeout, worker_init_fn, generator, prefetch_factor:
       torch's; docs/loader.md says what each means here. multiprocessing_context, persistent_workers, pin_memory_device and
-      in_order are accepted, and mean nothing: there are no workers, and batches come in order.
+      in_order are accepted, and mean nothing: batches come in order, from threads.
     shuffle: True, of all samples with each other; or "windows", of samples in the same few shards, each shard being read once.
     num_workers: threads, from 8 on with a process each for images; None: the cores that this process may use; 0: the caller's
       thread.

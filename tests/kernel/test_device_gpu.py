@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fixtures import make_folder
+from fixtures import make_folder, until
 
 import datapipe as dp
 from datapipe import transforms as T
@@ -41,15 +40,6 @@ def keep_busy(cycles: int = LONG) -> torch.cuda.Event:
     event = torch.cuda.Event()
     event.record()
     return event
-
-
-def until(holds: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 30
-    while not holds():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.001)
-    return True
 
 
 @contextmanager

@@ -147,6 +147,8 @@ class TestLoaders(LoaderSuite):
 class TestProcesses(LoaderSuite):
     """Images whose decode threads have a process each, from the first batch on."""
 
+    files_per_worker = 4  # the socket and the memory of its process, and of that of a lane
+
     @pytest.fixture(params=["images", pytest.param("images_by_dali", marks=pytest.mark.nightly)])
     def kind(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> LoaderOf:
         monkeypatch.setenv("DATAPIPE_WORKERS", "processes")

@@ -22,6 +22,7 @@ from datapipe.containers.lmdb import listing
 from datapipe.containers.lmdb.listing import CUT_OFF, NO_DATABASE, NO_LIBRARY, RECORD
 from datapipe.containers.source_fields import FolderLabels
 from datapipe.core import regular_files
+from datapipe.core.environment import importing_as_here
 from datapipe.errors import DependencyError, FormatError, MissingDataError, OptionError
 from datapipe.index.listed import ListedSample, Origin, ScanNotes, SourceFacts, Workspace, divide, join
 from datapipe.stores.location import Place
@@ -95,10 +96,9 @@ def _databases(source: Path) -> tuple[Path, list[str]]:
 
 def _entries(path: Path) -> Iterator[tuple[bytes, int, int]]:
     """Yield (key, offset, bytes) of every entry, as a process of its own lists them. Raises FormatError or DependencyError."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
     # As a script: the module is found without importing the rest of the package. -P: what lies next to it shadows nothing.
     command = [sys.executable, "-P", os.path.abspath(listing.__file__), os.fspath(path.absolute())]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd="/", env=environment) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd="/", env=importing_as_here()) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         try:

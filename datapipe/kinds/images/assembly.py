@@ -10,7 +10,7 @@ import torch
 
 from datapipe.fetch.files import Files
 from datapipe.fetch.local import LocalFiles
-from datapipe.index.concat import Repeats
+from datapipe.index.concat import Repeats, wholes
 from datapipe.kernel.accelerators import open_batch_pool, runtime_of
 from datapipe.kernel.device import Uploader
 from datapipe.kernel.kind import Pass, Resources
@@ -120,7 +120,7 @@ def can_be_processes(options: LoaderOptions, *, dataset: Images, recipe: Recipe,
         and kept is None
         and not recipe.rest
         and can_be_sent(recipe)
-        and dataset.index.row_grouping([spec.name for spec in dataset.fields.stored]) is None
+        and not any(part.manifest.has_row_groups for part in wholes(dataset.index))  # which threads share once they are read
     )
 
 

@@ -29,7 +29,9 @@ def explain(kind: ImageKind, passes: Passes) -> list[str]:
     options, choice, dataset = passes.options, kind.choice, kind.dataset
     is_copied = choice.device.type != "cpu"
     manifest, threads, order = dataset.index.manifest, threads_text(options), passes.state()["order"]
-    if can_be_processes(options, dataset=dataset, recipe=kind.recipe, files=kind.files, kept=kind.kept_images()):
+    on_device = is_copied and options.collate_fn is None  # the pixel operations
+    in_blocks = kind.recipe.geometry_alone() if on_device or choice.dali is not None else kind.recipe
+    if can_be_processes(options, dataset=dataset, recipe=in_blocks, files=kind.files, kept=kind.kept_images()):
         threads += ", each with a process"
     shards = manifest.container if manifest.is_listing else f"{manifest.container}, {counted(len(manifest.shards), 'shard')}"
     lines = [
@@ -56,7 +58,7 @@ def explain(kind: ImageKind, passes: Passes) -> list[str]:
     if kept := kind.cache():
         lines.append(f"cache     {kept.describe()}")
     steps = kind.recipe.explain()
-    where = "device" if is_copied and options.collate_fn is None else "CPU"
+    where = "device" if on_device else "CPU"
     lines += [f"{'recipe' if number == 0 else '':<10}{step}" for number, step in enumerate(steps)]
     lines.append(f"pixels    uint8 until the pixel operations, which run on the {where}")
     if options.may_draw is not None:

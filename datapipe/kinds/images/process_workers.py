@@ -23,7 +23,7 @@ from datapipe.codecs.probe import ImageHeader
 from datapipe.core.printable import get_logger
 from datapipe.fetch.files import Files
 from datapipe.fetch.local import LocalFiles
-from datapipe.index.entries import Entries, RowGroup
+from datapipe.index.entries import Entries
 from datapipe.kernel.process_main import Handler, Scratch
 from datapipe.kernel.processes import Launcher, WorkerEndedError, WorkerProcess, launcher, wanted
 from datapipe.kinds.images.dali.settings import GraphOptions
@@ -41,36 +41,28 @@ logger = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class _Rows:
-    """What is asked for: some samples, with their draws."""
+class _Request:
+    """Samples to be loaded, the draws of each, and the memory that they are to fill."""
 
     entries: Entries
     seed: int
     epoch: int
     keys: NDArray[np.int64]  # with which samples draw
     leave_out: Collection[int]
+    shape: tuple[int, ...]  # of the rows of pixels; empty for encoded bytes
+    dtype: torch.dtype
 
-    @classmethod
-    def of(cls, entries: Entries, rows: range, draws: Draws, leave_out: Collection[int]) -> _Rows:
-        some = slice(rows.start, rows.stop)
-        own = Entries(entries.ids[some], entries.labels[some], entries.extents.take(list(rows)))
-        return cls(own, draws.seed, draws.epoch, draws.ids, list(leave_out))
+    @property
+    def num_rows(self) -> int:
+        return len(self.entries)
 
     @property
     def draws(self) -> Draws:
         return Draws(self.seed, self.epoch, self.keys)
 
 
-class _Pixels(NamedTuple):
-    """Rows of a batch, to be made."""
-
-    rows: _Rows
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-
 class _Encoded(NamedTuple):
-    """What a fetched block holds for DALI, besides the bytes, which lie in the scratch memory one after the other."""
+    """A fetched block for DALI. The bytes of its samples lie in the scratch memory, one after the other."""
 
     report: BlockReport
     rows: list[int]
@@ -90,10 +82,9 @@ class BlockWork:
         torch.set_num_threads(1)
         worker = BlockWorker(self.recipe, LocalFiles())
 
-        def handle(asked: _Pixels, scratch: Scratch) -> BlockReport:
+        def handle(asked: _Request, scratch: Scratch) -> BlockReport:
             out = _tensor(scratch.take(_nbytes(asked.shape, asked.dtype)), asked.shape, asked.dtype)
-            rows = asked.rows
-            return worker.load(rows.entries, range(len(rows.entries)), rows.draws, out, leave_out=rows.leave_out)
+            return worker.load(asked.entries, range(asked.num_rows), asked.draws, out, leave_out=asked.leave_out)
 
         return handle
 
@@ -110,9 +101,9 @@ class FetchWork:
         torch.set_num_threads(1)
         worker = FetchWorker(BlockWorker(self.recipe, LocalFiles()), self.geometry, self.graph)
 
-        def handle(rows: _Rows, scratch: Scratch) -> _Encoded:
-            block = Fetched(len(rows.entries), self.graph.height, self.graph.width)
-            report = worker.load(rows.entries, range(len(rows.entries)), rows.draws, block, 0, leave_out=rows.leave_out)
+        def handle(asked: _Request, scratch: Scratch) -> _Encoded:
+            block = Fetched(asked.num_rows, self.graph.height, self.graph.width)
+            report = worker.load(asked.entries, range(asked.num_rows), asked.draws, block, 0, leave_out=asked.leave_out)
             given = block.rows_given()
             samples = [sample for sample in block.samples if sample is not None]
             ends = np.cumsum([len(sample.data) for sample in samples], dtype=np.int64).tolist()
@@ -143,19 +134,29 @@ class _Process:
         self._process: WorkerProcess | None = None
         self._owner = os.getpid()
 
-    def ask(self, request: _Pixels | _Rows) -> tuple[Any, memoryview] | None:
+    def ask(
+        self,
+        entries: Entries,
+        rows: range,
+        draws: Draws,
+        leave_out: Collection[int],
+        *,
+        shape: tuple[int, ...] = (),
+        dtype: torch.dtype = torch.uint8,
+    ) -> tuple[Any, memoryview] | None:
         """Return the process's answer and its memory; None: it has none, and the thread is to do the work itself."""
         if self._launcher is None or os.getpid() != self._owner:  # forked children do without
             return None
-        rows = request.rows if isinstance(request, _Pixels) else request
-        if ImageFile.LOAD_TRUNCATED_IMAGES or _has_row_groups(rows.entries):  # a setting of Pillow's that it does not have
+        if ImageFile.LOAD_TRUNCATED_IMAGES:  # a setting of Pillow's that the process does not have
             return None
         try:
             if self._process is None:
                 if not self._launcher.is_ready:
                     return None
                 self._process = self._begin(self._launcher)
-            return self._process.ask(request)
+            some = slice(rows.start, rows.stop)
+            own = Entries(entries.ids[some], entries.labels[some], entries.extents.take(list(rows)))
+            return self._process.ask(_Request(own, draws.seed, draws.epoch, draws.ids, list(leave_out), shape, dtype))
         except WorkerEndedError as exc:
             logger.warning("%s", exc)
             self._process = self._launcher = None
@@ -170,12 +171,6 @@ class _Process:
             raise WorkerEndedError(f"a worker process could not begin ({exc}); a thread does its work") from exc
 
 
-def _has_row_groups(entries: Entries) -> bool:
-    """Return whether values lie in row groups, which threads share once they are read."""
-    codecs = entries.extents.codecs
-    return codecs is not None and any(isinstance(codec, RowGroup) for codec in codecs)
-
-
 class ProcessBlockWorker(BlockWorker):
     """A `BlockWorker` with a process."""
 
@@ -186,11 +181,12 @@ class ProcessBlockWorker(BlockWorker):
     def load(
         self, entries: Entries, rows: range, draws: Draws, out: torch.Tensor, *, leave_out: Collection[int] = ()
     ) -> BlockReport:
-        found = self._there.ask(_Pixels(_Rows.of(entries, rows, draws, leave_out), tuple(out.shape), out.dtype))
+        shape = tuple(out.shape)
+        found = self._there.ask(entries, rows, draws, leave_out, shape=shape, dtype=out.dtype)
         if found is None:
             return super().load(entries, rows, draws, out, leave_out=leave_out)
         report: BlockReport = found[0]
-        out.copy_(_tensor(found[1], tuple(out.shape), out.dtype))
+        out.copy_(_tensor(found[1], shape, out.dtype))
         return report
 
 
@@ -204,7 +200,7 @@ class ProcessFetchWorker(FetchWorker):
     def load(
         self, entries: Entries, rows: range, draws: Draws, batch: Fetched, first: int, *, leave_out: Collection[int] = ()
     ) -> BlockReport:
-        found = self._there.ask(_Rows.of(entries, rows, draws, leave_out)) if batch.is_open else None
+        found = self._there.ask(entries, rows, draws, leave_out) if batch.is_open else None
         if found is None:
             return super().load(entries, rows, draws, batch, first, leave_out=leave_out)
         encoded, memory = found
