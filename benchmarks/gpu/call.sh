@@ -2,8 +2,8 @@
 # One call on a GPU machine without network: `OUT=DIRECTORY bash benchmarks/gpu/call.sh STAGE ...`, in the repository.
 #
 # Unpacks the payload (PAYLOAD, or .gpu/payload.tar.xz; .gpu/tables.tar.xz for the stage `tables`, which comes in a call of its
-# own; and .gpu/spare.tar.xz if it is there) where that is not done yet, and runs the stages in turn. Results lie in $OUT, up to date after every measurement, in at most
-# eight files. What earlier calls found, which later stages build on, is taken from .gpu/results and from the machine itself.
+# own; and .gpu/spare.tar.xz if it is there) where that is not done yet, and runs the stages in turn. Results lie in $OUT, a file
+# for each stage, up to date after every measurement. What later stages build on is taken from .gpu/results and from the machine.
 # Set COMMIT where git cannot say it, LIMIT_S for the whole call, GPU_ARGS for further arguments of benchmarks.gpu.
 set -u
 work=${WORK:-/tmp/datapipe-gpu}

@@ -12,11 +12,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
+
+import torch
 
 from benchmarks.gpu.device import Device
 
 _AHEAD = 8  # steps that the host may be ahead of the device: more would only fill its memory
+_TAKEN_AHEAD = 4  # batches that the GPU may lag the host: a training loop does not run ahead without limit either
+_LOSSES_KEPT = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,3 +83,62 @@ def _steps(
         if len(behind) > _AHEAD:
             device.wait(behind.popleft())
     return marks, host_wait_ms
+
+
+# -- what the measurements of several kinds of data share --------------------------------------------
+
+
+class Taken(NamedTuple):
+    """What was taken in some time."""
+
+    num: int
+    wall_s: float
+    used_mb: float  # of the device's memory, by anybody, at the end
+
+
+def take(batches: Iterator[Any], device: Device, seconds: float, size_of: Callable[[Any], int] = len) -> Taken:
+    """Take batches for so long, at least one, and wait for them. `size_of`: what a batch counts."""
+    marks: deque[Any] = deque()
+    device.synchronise()
+    num, began = 0, time.perf_counter()
+    while num == 0 or time.perf_counter() - began < seconds:
+        num += size_of(next(batches))
+        marks.append(device.mark())
+        if len(marks) > _TAKEN_AHEAD:
+            device.wait(marks.popleft())
+    used_mb = device.used_mb()
+    device.synchronise()
+    return Taken(num, time.perf_counter() - began, used_mb)
+
+
+def first_and_steady(
+    batches: Iterator[Any], device: Device, arguments: dict[str, Any], size_of: Callable[[Any], int]
+) -> tuple[float, Taken]:
+    """Return the seconds until the first batch, and what is taken in `seconds` once it runs for `warmup_s`."""
+    started = time.perf_counter()
+    next(batches)
+    device.synchronise()
+    first_batch_s = time.perf_counter() - started
+    take(batches, device, arguments["warmup_s"], size_of)
+    return first_batch_s, take(batches, device, arguments["seconds"], size_of)
+
+
+def bf16_step(
+    loss_of: Callable[[Any], torch.Tensor], optimizer: torch.optim.Optimizer, device: str
+) -> tuple[Callable[[Any], None], list[torch.Tensor]]:
+    """A step of training in bf16 by what `loss_of` makes of a batch under autocast, and where the first losses go.
+
+    It asks the device for nothing.
+    """
+    losses: list[torch.Tensor] = []
+
+    def step(batch: Any) -> None:
+        with torch.autocast(device, dtype=torch.bfloat16):
+            loss = loss_of(batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        if len(losses) < _LOSSES_KEPT:
+            losses.append(loss.detach())
+
+    return step, losses

@@ -64,7 +64,8 @@ def ways(device: str) -> list[Way]:
     def dali(load: float, **about: Any) -> Way:
         words = {"is_busy": "busy", "older_nvjpeg": "whole images", "engines_shared": "engines shared"}
         name = f"DALI, load {load:g}" + "".join(f", {words[word]}" for word in about)
-        return Way(name, "dali", device, DECODER, {"hw_decoder_load": load, "num_pipelines": 3}, **about)
+        pipelines = {"num_pipelines": 3} if "engines_shared" in about else {}
+        return Way(name, "dali", device, DECODER, {"hw_decoder_load": load, **pipelines}, **about)
 
     return [
         Way(OURS, "images_cpu", "cpu", EXACT),

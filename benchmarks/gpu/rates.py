@@ -6,8 +6,7 @@ import dataclasses
 import gc
 import resource
 import time
-from collections import deque
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,10 @@ from typing import Any
 from benchmarks.contenders import CONTENDERS, Contender
 from benchmarks.gpu.device import Device, open_device
 from benchmarks.gpu.engines import EngineMeter
+from benchmarks.gpu.pace import take
 from benchmarks.gpu.settings import Check
 from benchmarks.measure import check as check_batch
 from benchmarks.task import Task
-
-_AHEAD = 4  # batches that the GPU may lag the host: a training loop does not run ahead without limit either
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +69,11 @@ def rate_of(variant: Variant, data: Path, device: Device, seconds: float, warmup
     device.synchronise()
     first_batch_s = time.perf_counter() - started
     check_batch(first, contender, task.batch_size)
-    _consume(batches, device, warmup_s)
+    take(batches, device, warmup_s)
     meter = EngineMeter(device.name)
     meter.start()
     used = resource.getrusage(resource.RUSAGE_SELF)
-    num_images, wall_s, used_mb = _consume(batches, device, seconds)
+    num_images, wall_s, used_mb = take(batches, device, seconds)
     now = resource.getrusage(resource.RUSAGE_SELF)
     engines = meter.stop()
     cpu_s = now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime
@@ -88,18 +86,3 @@ def rate_of(variant: Variant, data: Path, device: Device, seconds: float, warmup
         "device_mb": round(used_mb - before_mb),
         **engines,
     }
-
-
-def _consume(batches: Iterator[Sized], device: Device, seconds: float) -> tuple[int, float, float]:
-    """Take batches for so long: images, seconds, and the device memory in use then, MB."""
-    marks: deque[Any] = deque()
-    device.synchronise()
-    num_images, began = 0, time.perf_counter()
-    while num_images == 0 or time.perf_counter() - began < seconds:
-        num_images += len(next(batches))
-        marks.append(device.mark())
-        if len(marks) > _AHEAD:
-            device.wait(marks.popleft())
-    used_mb = device.used_mb()
-    device.synchronise()
-    return num_images, time.perf_counter() - began, used_mb

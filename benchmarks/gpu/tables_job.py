@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,12 +11,11 @@ import torch
 
 import datapipe as dp
 from benchmarks.gpu.device import MB, Device, open_device
-from benchmarks.gpu.pace import run_paced
+from benchmarks.gpu.pace import bf16_step, first_and_steady, run_paced
 from benchmarks.gpu.settings import Check
 from benchmarks.gpu.table_feeds import ARROW, CUDF, FEEDS, Batch, open_ours
 from benchmarks.table_contenders import DENSE, IDS
 
-_AHEAD = 4  # batches that the GPU may lag the host
 _IDS, _WIDTH = 100_000, 16  # of an embedding
 
 
@@ -59,14 +56,10 @@ def parity(folder: Path, device: Device, *, recipe: str, batch_size: int) -> dic
 
 def rate(batches: Iterator[Batch], device: Device, arguments: dict[str, Any], check: Check) -> dict[str, Any]:
     """Rows per second from batch to batch, once it runs."""
-    before_mb, started = device.used_mb(), time.perf_counter()
-    next(batches)
-    device.synchronise()
-    first_batch_s = time.perf_counter() - started
-    _consume(batches, device, arguments["warmup_s"])
-    num_rows, wall_s = _consume(batches, device, arguments["seconds"])
+    before_mb = device.used_mb()
+    first_batch_s, taken = first_and_steady(batches, device, arguments, lambda batch: len(batch[2]))
     return {
-        "rows_per_s": num_rows / wall_s,
+        "rows_per_s": taken.num / taken.wall_s,
         "first_batch_s": round(first_batch_s, 2),
         "device_mb": round(device.used_mb() - before_mb),
     }
@@ -114,35 +107,13 @@ class ClickModel(torch.nn.Module):
 
 
 def training_step(device: str, *, num_ids: int) -> tuple[Callable[[Batch], None], list[torch.Tensor]]:
-    """A step of bf16 training, and where the first losses go. It asks the device for nothing."""
+    """See `bf16_step`."""
     torch.manual_seed(0)
     model = ClickModel(num_ids).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    losses: list[torch.Tensor] = []
 
-    def step(batch: Batch) -> None:
+    def loss_of(batch: Batch) -> torch.Tensor:
         dense, ids, label = batch
-        with torch.autocast(device, dtype=torch.bfloat16):
-            logits = model(torch.log1p(dense), ids)
-        loss = torch.nn.functional.binary_cross_entropy_with_logits(logits.float(), label)
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        if len(losses) < 8:
-            losses.append(loss.detach())
+        return torch.nn.functional.binary_cross_entropy_with_logits(model(torch.log1p(dense), ids).float(), label)
 
-    return step, losses
-
-
-def _consume(batches: Iterator[Batch], device: Device, seconds: float) -> tuple[int, float]:
-    """Take batches for so long: rows and seconds."""
-    marks: deque[Any] = deque()
-    device.synchronise()
-    num_rows, began = 0, time.perf_counter()
-    while num_rows == 0 or time.perf_counter() - began < seconds:
-        num_rows += len(next(batches)[2])
-        marks.append(device.mark())
-        if len(marks) > _AHEAD:
-            device.wait(marks.popleft())
-    device.synchronise()
-    return num_rows, time.perf_counter() - began
+    return bf16_step(loss_of, optimizer, device)

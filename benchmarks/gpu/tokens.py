@@ -12,7 +12,7 @@ from benchmarks.gpu.report import Report
 from benchmarks.gpu.settings import Check, Deadline
 from benchmarks.gpu.token_feeds import NANO, OURS, RESIDENT
 
-VOCABULARY, END = 50_257, 50_256
+_END = 50_256  # of GPT-2's ids, the last
 _NUM_TOKENS = 30_000_000
 _MEDIAN_TOKENS, _SPREAD = 500, 1.2  # of documents of the web, about; of their logarithm
 _NUM_ROUNDS = 2
@@ -58,8 +58,8 @@ def corpus(check: Check) -> Path:
         ends = lengths.cumsum()
         ends = ends[: int(np.searchsorted(ends, num)) + 1]
         # Words as frequent as those of a language, so that a loss falls.
-        ids = np.minimum(rng.zipf(1.2, int(ends[-1])), END - 1).astype("<u2")
-        ids[ends - 1] = END
+        ids = np.minimum(rng.zipf(1.2, int(ends[-1])), _END - 1).astype("<u2")
+        ids[ends - 1] = _END
         file.parent.mkdir(parents=True, exist_ok=True)
         file.with_suffix(".ds.index").write_bytes(ends.astype("<u8").tobytes())
         part = file.with_suffix(".part")

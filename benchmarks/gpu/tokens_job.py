@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,11 +12,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from benchmarks.gpu.device import Device, open_device
-from benchmarks.gpu.pace import run_paced
+from benchmarks.gpu.pace import bf16_step, first_and_steady, run_paced
 from benchmarks.gpu.settings import Check
 from benchmarks.gpu.token_feeds import FEEDS, Batch, open_ours
 
-_AHEAD = 4  # batches that the GPU may lag the host
 _COMPARED = 40  # batches
 _PAD = -100
 
@@ -80,26 +77,8 @@ def apart(file: Path, length: int, rows: int, device: Device, check: Check) -> d
 
 def rate(batches: Iterator[Batch], device: Device, arguments: dict[str, Any]) -> dict[str, Any]:
     """Tokens per second from batch to batch, once it runs."""
-    started = time.perf_counter()
-    next(batches)
-    device.synchronise()
-    first_batch_s = time.perf_counter() - started
-    _consume(batches, device, arguments["warmup_s"])
-    num, wall_s = _consume(batches, device, arguments["seconds"])
-    return {"tokens_per_s": round(num / wall_s), "first_batch_s": round(first_batch_s, 3)}
-
-
-def _consume(batches: Iterator[Batch], device: Device, seconds: float) -> tuple[int, float]:
-    marks: deque[Any] = deque()
-    device.synchronise()
-    num, began = 0, time.perf_counter()
-    while num == 0 or time.perf_counter() - began < seconds:
-        num += next(batches)[0].numel()
-        marks.append(device.mark())
-        if len(marks) > _AHEAD:
-            device.wait(marks.popleft())
-    device.synchronise()
-    return num, time.perf_counter() - began
+    first_batch_s, taken = first_and_steady(batches, device, arguments, lambda batch: batch[0].numel())
+    return {"tokens_per_s": round(taken.num / taken.wall_s), "first_batch_s": round(first_batch_s, 3)}
 
 
 # -- a network -----------------------------------------------------------------------------------
@@ -169,23 +148,16 @@ class GPT(nn.Module):
 
 
 def training_step(device: str, length: int, check: Check) -> tuple[Callable[[Batch], None], list[torch.Tensor]]:
-    """A step of bf16 training of 124 M weights, and where the first losses go. It asks the device for nothing.
+    """See `bf16_step`; 124 M weights.
 
     Attention is causal over whole rows, as nanoGPT's is, so that all feeds give the network the same work.
     """
     torch.manual_seed(0)
     model = GPT(length, *check.pick((), (2, 32, 2))).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=device == "cuda")
-    losses: list[torch.Tensor] = []
 
-    def step(batch: Batch) -> None:
+    def loss_of(batch: Batch) -> torch.Tensor:
         ids, labels, positions = batch
-        with torch.autocast(device, dtype=torch.bfloat16):
-            loss = model.losses(ids, labels, positions, causal).sum() / (labels != _PAD).sum()
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        if len(losses) < 8:
-            losses.append(loss.detach())
+        return model.losses(ids, labels, positions, causal).sum() / (labels != _PAD).sum()
 
-    return step, losses
+    return bf16_step(loss_of, optimizer, device)

@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.contenders.torchvision_transforms import import_torchvision
 from benchmarks.gpu.device import MB, open_device
-from benchmarks.gpu.pace import run_paced
+from benchmarks.gpu.pace import bf16_step, run_paced
 from benchmarks.gpu.rates import Variant
 from benchmarks.gpu.settings import Check
 from benchmarks.task import Task
@@ -48,7 +48,7 @@ def measure(arguments: dict[str, Any], check: Check) -> Iterator[dict[str, Any]]
 
 
 def training_step(name: str, device: str, batch_size: int) -> tuple[Callable[[Any], None], list[torch.Tensor]]:
-    """A step of bf16 training in channels_last, and where the first losses go. It asks the device for nothing."""
+    """See `bf16_step`; in channels_last."""
     import_torchvision()
     torch.backends.cudnn.benchmark = True
     torch.manual_seed(0)
@@ -56,15 +56,4 @@ def training_step(name: str, device: str, batch_size: int) -> tuple[Callable[[An
     model = models.get_model(name, weights=None).to(device=device, memory_format=torch.channels_last).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     labels = torch.randint(0, _NUM_CLASSES, (batch_size,), device=device)
-    losses: list[torch.Tensor] = []
-
-    def step(images: torch.Tensor) -> None:
-        with torch.autocast(device, dtype=torch.bfloat16):
-            loss = torch.nn.functional.cross_entropy(model(images), labels)
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        if len(losses) < 8:
-            losses.append(loss.detach())
-
-    return step, losses
+    return bf16_step(lambda images: torch.nn.functional.cross_entropy(model(images), labels), optimizer, device)
