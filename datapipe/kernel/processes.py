@@ -30,6 +30,7 @@ from typing import Any
 
 from datapipe.core.environment import importing_as_here
 from datapipe.core.printable import get_logger
+from datapipe.errors import OptionError
 from datapipe.kernel.process_main import Failure, Handler, receive, send
 
 FEWEST = 8  # workers of a loader from which on the lock costs more than processes do, and some 40 MB each
@@ -186,8 +187,10 @@ def launcher(imports: Sequence[str]) -> Launcher | None:
 
 
 def wanted(num_workers: int) -> bool:
-    """Return whether a loader with so many workers should have processes."""
+    """Return whether a loader with so many workers should have processes. Raises OptionError if the environment says neither."""
     asked = os.environ.get(_WHERE, "")
+    if asked not in ("", "threads", "processes"):
+        raise OptionError(f"{_WHERE} is {asked!r:.40} in the environment; set it to 'threads' or 'processes', or unset it")
     if asked == "threads" or not hasattr(os, "memfd_create"):
         return False
     return num_workers >= (1 if asked == "processes" else FEWEST)

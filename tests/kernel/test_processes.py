@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from fixtures import until
 
-from datapipe.errors import DecodeError
+from datapipe.errors import DecodeError, OptionError
 from datapipe.kernel import processes
 from datapipe.kernel.process_main import Scratch
 from datapipe.kernel.processes import Launcher, WorkerEndedError, WorkerProcess, wanted
@@ -219,3 +219,6 @@ def test_users_decide(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not wanted(64)
     monkeypatch.setenv("DATAPIPE_WORKERS", "processes")
     assert [wanted(num) for num in (0, 1)] == [False, True]
+    monkeypatch.setenv("DATAPIPE_WORKERS", "process")
+    with pytest.raises(OptionError, match="DATAPIPE_WORKERS is 'process' in the environment; set it to"):
+        wanted(64)
