@@ -40,6 +40,7 @@ _AS_IT_IS: dict[str, Any] = {"taken_over": False}
 _OWN_CHAIN: dict[str, Any] = {"chain": "own"}
 _OWN_DATASET: dict[str, Any] = {"dataset": "own"}
 _BY_WORKERS = {"backend": "images_cpu"}
+_SMOOTH = {"jpeg_fancy_upsampling": True}
 # Kinds of Datasets of one's own, and what to call them.
 OWN_DATASETS = {
     "path": "Image.open(path) and a Compose",
@@ -102,6 +103,7 @@ _ALL = (
     Contender("gpu-ours-dali", "datapipe, DALI", "ours_gpu", "shards", {"dali": {}}),
     Contender("gpu-ours-cpu", "datapipe, decoded on the CPU", "ours_gpu", "shards", {"backend": "images_cpu"}),
     Contender("gpu-dali", "DALI on the GPU, by hand", "dali_gpu", "folder"),
+    Contender("gpu-dali-smooth", "DALI on the GPU, by hand, chroma as Pillow", "dali_gpu", "folder", _SMOOTH),
     Contender("gpu-torchvision", "torchvision, decoded on the GPU", "torchvision_gpu", "folder"),
     Contender("gpu-torch", "torch DataLoader + PIL, pinned", "torch_gpu", "folder"),
     Contender("gpu-from-torch-dali", "from_torch, a Dataset of one's own, by DALI", "from_torch_gpu", "folder"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Iterator, Mapping, Sized
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import Any
 from unittest import mock
 
@@ -15,7 +15,7 @@ from benchmarks.contenders.ours import open_loader
 from benchmarks.task import Task
 from datapipe import Dali
 from datapipe.kernel.cuda_runtime import CudaRuntime
-from datapipe.kinds.images.dali.pipeline import DaliPipeline
+from datapipe.kinds.images import assembly
 from datapipe.kinds.images.process_workers import await_processes
 
 
@@ -28,18 +28,19 @@ def make(
     part: str = "shards",
     copy_priority: int | None = None,
     workers: str | None = None,
-    engines_shared: bool = False,
+    fetching: int | None = None,
 ) -> Iterator[Sized]:
     """Batches for ever. Raises RuntimeError unless the decoder's graph is on `device`.
 
     `dali`: arguments of `Dali`, in place of `backend`; under "auto" the loader measures and chooses first.
     `copy_priority`: of the stream on which batches are copied; -1 is before 0. It is no setting of datapipe's: here it is put in
-    from outside. `workers`: "threads" for decode threads without processes. `engines_shared`: see the function of this name.
+    from outside. `workers`: "threads" for decode threads without processes.
+    `fetching`: threads that fetch for DALI.
     """
     chosen: Any = backend if dali is None else Dali(**dali)
     with ExitStack() as patches:
-        if engines_shared:
-            patches.enter_context(share_engines())
+        if fetching is not None:
+            patches.enter_context(mock.patch.object(assembly, "FETCHING", fetching))
         if copy_priority is not None:
             patches.enter_context(mock.patch.object(CudaRuntime, "new_stream", functools.partialmethod(_stream, copy_priority)))
         with mock.patch.dict(os.environ, {} if workers is None else {"DATAPIPE_WORKERS": workers}):
@@ -48,25 +49,6 @@ def make(
             check_decoder(loader, device)
         while True:
             yield from (images for images, _ in loader)
-
-
-@contextmanager
-def share_engines() -> Iterator[None]:
-    """Let pipelines use the GPU's JPEG engines side by side; each waits for the end of its own runs alone.
-
-    An experiment: DALI's memory goes from one stream to another only after events (its `async_pool.h`), so that this should do.
-    """
-    with mock.patch.object(DaliPipeline, "_engines", _drained_alone):
-        yield
-
-
-@contextmanager
-def _drained_alone(pipeline: DaliPipeline, stream: torch.cuda.Stream | None) -> Iterator[None]:
-    yield
-    if stream is not None and pipeline.options.hw_decoder_load:
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record(stream)
-        event.synchronize()
 
 
 def check_decoder(loader: Any, device: str) -> None:

@@ -13,7 +13,7 @@ from benchmarks.gpu.job import run_job
 from benchmarks.gpu.report import Report
 from benchmarks.gpu.sets import photographs, some_files
 from benchmarks.gpu.settings import Check, Deadline
-from benchmarks.gpu.verdicts import every_damage, measure_verdicts
+from benchmarks.gpu.verdicts import BY_CPU, BY_ENGINES, BY_KERNELS, every_damage, measure_verdicts
 
 _MAX_MEAN = 2.0  # of 255, of one image against Pillow's
 _LEFT_FOR_OTHERS_S = 200  # that comparing pixels leaves to what comes after it
@@ -29,7 +29,9 @@ def run(check: Check, report: Report, deadline: Deadline) -> None:
     with report.attempt("parity"):
         parity.run(check, report, deadline.less(0 if check.is_dry else _LEFT_FOR_OTHERS_S))
     with report.attempt("damaged files"):
-        measure_verdicts(check, report, deadline, every_damage(check), check.pick((0.0, 1.0), (0.0,)))
+        measure_verdicts(
+            check, report, deadline, every_damage(check), check.pick((BY_KERNELS, BY_CPU, BY_ENGINES), (BY_KERNELS,))
+        )
     with report.attempt("capture"):
         capture(check, report, deadline)
     with report.attempt("end"):

@@ -7,7 +7,7 @@ from typing import Any
 from benchmarks.gpu.report import read_reports
 from benchmarks.gpu.settings import Check
 
-OURS, BY_HAND, ON_CPU = "gpu-ours-dali", "gpu-dali", "gpu-ours-cpu"
+OURS, BY_HAND, SMOOTH, ON_CPU = "gpu-ours-dali", "gpu-dali", "gpu-dali-smooth", "gpu-ours-cpu"
 _OF_ALL_CORES = ("first", "settings", "combined")
 
 
@@ -25,4 +25,4 @@ def best_settings(check: Check) -> dict[str, Any]:
             if rate > found.get(result["contender"], (0.0, None))[0]:
                 found[result["contender"]] = (rate, result["options"])
     best = {contender: options for contender, (_, options) in found.items()}
-    return best if decodes_regions(check) else {BY_HAND: {"decodes_regions": False}} | best
+    return best if decodes_regions(check) else {name: {"decodes_regions": False} for name in (BY_HAND, SMOOTH)} | best

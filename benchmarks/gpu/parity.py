@@ -24,6 +24,7 @@ from benchmarks.gpu.report import Report
 from benchmarks.gpu.sets import some_files
 from benchmarks.gpu.settings import Check, Deadline
 from benchmarks.task import IMAGENET_STD
+from datapipe.kinds.images.dali.settings import HUFFMAN_THRESHOLD
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,25 +56,22 @@ class Way:
     dali: dict[str, Any] | None = None
     older_nvjpeg: bool = False
     is_busy: bool = False
-    engines_shared: bool = False
 
 
 def ways(device: str) -> list[Way]:
     """The most telling first: OURS, to which the others are held, and then DALI by the share of the JPEG engines."""
 
-    def dali(load: float, **about: Any) -> Way:
-        words = {"is_busy": "busy", "older_nvjpeg": "whole images", "engines_shared": "engines shared"}
-        name = f"DALI, load {load:g}" + "".join(f", {words[word]}" for word in about)
-        pipelines = {"num_pipelines": 3} if "engines_shared" in about else {}
-        return Way(name, "dali", device, DECODER, {"hw_decoder_load": load, **pipelines}, **about)
+    def dali(load: float, huffman: int = HUFFMAN_THRESHOLD, **about: Any) -> Way:
+        words = {"is_busy": "busy", "older_nvjpeg": "whole images"}
+        name = f"DALI, load {load:g}" + ", Huffman on the GPU" * (not huffman) + "".join(f", {words[word]}" for word in about)
+        return Way(name, "dali", device, DECODER, {"hw_decoder_load": load, "hybrid_huffman_threshold": huffman}, **about)
 
     return [
         Way(OURS, "images_cpu", "cpu", EXACT),
         dali(0.65, is_busy=True),
         dali(0.0, is_busy=True),
-        dali(0.65, is_busy=True, engines_shared=True),
+        dali(0.0, 0, is_busy=True),
         dali(1.0, is_busy=True),
-        dali(1.0, is_busy=True, engines_shared=True),
         dali(0.0, older_nvjpeg=True),
         Way("images_cpu, pixels on the device, busy", "images_cpu", device, ROUNDINGS, is_busy=True),
         dali(0.0),
@@ -94,7 +92,7 @@ def run(check: Check, report: Report, deadline: Deadline) -> None:
             report.skip(way.name, f"30 s needed, {max(0, deadline.left_s):.0f} s left")
             continue
         arguments = {
-            **{name: getattr(way, name) for name in ("backend", "device", "dali", "older_nvjpeg", "is_busy", "engines_shared")},
+            **{name: getattr(way, name) for name in ("backend", "device", "dali", "older_nvjpeg", "is_busy")},
             "data": str(folder),
             "out": str(scratch / str(number)),
             "recipes": list(RECIPES),

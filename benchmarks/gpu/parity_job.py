@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import numpy as np
 import torch
 
 import datapipe
-from benchmarks.contenders.ours_gpu import check_decoder, share_engines
+from benchmarks.contenders.ours_gpu import check_decoder
 from benchmarks.gpu.device import Device, open_device
 from benchmarks.gpu.libraries import told_libraries
 from benchmarks.gpu.settings import Check
@@ -39,13 +38,10 @@ def measure(arguments: dict[str, Any], check: Check) -> Iterator[dict[str, Any]]
     """A result per recipe, then what was loaded.
 
     `arguments`: data (an image folder), out (folder for .npy files), recipes (names), backend, device, dali (settings, or
-    None), batch_size, engines_shared, older_nvjpeg (behave as beside an nvJPEG that cannot decode regions smoothly), is_busy,
-    delay_ms (how late batches are read then).
+    None), batch_size, older_nvjpeg (behave as beside an nvJPEG that cannot decode regions smoothly), is_busy, delay_ms (how late
+    batches are read then).
     """
     busy = open_device(arguments["device"]) if arguments["is_busy"] else None
-    patches = ExitStack()  # to the end of this process
-    if arguments["engines_shared"]:
-        patches.enter_context(share_engines())
     if arguments.get("older_nvjpeg"):
         _pretend_older_nvjpeg()
     dali = arguments.get("dali")

@@ -11,7 +11,7 @@ from benchmarks.gpu.job import run_job
 from benchmarks.gpu.report import Report
 from benchmarks.gpu.sets import photographs
 from benchmarks.gpu.settings import Check, Deadline
-from benchmarks.gpu.verdicts import every_damage, measure_verdicts, other_policies
+from benchmarks.gpu.verdicts import BY_ENGINES, BY_KERNELS, every_damage, measure_verdicts, other_policies
 
 _MAX_GROWTH = {"threads": 0, "tasks": 8, "files": 4, "host_mb": 150, "device_mb": 100}
 _MAX_MEANS_APART = 0.02  # of normalised images: another decoder's rounding, never another image
@@ -19,11 +19,11 @@ _MAX_MEANS_APART = 0.02  # of normalised images: another decoder's rounding, nev
 
 def run(check: Check, report: Report, deadline: Deadline) -> None:
     with report.attempt("damaged files"):
-        measure_verdicts(check, report, deadline, other_policies(check), (0.0,))
+        measure_verdicts(check, report, deadline, other_policies(check), (BY_KERNELS,))
     for question in _questions(check, str(photographs(check) / "shards")):
         _ask(check, report, deadline, question)
     if not check.is_dry:
-        measure_verdicts(check, report, deadline, every_damage(check), (0.65,))
+        measure_verdicts(check, report, deadline, every_damage(check), (BY_ENGINES,))
 
 
 def _questions(check: Check, data: str) -> list[dict[str, Any]]:

@@ -5,8 +5,8 @@ Phases, the most telling first; what the time does not suffice for is named as s
  settings  as far as time is left for the rounds, one thing changed at a time: share of the JPEG engines, pipelines, threads,
            where Huffman codes are decoded
  combined  the best of each put together
- rounds    the best of ours and of the pipeline written by hand, and the CPU path, in three alternated rounds of fresh
-           processes, for medians and ratios
+ rounds    the best of ours and of the pipelines written by hand, and the CPU path, in three alternated rounds, for medians and
+           ratios
  chosen    the backend that the loader chose itself
  kept      decoded images kept on the GPU, from the second epoch on; another recipe, which does not resample them
  taken     a Dataset of one's own taken over, made by DALI and by the workers; `first` has torch's loader over the same
@@ -19,10 +19,11 @@ import os
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.earlier import BY_HAND, ON_CPU, OURS, best_settings, decodes_regions
+from benchmarks.gpu.earlier import BY_HAND, ON_CPU, OURS, SMOOTH, best_settings, decodes_regions
 from benchmarks.gpu.job import run_job
 from benchmarks.gpu.rates import Variant
 from benchmarks.gpu.report import Report
@@ -34,11 +35,13 @@ Options = dict[str, Any]
 
 _START_S = 90  # a job may take so long to begin; the loader's own choice measures for 30 s
 _AROUND_S = 6  # the expected time of a job in addition to measuring
+_BETWEEN_S = 1.5  # that a variant takes to begin
 _NUM_ROUNDS = 3
+_IN_ROUNDS = (OURS, SMOOTH, BY_HAND, ON_CPU)
 TAKEN_OVER = ("gpu-from-torch-dali", "gpu-from-torch-cpu")
-_LOADS = (0.0, 0.12, 0.65, 1.0)
+_LOADS = (0.0, 0.65, 1.0)  # shares of the JPEG engines; DALI's own is 0.65
 _WHOLE: Options = {"decodes_regions": False}
-_HUFFMAN = (0, 250_000, 10_000_000)  # pixels from which on the GPU decodes Huffman codes; DALI's own is a million
+_KERNELS: Options = {"dali": {"hybrid_huffman_threshold": 0}}  # the GPU decodes Huffman codes, of all images
 
 
 def run(check: Check, report: Report, deadline: Deadline) -> None:
@@ -46,9 +49,9 @@ def run(check: Check, report: Report, deadline: Deadline) -> None:
     report.note(num_cores=num_cores(), data=str(sweep.root))
     sweep.together("first", sweep.as_they_come())
     before = dataclasses.replace(sweep, deadline=deadline.less(0 if check.is_dry else sweep.rounds_s))
-    for contender in (OURS, BY_HAND):
-        before.together("settings", sweep.changed(contender))
-    before.together("combined", [variant for contender in (OURS, BY_HAND) for variant in sweep.combined(contender)])
+    changed = zip_longest(*(sweep.changed(contender) for contender in (OURS, SMOOTH, BY_HAND)))
+    before.together("settings", [variant for variants in changed for variant in variants if variant is not None])
+    before.together("combined", [variant for contender in (OURS, BY_HAND, SMOOTH) for variant in sweep.combined(contender)])
     sweep.rounds()
     sweep.together("chosen", [dataclasses.replace(sweep.variant, contender="gpu-ours-auto")])
     sweep.together("kept", [dataclasses.replace(sweep.variant, contender="gpu-ours-kept")])
@@ -61,19 +64,17 @@ def axes(contender: str) -> list[list[Options]]:
     threads = (max(1, cores // 2), 2 * cores)
     if contender == OURS:
         return [
-            [{"dali": {"hw_decoder_load": load}} for load in _LOADS],
-            [{"dali": {"num_pipelines": num}} for num in (1, 2, 3)],
-            [{"dali": {"hybrid_huffman_threshold": pixels}} for pixels in _HUFFMAN],
-            [{"dali": {"num_threads": num}} for num in threads],
-            [{"dali": {"hw_decoder_load": 0.65, "num_pipelines": 3}}],
-            [{"dali": {"hw_decoder_load": 0.65, "num_pipelines": num}, "engines_shared": True} for num in (2, 3)],
+            [_KERNELS],
+            [merged(_KERNELS, {"fetching": num}) for num in (3, 4, 1)],
+            [merged(_KERNELS, {"dali": {"num_pipelines": num}}) for num in (3, 1)],
+            [merged(_KERNELS, {"dali": {"num_threads": num}}) for num in threads],
+            [{"dali": {"hw_decoder_load": load}} for load in _LOADS[1:]],
         ]
     return [
+        [{"hybrid_huffman_threshold": 0, "hw_decoder_load": load} for load in _LOADS],
         [{"hw_decoder_load": load} for load in _LOADS],
-        [{"prefetch_queue_depth": num} for num in (1, 2, 3)],
-        [{"hybrid_huffman_threshold": pixels} for pixels in _HUFFMAN],
+        [{"prefetch_queue_depth": num} for num in (1, 3)],
         [{"num_threads": num} for num in (*threads, 70)],  # 70: what NVIDIA's own tests use
-        [{"jpeg_fancy_upsampling": True}],
         [{"affine": False}],  # as ours: threads are not pinned to cores
         [_WHOLE],
     ]
@@ -99,7 +100,7 @@ class Sweep:
     @property
     def seconds(self) -> float:
         """Measured per variant."""
-        return float(self.check.pick(3.0, 0.06))
+        return float(self.check.pick(2.0, 0.06))
 
     @property
     def variant(self) -> Variant:
@@ -108,19 +109,17 @@ class Sweep:
 
     @property
     def rounds_s(self) -> float:
-        """What rounds take, each measurement in a process of its own."""
-        return _NUM_ROUNDS * 3 * (2 * _AROUND_S + 1.4 * self.seconds)
+        """What rounds take."""
+        return self._needed_s(_NUM_ROUNDS * len(_IN_ROUNDS))
 
     def own(self, contender: str) -> Variant:
         """A contender as it comes, or as it has to be on this GPU."""
-        is_whole = contender == BY_HAND and not decodes_regions(self.check)
+        is_whole = contender in (BY_HAND, SMOOTH) and not decodes_regions(self.check)
         return dataclasses.replace(self.variant, contender=contender, options=_WHOLE if is_whole else {})
 
     def as_they_come(self) -> list[Variant]:
-        ours, by_hand, *others = (self.own(name) for name in (OURS, BY_HAND, ON_CPU, "gpu-torch", "gpu-torchvision"))
-        whole = [] if by_hand.options == _WHOLE else [dataclasses.replace(by_hand, options=_WHOLE)]
-        in_threads = [dataclasses.replace(self.own(name), options={"workers": "threads"}) for name in (OURS, ON_CPU)]
-        return [ours, by_hand, *whole, *others, *in_threads]
+        named = [self.own(name) for name in (*_IN_ROUNDS, "gpu-torch", "gpu-torchvision")]
+        return [*named, dataclasses.replace(self.own(ON_CPU), options={"workers": "threads"})]
 
     def changed(self, contender: str) -> list[Variant]:
         """One thing changed at a time."""
@@ -148,13 +147,9 @@ class Sweep:
         return [dataclasses.replace(own, options=options)] if options != own.options else []
 
     def best(self) -> list[Variant]:
-        """The fastest settings of each of the three that matter, of those that ran."""
+        """The fastest settings of each of those that matter, of those that ran."""
         best = best_settings(self.check)
-        return [
-            dataclasses.replace(self.variant, contender=name, options=best[name])
-            for name in (OURS, BY_HAND, ON_CPU)
-            if name in best
-        ]
+        return [dataclasses.replace(self.variant, contender=name, options=best[name]) for name in _IN_ROUNDS if name in best]
 
     # -- phases ---------------------------------------------------------------------------------
 
@@ -175,12 +170,10 @@ class Sweep:
         """Medians over alternated rounds, and our ratio to the others."""
         best = {variant.contender: variant for variant in self.best()}
         rates: dict[str, list[float]] = {contender: [] for contender in best}
-        for number in range(self.check.pick(_NUM_ROUNDS, 1)):
-            order = [best[contender] for contender in rotated(list(best), number)] if best else []
-            for group in [order] if self.check.is_dry else [[variant] for variant in order]:
-                for result in self.together("rounds", group, round=number):
-                    if "images_per_s" in result:
-                        rates[result["contender"]].append(float(result["images_per_s"]))
+        orders = [rotated(list(best), number) for number in range(self.check.pick(_NUM_ROUNDS, 1)) if best]
+        for result in self.together("rounds", [best[contender] for order in orders for contender in order]):
+            if "images_per_s" in result:
+                rates[result["contender"]].append(float(result["images_per_s"]))
         num_whole = min((len(values) for values in rates.values()), default=0)
         if num_whole == 0:
             self.report.skip("rounds", "not one round in which all were measured")
@@ -204,16 +197,24 @@ class Sweep:
 
     # -- measuring ------------------------------------------------------------------------------
 
+    def _needed_s(self, num_variants: int) -> float:
+        return _AROUND_S + num_variants * (1.4 * self.seconds + _BETWEEN_S)
+
+    def _num_that_fit(self) -> int:
+        return max(0, int((self.deadline.left_s - _AROUND_S) // (self._needed_s(1) - _AROUND_S)))
+
     def _measured(self, what: str, variants: Sequence[Variant], *, cores: tuple[int, ...]) -> list[dict[str, Any]]:
         if not variants:
             self.report.skip(what, "nothing to measure: what it builds on failed, or is the best as it comes")
             return []
         warmup_s = 0.4 * self.seconds
-        needed_s = _AROUND_S + len(variants) * (self.seconds + warmup_s + 1)
-        if self.deadline.left_s < (0 if self.check.is_dry else needed_s):
-            contenders = ", ".join(sorted({variant.contender for variant in variants}))
-            self.report.skip(f"{what} {contenders}", f"{needed_s:.0f} s needed, {max(0, self.deadline.left_s):.0f} s left")
+        num = len(variants) if self.check.is_dry else self._num_that_fit()
+        for variant in variants[num:]:
+            self.report.skip(f"{what} {variant.contender} {dict(variant.options)}", "no time left")
+        variants = variants[:num]
+        if not variants:
             return []
+        needed_s = self._needed_s(len(variants))
         arguments = {
             "data": str(self.root),
             "variants": [variant.to_json() for variant in variants],

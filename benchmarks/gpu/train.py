@@ -22,7 +22,7 @@ MODELS = ("resnet50", "resnet18")
 _DRY_MODELS = ("shufflenet_v2_x0_5",)  # a network that a CPU gets through
 _FEEDS = (RESIDENT, OURS, ON_CPU, "gpu-torch")
 _NUM_ROUNDS = 2
-_AROUND_S, _START_S = 15, 90
+_AROUND_S, _START_S = 12, 90
 
 
 def run(check: Check, report: Report, deadline: Deadline) -> None:
@@ -32,7 +32,7 @@ def run(check: Check, report: Report, deadline: Deadline) -> None:
         for model in models(check):
             feeds = [variant_of(check, feed, best.get(feed, {})) for feed in check.pick(_FEEDS, _FEEDS[:2])]
             if model == models(check)[0] and not check.is_dry:
-                feeds += [variant_of(check, feed, best.get(feed, {}) | {"workers": "threads"}) for feed in (OURS, ON_CPU)]
+                feeds.append(variant_of(check, ON_CPU, {"workers": "threads"}))
             train(check, report, deadline, model, feeds[:1] + feeds[:0:-1] if number % 2 else feeds, root, round=number)
 
 
@@ -54,7 +54,7 @@ def train(
     resident_ms = 0.0
     for variant in feeds:
         what = f"{model} {variant.contender}" + (f" {variant.options}" if variant.options else "")
-        seconds = float(check.pick(7.0, 0.05))
+        seconds = float(check.pick(5.0, 0.05))
         if not check.is_dry and deadline.left_s < seconds + _AROUND_S:
             report.skip(what, f"{seconds + _AROUND_S:.0f} s needed, {max(0, deadline.left_s):.0f} s left")
             continue
@@ -63,7 +63,7 @@ def train(
             "data": str(root),
             "model": model,
             "seconds": seconds,
-            "warmup_s": float(check.pick(3.0, 0.0)),
+            "warmup_s": float(check.pick(2.0, 0.0)),
         }
         outcome = run_job(check, "train_job", arguments, limit_s=_START_S + 2 * seconds)
         if "missing" in outcome.last:

@@ -1,7 +1,7 @@
-"""Damaged files: DALI's results, for each share of the JPEG engines, compared with the CPU path's.
+"""Damaged files: DALI's results, by each of its ways to decode, compared with the CPU path's.
 
-Without the engines every verdict must be the CPU path's. With them a damaged body may come out as pixels: how often it does
-is told, and no failure. At any share an undamaged image must come out as it is, and no process may end.
+Without the JPEG engines every verdict must be the CPU path's. With them a damaged body may come out as pixels: how often it does
+is told, and no failure. In any way an undamaged image must come out as it is, and no process may end.
 """
 
 from __future__ import annotations
@@ -17,6 +17,12 @@ from benchmarks.gpu.report import Report
 from benchmarks.gpu.sets import some_files
 from benchmarks.gpu.settings import Check, Deadline
 
+BY_CPU, BY_KERNELS, BY_ENGINES = "Huffman codes on the CPU", "Huffman codes on the GPU", "JPEG engines"
+WAYS: dict[str, dict[str, Any]] = {  # to decode by DALI: its settings
+    BY_CPU: {},
+    BY_KERNELS: {"hybrid_huffman_threshold": 0},
+    BY_ENGINES: {"hw_decoder_load": 1.0},
+}
 _MAX_MEAN = 2.0  # of 255, of one image: another image's pixels would be tens away
 
 
@@ -60,45 +66,47 @@ def other_policies(check: Check) -> list[Case]:
     ]
 
 
-def measure_verdicts(check: Check, report: Report, deadline: Deadline, cases: Sequence[Case], loads: Sequence[float]) -> None:
-    """All cases at each load, a process for each load."""
+def measure_verdicts(check: Check, report: Report, deadline: Deadline, cases: Sequence[Case], ways: Sequence[str]) -> None:
+    """All cases in each of these of `WAYS`, a process for each."""
     originals = sorted(some_files(check, check.pick(100, 8)).glob("*/*"))
     root = check.data / "damaged"
     laid_out = [
         lay_out(root / str(number), originals, case.how, case.places, case.num_samples) for number, case in enumerate(cases)
     ]
-    for load in loads:
-        _at_load(check, report, deadline, list(zip(cases, laid_out, strict=True)), load)
+    for way in ways:
+        _by_way(check, report, deadline, list(zip(cases, laid_out, strict=True)), way)
     shutil.rmtree(root, ignore_errors=True)
 
 
-def _at_load(check: Check, report: Report, deadline: Deadline, cases: list[tuple[Case, DamagedFolder]], load: float) -> None:
+def _by_way(check: Check, report: Report, deadline: Deadline, cases: list[tuple[Case, DamagedFolder]], way: str) -> None:
     if not check.is_dry and deadline.left_s < 25:
-        report.skip(f"damaged files at load {load:g}", f"25 s needed, {max(0, deadline.left_s):.0f} s left")
+        report.skip(f"damaged files, {way}", f"25 s needed, {max(0, deadline.left_s):.0f} s left")
         return
     size = batch_size_of(check)
     asked = [{"data": str(folder.root), "damaged": folder.damaged, "policy": case.policy} for case, folder in cases]
-    arguments = {"load": load, "batch_size": size, "cases": asked}
+    arguments = {"dali": WAYS[way], "batch_size": size, "cases": asked}
     outcome = run_job(check, "verdicts_job", arguments, limit_s=60 + 5 * len(cases))
     for (case, folder), found in zip(cases, outcome.results, strict=False):
-        what = f"load {load:g}, {case.name}"
-        report.add(what, {"load": load, "how": case.how, **found})
-        _judge(report, what, folder, found, size, load)
+        what = f"{way}, {case.name}"
+        report.add(what, {"way": way, "how": case.how, **found})
+        _judge(report, what, folder, found, size, has_engines=way == BY_ENGINES)
     if outcome.problem is not None:
         culprit, *others = cases[len(outcome.results) :] or [cases[-1]]
-        report.fail(f"load {load:g}, {culprit[0].name}", outcome.problem)
+        report.fail(f"{way}, {culprit[0].name}", outcome.problem)
         if others:
-            _at_load(check, report, deadline, others, load)
+            _by_way(check, report, deadline, others, way)
 
 
-def _judge(report: Report, what: str, folder: DamagedFolder, found: dict[str, Any], batch_size: int, load: float) -> None:
+def _judge(
+    report: Report, what: str, folder: DamagedFolder, found: dict[str, Any], batch_size: int, *, has_engines: bool
+) -> None:
     if found["policy"] == "raise":
-        report.expect(what, found["raised"] == "DecodeError" or load > 0, f"it raised {found['raised']}")
+        report.expect(what, found["raised"] == "DecodeError" or has_engines, f"it raised {found['raised']}")
         return
     worst, whole = found["worst_mean_difference"], found["bad_though_whole"]
     report.expect(what, worst <= _MAX_MEAN, f"an undamaged image differs by {worst} of 255 on average")
     report.expect(what, not whole, f"undamaged samples were called bad: {whole}")
-    if load == 0:
+    if not has_engines:
         report.expect(what, found["same_verdict"], f"called bad by one backend alone: {found['verdicts_differ']}")
     if found["policy"] == "replace":
         full = folder.num_samples // batch_size

@@ -20,8 +20,11 @@ Ran = tuple[dict[int, torch.Tensor], set[int], list[int]]
 
 
 def measure(arguments: dict[str, Any], check: Check) -> Iterator[dict[str, Any]]:
-    """One result per case. `arguments`: load, batch_size, cases (of each: data, an image folder; damaged, ids; policy)."""
-    dali = Dali(hw_decoder_load=arguments["load"])
+    """One result per case.
+
+    `arguments`: dali (settings), batch_size, cases (of each: data, an image folder; damaged, ids; policy).
+    """
+    dali = Dali(**arguments["dali"])
     for case in arguments["cases"]:
         asked = {**case, "batch_size": arguments["batch_size"]}
         if case["policy"] == "raise":

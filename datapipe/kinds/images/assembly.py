@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 Size = tuple[int, int]
 
+FETCHING = 2  # threads that fetch for DALI, which has threads of its own: more of them would only fight over Python's lock
+_ALL = 0.95  # share of samples from which on DALI decodes so many that its threads need no help
 REMOTE_SAMPLES_AHEAD = 512  # 2,000 a second with 170 ms of latency each, and half as many again
 
 
@@ -64,7 +66,7 @@ def assemble(
         boxes=dataset.settings.boxes,
         uploader=None if runtime is None else Uploader(runtime, observer=settings.observer, stream=stream),
     )
-    options = far_enough_ahead(options, choice.dali, is_remote=index.is_remote)
+    options = options_of_making(options, choice, dataset)
     leaves_pixels = collator.finishes_pixels and size is not None
     geometry = recipe.geometry_alone()
     in_blocks = geometry if device_images is None else device_images.front  # the rest is the device's
@@ -73,7 +75,7 @@ def assemble(
     if choice.dali is not None:
         assert block_size is not None  # checked by `BackendRequest`
         stage = DaliStage(
-            _graph_options(choice.dali, choice.device, in_blocks, stored_size, block_size, options),
+            _graph_options(choice.dali, choice.device, in_blocks, stored_size, block_size, settings.options),
             num_pipelines=choice.dali.num_pipelines,
         )
     worker_recipe = in_blocks if stage is not None or leaves_pixels else recipe
@@ -124,12 +126,20 @@ def can_be_processes(options: LoaderOptions, *, dataset: Images, recipe: Recipe,
     )
 
 
-def far_enough_ahead(options: LoaderOptions, dali: Dali | None, *, is_remote: bool) -> LoaderOptions:
-    """Raise `prefetch_factor` to one batch more than there are pipelines; for a store, to as many samples as hide its latency."""
-    least = 0 if dali is None else dali.num_pipelines + 1
-    if is_remote:
+def options_of_making(options: LoaderOptions, choice: Choice, dataset: Images) -> LoaderOptions:
+    """Return the user's options with those of `num_workers` and `prefetch_factor` with which batches are made.
+
+    One batch more than there are pipelines is ahead; for a store, as many samples as hide its latency. Where DALI does all of the
+    decoding, few threads fetch for it.
+    """
+    least, num_workers = 0, options.num_workers
+    if choice.dali is not None:
+        least = choice.dali.num_pipelines + 1
+        if choice.share_for_dali >= _ALL and not dataset.fields.further:
+            num_workers = min(num_workers, FETCHING)
+    if dataset.index.is_remote:
         least = max(least, -(-REMOTE_SAMPLES_AHEAD // options.batch_size))
-    return dataclasses.replace(options, prefetch_factor=max(options.prefetch_factor, least))
+    return dataclasses.replace(options, num_workers=num_workers, prefetch_factor=max(options.prefetch_factor, least))
 
 
 def _graph_options(

@@ -34,6 +34,7 @@ class Choice:
     device: torch.device
     dali: Dali | None  # None: images_cpu
     reason: str
+    share_for_dali: float = 1.0  # of some samples, that DALI decodes as Pillow does
 
     def __post_init__(self) -> None:
         if self.device.type != "cpu" and self.device.index is None:
@@ -105,11 +106,12 @@ class BackendRequest:
         problem = self.problem_for_dali(device)
         if self.asks_for_dali:
             self._refuse(problem)
+            share = evidence.share_for_dali()
             if isinstance(self.backend, Dali):
-                return Choice(device, self.backend, "asked for, with these settings")
+                return Choice(device, self.backend, "asked for, with these settings", share)
             if device.type == "cpu":
-                return Choice(device, Dali(), "asked for")
-            return _fastest([measured for measured in evidence.rates() if measured.dali is not None], device)
+                return Choice(device, Dali(), "asked for", share)
+            return _fastest([measured for measured in evidence.rates() if measured.dali is not None], device, share)
         if self.backend == "images_cpu":
             return Choice(device, None, "asked for")
         if device.type == "cpu":
@@ -124,7 +126,7 @@ class BackendRequest:
         share = evidence.share_for_dali()
         if share < _ENOUGH:
             return Choice(device, None, f"DALI decodes {share:.0%} of these samples as Pillow does")
-        return _fastest(evidence.rates(), device)
+        return _fastest(evidence.rates(), device, share)
 
     def _refuse(self, problem: str | None) -> None:
         if problem is not None:
@@ -140,14 +142,14 @@ def asks_for_dali(backend: Backend) -> bool:
     return False
 
 
-def _fastest(rates: list[Measured], device: torch.device) -> Choice:
+def _fastest(rates: list[Measured], device: torch.device, share_for_dali: float) -> Choice:
     """Return the fastest, with the rate of images_cpu multiplied by `_DALI_LEAD`."""
     ranked = sorted(rates, key=lambda measured: -measured.images_per_s * (_DALI_LEAD if measured.dali is None else 1.0))
     figures = ", ".join(f"{_name(measured.dali)} {measured.images_per_s:.0f}" for measured in ranked)
     reason = f"measured here, images/s: {figures}"
     if any(measured.dali is None for measured in rates):
         reason += f"; DALI must be {_DALI_LEAD:g} times as fast, as it takes the GPU's time from the network"
-    return Choice(device, ranked[0].dali, reason)
+    return Choice(device, ranked[0].dali, reason, share_for_dali)
 
 
 def _name(dali: Dali | None) -> str:

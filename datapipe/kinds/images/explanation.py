@@ -12,7 +12,7 @@ from datapipe.fetch.files import can_keep_shards
 from datapipe.fetch.remote import RemoteFiles, StoreFacts
 from datapipe.kernel.explanation import TRANSFER, device_line, threads_text
 from datapipe.kernel.passes import Passes
-from datapipe.kinds.images.assembly import can_be_processes, far_enough_ahead
+from datapipe.kinds.images.assembly import can_be_processes, options_of_making
 from datapipe.kinds.images.dali.installation import installation, mismatch
 from datapipe.kinds.images.dali.region_trial import region_problem
 from datapipe.kinds.images.dali.settings import Dali
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 def explain(kind: ImageKind, passes: Passes) -> list[str]:
     """Return the lines about the passes over such data."""
-    options, choice, dataset = passes.options, kind.choice, kind.dataset
+    choice, dataset = kind.choice, kind.dataset
+    options = options_of_making(passes.options, choice, dataset)
     is_copied = choice.device.type != "cpu"
     manifest, threads, order = dataset.index.manifest, threads_text(options), passes.state()["order"]
     on_device = is_copied and options.collate_fn is None  # the pixel operations
@@ -47,7 +48,7 @@ def explain(kind: ImageKind, passes: Passes) -> list[str]:
         lines.append(f"decoder   {default_decoder_name()} on {threads}; Pillow for images that it does not decode")
     else:
         decodes_on = kind.decoder_device(passes.settings())
-        lines += _about_dali(choice.dali, threads, decodes_on, num_workers=options.num_workers, device=choice.device)
+        lines += _about_dali(choice.dali, threads, decodes_on, num_workers=passes.options.num_workers, device=choice.device)
     if isinstance(kind.files, RemoteFiles):
         lines += store_lines(
             kind.files.facts(),
@@ -68,8 +69,7 @@ def explain(kind: ImageKind, passes: Passes) -> list[str]:
         )
     if is_copied:
         lines.append(TRANSFER)
-    ahead = far_enough_ahead(options, choice.dali, is_remote=dataset.index.is_remote)
-    lines.append(f"ahead     at least {counted(ahead.depth, 'batch')} in the making")
+    lines.append(f"ahead     at least {counted(options.depth, 'batch')} in the making")
     return lines
 
 

@@ -15,7 +15,6 @@ from recipes import CROP, SIZE, TRAIN, ids_of, make
 
 import datapipe as dp
 from datapipe.kernel.pools import SlabPool
-from datapipe.kinds.images.assembly import far_enough_ahead
 
 pytestmark = pytest.mark.usefixtures("backend")
 
@@ -175,6 +174,6 @@ def test_large_batches_of_a_batch_sampler_are_cut_into_blocks_and_few_are_begun(
     iterator = iter(loader)
     next(iterator)
     time.sleep(0.3)
-    assert max(event.step for event in events) <= far_enough_ahead(loader.options, loader.choice.dali, is_remote=False).depth
+    assert max(event.step for event in events) <= loader.options.depth
     iterator.close()
     assert {event.num_samples for event in events if event.stage is dp.Stage.READ} == {40}  # 160 in as many for each thread
