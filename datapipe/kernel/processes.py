@@ -110,6 +110,7 @@ class Launcher:
         variables = {name: value for name, value in importing_as_here().items() if not name.startswith(_DIAGNOSIS)}
         # Libraries start no threads of their own: where there are none, nothing is lost by forking.
         variables |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+        variables["CUDA_VISIBLE_DEVICES"] = ""  # a library that looks for GPUs would take half a gigabyte of one in each worker
         self._control, theirs = socket.socketpair()
         with theirs:
             # Without the current directory (-P), which the script's own interpreter need not look at either.

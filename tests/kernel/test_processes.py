@@ -54,6 +54,8 @@ def make_worker() -> Any:
             raise values[0]
         if what in ("pid", "cwd"):
             return os.getpid() if what == "pid" else os.getcwd()
+        if what == "gpus":
+            return os.environ["CUDA_VISIBLE_DEVICES"]
         return [2 * value for value in values]
 
     return handle
@@ -69,6 +71,10 @@ def test_a_worker_answers_from_another_process(launcher: Launcher) -> None:
     assert worker.ask(("pid",))[0] not in (os.getpid(), WorkerProcess(launcher, make_worker).ask(("pid",))[0])
     large = "x" * 3_000_000
     assert worker.ask(("double", large))[0] == [2 * large]
+
+
+def test_a_worker_sees_no_gpu(launcher: Launcher) -> None:
+    assert WorkerProcess(launcher, make_worker).ask(("gpus",))[0] == ""
 
 
 def test_errors_come_with_their_type_and_the_worker_goes_on(launcher: Launcher) -> None:

@@ -147,15 +147,15 @@ class TestLoaders(LoaderSuite):
 class TestProcesses(LoaderSuite):
     """Images whose decode threads have a process each, from the first batch on."""
 
-    files_per_worker = 4  # the socket and the memory of its process, and of that of a lane
+    files_per_worker = 2  # the socket and the memory of its process
 
-    @pytest.fixture(params=["images", pytest.param("images_by_dali", marks=pytest.mark.nightly)])
-    def kind(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> LoaderOf:
+    @pytest.fixture
+    def kind(self, monkeypatch: pytest.MonkeyPatch) -> LoaderOf:
         monkeypatch.setenv("DATAPIPE_WORKERS", "processes")
         begun = begin_processes()
         assert begun is not None
         assert begun.wait(60)
-        return KINDS[request.param]
+        return KINDS["images"]
 
 
 @pytest.mark.gpu

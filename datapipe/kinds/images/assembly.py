@@ -28,7 +28,7 @@ from datapipe.kinds.images.device_images import DeviceImages
 from datapipe.kinds.images.fields import FurtherFields
 from datapipe.kinds.images.images_cpu import BlockWorker
 from datapipe.kinds.images.kept_images import KeptImages
-from datapipe.kinds.images.process_workers import ProcessBlockWorker, ProcessFetchWorker, begin_processes, can_be_sent
+from datapipe.kinds.images.process_workers import ProcessBlockWorker, begin_processes, can_be_sent
 from datapipe.transforms import Recipe
 
 if TYPE_CHECKING:
@@ -81,16 +81,14 @@ def assemble(
     worker_recipe = in_blocks if stage is not None or leaves_pixels else recipe
 
     begun = None
-    if can_be_processes(options, dataset=dataset, recipe=worker_recipe, files=files, kept=kept):
+    if stage is None and can_be_processes(options, dataset=dataset, recipe=worker_recipe, files=files, kept=kept):
         begun = begin_processes()
 
     def open_worker() -> Worker:
-        if begun is None:
-            worker = BlockWorker(worker_recipe, files, kept=kept)
-            return worker if stage is None else FetchWorker(worker, in_blocks, stage.graph)
-        if stage is None:
+        if begun is not None:
             return ProcessBlockWorker(worker_recipe, files, begun)
-        return ProcessFetchWorker(worker_recipe, files, in_blocks, stage.graph, begun)
+        worker = BlockWorker(worker_recipe, files, kept=kept)
+        return worker if stage is None else FetchWorker(worker, in_blocks, stage.graph)
 
     most = min(options.batch_size, len(index))
     open_pool = functools.partial(open_batch_pool, options=options, runtime=runtime)

@@ -22,7 +22,7 @@ from datapipe.transforms import Recipe
 Backend = str | Dali  # what a user passes: "auto", "images_cpu", "dali", or DALI's settings
 BACKENDS = ("auto", "images_cpu", "dali")
 _ENOUGH = 0.5  # share of samples that DALI must be able to decode to be worth measuring
-_DALI_LEAD = 1.3  # how much faster DALI must be: it takes part of the GPU from the network that trains there
+_DALI_LEAD = 2.0  # how much faster DALI must be: it takes part of the GPU from the network that trains there
 
 Size = tuple[int, int]
 

@@ -125,7 +125,7 @@ class FetchWorker:
         sample = batch.samples[row]
         assert sample is not None
         cuts = dataclasses.replace(batch.cuts[np.array([row])], fill=self._form.fill, interpolation=self._form.interpolation)
-        return self._made([sample._replace(row=row, data=bytes(sample.data))], [cuts], bad)
+        return self._made([sample._replace(row=row)], [cuts], bad)
 
     def _share_out(self, samples: list[EncodedSample], draws: Draws, batch: Fetched, first: int, report: BlockReport) -> None:
         """Give DALI the samples that it can make, and make the others. The split does not depend on the block."""

@@ -29,11 +29,10 @@ if TYPE_CHECKING:
 
 CANDIDATES: tuple[Dali | None, ...] = (
     None,
-    Dali(num_pipelines=1),
-    Dali(num_pipelines=2),
+    Dali(),
     Dali(num_pipelines=3),
     Dali(hybrid_huffman_threshold=0),
-    Dali(hw_decoder_load=0.35),
+    Dali(hybrid_huffman_threshold=0, num_pipelines=3),
     Dali(hw_decoder_load=0.65),
 )
 _LOOKED_AT, _LOOKED_AT_FOR_SIZES = 64, 16  # samples, spread over the dataset

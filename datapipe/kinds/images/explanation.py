@@ -31,9 +31,6 @@ def explain(kind: ImageKind, passes: Passes) -> list[str]:
     is_copied = choice.device.type != "cpu"
     manifest, threads, order = dataset.index.manifest, threads_text(options), passes.state()["order"]
     on_device = is_copied and options.collate_fn is None  # the pixel operations
-    in_blocks = kind.recipe.geometry_alone() if on_device or choice.dali is not None else kind.recipe
-    if can_be_processes(options, dataset=dataset, recipe=in_blocks, files=kind.files, kept=kind.kept_images()):
-        threads += ", each with a process"
     shards = manifest.container if manifest.is_listing else f"{manifest.container}, {counted(len(manifest.shards), 'shard')}"
     lines = [
         f"data      {counted(len(dataset), 'sample')} in {shards}, {_order(order, dataset)}",
@@ -45,6 +42,9 @@ def explain(kind: ImageKind, passes: Passes) -> list[str]:
     if not dataset.fields.has_image:
         return lines[:-1]
     if choice.dali is None:
+        in_blocks = kind.recipe.geometry_alone() if on_device else kind.recipe
+        if can_be_processes(options, dataset=dataset, recipe=in_blocks, files=kind.files, kept=kind.kept_images()):
+            threads += ", each with a process"
         lines.append(f"decoder   {default_decoder_name()} on {threads}; Pillow for images that it does not decode")
     else:
         decodes_on = kind.decoder_device(passes.settings())

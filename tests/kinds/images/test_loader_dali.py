@@ -108,6 +108,25 @@ def test_batches_in_which_dali_has_no_part(tmp_path: Path, shares: list[tuple[in
     assert sorted(shares) == [(0, 2), (0, 2), (0, 5), (0, 5)]
 
 
+def test_few_threads_fetch_where_dali_decodes_all(folder: Path, tmp_path: Path) -> None:
+    """And all where they have more to do: decode what DALI does not, or read further fields."""
+
+    def fed_by(path: Path, **options: Any) -> str:
+        return str(dp.explain(make(path, **{"num_workers": 3, **options}))).split("fed by ")[1].split(";")[0]
+
+    assert fed_by(folder) == "2 threads"
+    assert fed_by(folder, num_workers=1) == "1 thread"
+    for number, data in enumerate([*FOR_DALI.values(), *BY_HAND.values()]):
+        (tmp_path / f"{number:03d}.jpg").write_bytes(data)
+        (tmp_path / f"{number:03d}.txt").write_text("a caption")
+    assert fed_by(tmp_path) == "3 threads"
+    captioned = tmp_path / "captioned"
+    captioned.mkdir()
+    (captioned / "0.jpg").write_bytes(jpeg(1, 40, 48))
+    (captioned / "0.txt").write_text("a caption")
+    assert fed_by(captioned, form="pairs") == "3 threads"
+
+
 @pytest.mark.parametrize("size", [(1, 1), (1, 300), (300, 1), (3000, 2000)], ids=str)
 def test_extreme_sizes(size: tuple[int, int], tmp_path: Path) -> None:
     make_folder(tmp_path, num=3, size=(40, 48))

@@ -22,7 +22,6 @@ from converters.options import OnError
 from datapipe import transforms as T
 from datapipe.errors import MissingDataError
 from datapipe.kernel.processes import WorkerProcess
-from datapipe.kinds.images.dali.installation import installation
 from datapipe.kinds.images.process_workers import begin_processes, can_be_sent
 from datapipe.transforms import Recipe
 
@@ -81,16 +80,12 @@ def equal(first: list[dict[str, torch.Tensor]], second: list[dict[str, torch.Ten
     )
 
 
-@pytest.mark.parametrize("backend", ["images_cpu", "dali"])
 @pytest.mark.parametrize("further", [[], [T.ToDtype(torch.float32, scale=True), T.Normalize((0.5,) * 3, (0.2,) * 3)]])
 def test_batches_are_those_of_threads(
-    folder: Path, backend: str, further: list[Any], monkeypatch: pytest.MonkeyPatch, asked: list[Any]
+    folder: Path, further: list[Any], monkeypatch: pytest.MonkeyPatch, asked: list[Any]
 ) -> None:
-    if backend == "dali":
-        pytest.importorskip("nvidia.dali")
-        installation()
     for on_error in ("skip", "replace"):
-        options: dict[str, Any] = {"backend": backend, "transform": [*RECIPE, *further], "on_error": on_error}
+        options: dict[str, Any] = {"transform": [*RECIPE, *further], "on_error": on_error}
         expected = batches(folder, monkeypatch, "threads", **options)
         assert not asked
         assert equal(batches(folder, monkeypatch, "processes", **options), expected)
@@ -224,3 +219,13 @@ def test_what_has_the_user_s_code_or_a_cache_stays_with_threads(folder: Path, as
     list(loader)
     assert asked
     assert "2 threads, each with a process" in str(dp.explain(loader))
+
+
+@pytest.mark.gpu
+def test_processes_take_none_of_the_gpu_s_memory(folder: Path, asked: list[Any]) -> None:
+    loader = dp.DataLoader(folder, **{**ARGUMENTS, "num_workers": 8, "device": "cuda"})
+    torch.zeros(1, device="cuda")
+    free, _ = torch.cuda.mem_get_info()
+    list(loader)
+    assert asked
+    assert free - torch.cuda.mem_get_info()[0] < 300e6, "a context alone takes half a gigabyte"
