@@ -128,7 +128,7 @@ def open_numbers(path: Path, **options: Any) -> Loader:
 
 KINDS = {
     "images": LoaderOf(make_images, spoil_image, open_images, ids_of),
-    "images_by_dali": LoaderOf(make_images, spoil_image, open_images_by_dali, ids_of),
+    "images_by_dali": LoaderOf(make_images, spoil_image, open_images_by_dali, ids_of, most_threads=2),
     "tables": LoaderOf(make_table, spoil_row_group, open_table, ids_of),
     "tokens": LoaderOf(make_tokens, spoil_document, open_tokens, ids_of_tokens),
     "numbers": LoaderOf(make_numbers, spoil_number, open_numbers, ids_of),

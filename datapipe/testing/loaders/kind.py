@@ -26,6 +26,7 @@ class LoaderOf:
     spoil: Callable[[Path], set[int]]  # damages some of `make`'s samples, at most eight and not the first; returns their ids
     open: Callable[..., Loader]  # of what `make` returned and a loader's arguments
     ids: Callable[[Any], list[int]]  # of the samples in a batch, also in one with a mask of the samples that are real
+    most_threads: int | None = None  # that load at once, however many workers are asked for; None: as many as are
 
 
 @pytest.mark.filterwarnings(r"ignore:.*lane\(s\) for:RuntimeWarning")  # ranks share so little data unevenly
