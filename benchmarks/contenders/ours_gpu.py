@@ -34,8 +34,7 @@ def make(
 
     `dali`: arguments of `Dali`, in place of `backend`; under "auto" the loader measures and chooses first.
     `copy_priority`: of the stream on which batches are copied; -1 is before 0. It is no setting of datapipe's: here it is put in
-    from outside. `workers`: "threads" for decode threads without processes.
-    `fetching`: threads that fetch for DALI.
+    from outside, as is `fetching`, the threads that fetch for DALI. `workers`: "threads" for decode threads without processes.
     """
     chosen: Any = backend if dali is None else Dali(**dali)
     with ExitStack() as patches:
@@ -44,7 +43,8 @@ def make(
         if copy_priority is not None:
             patches.enter_context(mock.patch.object(CudaRuntime, "new_stream", functools.partialmethod(_stream, copy_priority)))
         with mock.patch.dict(os.environ, {} if workers is None else {"DATAPIPE_WORKERS": workers}):
-            await_processes(task.num_threads)  # rates are those of an epoch, not of its first seconds
+            if dali is None:
+                await_processes(task.num_threads)  # rates are those of an epoch, not of its first seconds
             loader = open_loader(task, part=part, dtype="float32", device=device, backend=chosen)
             check_decoder(loader, device)
         while True:

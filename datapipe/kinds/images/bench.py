@@ -73,7 +73,8 @@ def measure(index: SampleIndex, args: argparse.Namespace) -> dict[str, Any]:
     loaders: dict[str, Iterable[Any]] = {"datapipe": ours}
     if args.against == "torch":
         loaders["torch"] = torch_loader(index, size=args.size, batch_size=batch_size, num_workers=num_workers)
-    await_processes(num_workers)
+    if ours.choice.dali is None:
+        await_processes(num_workers)
     totals = StageTotals()
     ours.observe(totals)
     contenders = {name: functools.partial(rate_of, loader, args.images, device=ours.device) for name, loader in loaders.items()}

@@ -92,7 +92,8 @@ class DataEvidence:
         return list(map(Measured, CANDIDATES, rates))
 
     def _open_loader(self, candidate: Dali | None) -> Iterable[Any]:
-        await_processes(self.options.num_workers)
+        if candidate is None:
+            await_processes(self.options.num_workers)
         return self.open_loader(
             self.dataset.measured(),
             batch_size=min(self.options.batch_size, len(self.dataset)),
