@@ -16,7 +16,6 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from PIL import ImageFile
 
 from datapipe.core.printable import get_logger
@@ -41,20 +40,10 @@ class _Request:
     """Samples to be loaded, the draws of each, and the memory that they are to fill."""
 
     entries: Entries
-    seed: int
-    epoch: int
-    keys: NDArray[np.int64]  # with which samples draw
+    draws: Draws
     leave_out: Collection[int]
     shape: tuple[int, ...]  # of the rows of pixels
     dtype: torch.dtype
-
-    @property
-    def num_rows(self) -> int:
-        return len(self.entries)
-
-    @property
-    def draws(self) -> Draws:
-        return Draws(self.seed, self.epoch, self.keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +58,7 @@ class BlockWork:
 
         def handle(asked: _Request, scratch: Scratch) -> BlockReport:
             out = _tensor(scratch.take(_nbytes(asked.shape, asked.dtype)), asked.shape, asked.dtype)
-            return worker.load(asked.entries, range(asked.num_rows), asked.draws, out, leave_out=asked.leave_out)
+            return worker.load(asked.entries, range(len(asked.entries)), asked.draws, out, leave_out=asked.leave_out)
 
         return handle
 
@@ -101,9 +90,9 @@ class ProcessBlockWorker(BlockWorker):
             if process is not None:
                 some = slice(rows.start, rows.stop)
                 own = Entries(entries.ids[some], entries.labels[some], entries.extents.take(list(rows)))
+                alone = Draws(draws.seed, draws.epoch, draws.ids)  # without the whole batch's, which they refer to
                 shape = tuple(out.shape)
-                asked = _Request(own, draws.seed, draws.epoch, draws.ids, list(leave_out), shape, out.dtype)
-                report, memory = process.ask(asked)
+                report, memory = process.ask(_Request(own, alone, list(leave_out), shape, out.dtype))
                 out.copy_(_tensor(memory, shape, out.dtype))
                 return cast("BlockReport", report)
         except WorkerEndedError as exc:

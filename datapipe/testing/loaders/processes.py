@@ -6,7 +6,6 @@ import copy
 import gc
 import json
 import multiprocessing
-import os
 import pickle
 import signal
 import subprocess
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from datapipe.core.environment import importing_as_here
 from datapipe.errors import LifecycleError
 from datapipe.testing.loaders.kind import NUM_SAMPLES, LoaderOf, Promises, copies, flat, same
 
@@ -106,7 +106,7 @@ class ProcessSuite(Promises):
         script.write_text(textwrap.dedent(_TRAIN))
 
         def start(pause_s: float) -> subprocess.Popen[str]:
-            environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+            environment = importing_as_here() | {"OMP_NUM_THREADS": "1"}
             command = [sys.executable, str(script), str(pickled), str(log), str(pause_s)]
             return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 

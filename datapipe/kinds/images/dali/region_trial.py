@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from datapipe.core.environment import driver_version, version_of
+from datapipe.core.environment import driver_version, importing_as_here, version_of
 from datapipe.core.user_cache import TRIALS, remembered
 from datapipe.core.waiting import reported_wait
 from datapipe.kinds.images.dali import region_decoding
@@ -95,8 +95,7 @@ def _try_in_child(device_id: int | None, *, uses_engines: bool) -> RegionTrial:
     command = [sys.executable, "-P", "-c", f"from {region_decoding.__name__} import main; main({device_id!r}, {uses_engines!r})"]
     environment = {
         "PYNVIMGCODEC_VERBOSITY": "2",  # else it does not say why the GPU refuses an image
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        **importing_as_here(),
     }
     try:
         with reported_wait("a test of DALI", "whether it decodes regions here, once for a GPU and its driver"):
