@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from benchmarks.environment import command_of, describe_environment
 from benchmarks.gpu.settings import Check
 from datapipe.core import atomic
@@ -23,6 +25,8 @@ class Report:
         environment = describe_environment()
         if check.commit:
             environment["commit"] = check.commit
+        if not check.is_dry and torch.cuda.is_available():
+            environment["gpu"] = torch.cuda.get_device_name()
         self._value: dict[str, Any] = {
             "name": f"gpu-{stage}",
             "command": command_of("benchmarks.gpu"),

@@ -118,7 +118,7 @@ def _parity(found: list[Found]) -> list[str]:
 
 
 def _verdicts(found: list[Found]) -> list[str]:
-    """What became of damaged files, by the share of the JPEG engines."""
+    """What became of damaged files, by the way in which DALI decodes."""
     told = ("num_bad", "num_bad_on_cpu", "num_missed", "num_garbled", "worst_mean_difference")
     body = [[entry["what"], *(entry[name] for name in told)] for entry in found if "num_missed" in entry]
     lines = rows(["damaged files", "bad", "bad on the CPU", "missed", "garbled", "whole ones differ by"], body) if body else []
