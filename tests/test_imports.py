@@ -72,6 +72,7 @@ OWN_ROOMS: dict[str, tuple[str, ...]] = {
     "h5py": ("datapipe.containers.hdf5", "converters.writers.hdf5"),
     "lmdb": ("datapipe.containers.lmdb.listing",),
     "ray": ("converters.engines.ray",),
+    "av": ("datapipe.codecs.video.library",),
     "torchvision": ("datapipe.adapt",),
     "torchrec": ("datapipe.kinds.tables.jagged",),
     "accelerate": ("datapipe.adapt.hosts",),

@@ -1,0 +1,20 @@
+"""Import PyAV, the extra `video`."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from datapipe.errors import DependencyError
+
+_REMEDY = "pip install 'gpu-datapipe[video]'"
+
+
+@functools.cache
+def import_av() -> Any:
+    """Return PyAV. Raises DependencyError, with the remedy, if it is not installed or does not load."""
+    try:
+        import av
+    except ImportError as exc:
+        raise DependencyError(f"videos need PyAV, which is not installed ({exc}); {_REMEDY}") from exc
+    return av

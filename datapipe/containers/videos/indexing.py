@@ -1,0 +1,158 @@
+"""Make and keep the index of video files, in the user's cache: of files that have changed only, as sizes and times show."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+from datapipe.codecs.video.track import ReadAt
+from datapipe.containers.foreign import cached_home, index_stamp, progress, write_stamp
+from datapipe.containers.videos.reading import read_track
+from datapipe.core import atomic
+from datapipe.core.regular_files import open_descriptor
+from datapipe.core.user_cache import INDEXES, index_directory, one_at_a_time
+from datapipe.core.waiting import reported_wait
+from datapipe.errors import FormatError, MissingDataError
+from datapipe.index.videos import VERSION, VideoEntry, VideoIndex, VideoIndexWriter, VideoSource, refuse_unfit
+
+_NAME = "videos.arrow"
+_NUM_THREADS = 2  # one reads while the other parses; more fight over the interpreter's lock
+_CHUNK = 64  # files that a thread reads at once
+_MAX_ROWS, _MAX_PACKETS = 4096, 1 << 20  # of a batch in the file
+_SMALL_NBYTES = 1 << 20
+_UNREAD = (-1, 0)  # the stamp of a file that could not be read: it is tried again
+
+
+def open_videos(sources: Sequence[VideoSource], *, where: str) -> VideoIndex:
+    """Return the index of these videos, in this order; of those that have not changed since the last time it is the kept one.
+
+    What is no video, or damaged, stays in the index with the reason. `where`: the path of the data, for messages and to find the
+    kept index again. Raises MissingDataError if there are none, StorageError if nothing can be kept, DependencyError for a
+    file that only PyAV reads, if that is missing.
+    """
+    if not sources:
+        raise MissingDataError(f"{where}: holds no videos; check the path")
+    digest = hashlib.sha256(repr([tuple(source) for source in sources]).encode(errors="surrogateescape")).hexdigest()
+    home = index_directory(INDEXES, cached_home("videos", where, digest).name)
+    with one_at_a_time(home / ".lock"):
+        kept = _kept(home)
+        if kept is not None and _is_current(kept):
+            return kept
+        with reported_wait(f"the index of {where}", "the videos are looked at once, for as long as they do not change"):
+            return _made(home, sources, kept, where)
+
+
+def _kept(home: Path) -> VideoIndex | None:
+    stamp = index_stamp(home)
+    if stamp.get("videos") != VERSION:
+        return None
+    try:
+        return VideoIndex(home / _NAME, str(stamp.get("fingerprint")))
+    except FormatError:
+        return None
+
+
+def _is_current(kept: VideoIndex) -> bool:
+    known: dict[str, tuple[int, int]] = {}  # ranges of one file follow each other
+    for number in range(len(kept)):
+        path = kept.source(number).path
+        if path not in known:
+            known = {path: _stamp(path)}
+        if known[path] != kept.stamp(number) or known[path] == _UNREAD:
+            return False
+    return True
+
+
+def _made(home: Path, sources: Sequence[VideoSource], kept: VideoIndex | None, where: str) -> VideoIndex:
+    digest = hashlib.sha256()
+    with atomic.atomic_writer(home / _NAME, mode=0o600) as file:
+        writer = VideoIndexWriter(file)
+        rows: list[VideoEntry] = []
+        num_packets = 0
+        entries = _entries(sources, kept)
+        for entry in progress(entries, where, total=len(sources), unit="video"):
+            digest.update(_identity(entry))
+            rows.append(entry)
+            num_packets += 0 if entry.track is None else len(entry.track.packets)
+            if len(rows) == _MAX_ROWS or num_packets >= _MAX_PACKETS:
+                writer.write(rows)
+                rows, num_packets = [], 0
+        writer.write(rows)
+        writer.close()
+    fingerprint = digest.hexdigest()[:16]
+    write_stamp(home, {"videos": VERSION, "fingerprint": fingerprint})
+    return VideoIndex(home / _NAME, fingerprint)
+
+
+def _entries(sources: Sequence[VideoSource], kept: VideoIndex | None) -> Iterator[VideoEntry]:
+    """Yield the entries of all videos in order, made by threads, some ahead."""
+    with ThreadPoolExecutor(_NUM_THREADS) as pool:
+        ahead: deque[Future[list[VideoEntry]]] = deque()
+        for first in range(0, len(sources), _CHUNK):
+            ahead.append(pool.submit(_chunk, range(first, min(first + _CHUNK, len(sources))), sources, kept))
+            if len(ahead) > 2 * _NUM_THREADS:
+                yield from ahead.popleft().result()
+        while ahead:
+            yield from ahead.popleft().result()
+
+
+def _chunk(numbers: Iterable[int], sources: Sequence[VideoSource], kept: VideoIndex | None) -> list[VideoEntry]:
+    return [_entry(number, sources[number], kept) for number in numbers]
+
+
+def _entry(number: int, source: VideoSource, kept: VideoIndex | None) -> VideoEntry:
+    stamp = _stamp(source.path)
+    if kept is not None and stamp != _UNREAD and kept.stamp(number) == stamp:
+        problem = kept.problem(number)
+        return VideoEntry(kept.source(number), *stamp, None if problem else kept.track(number), problem)
+    return look_at(source)
+
+
+def look_at(source: VideoSource) -> VideoEntry:
+    """Return what is known of a video after a look at it. What cannot be read has the reason in `problem`."""
+    where = source.path if source.start == 0 and source.nbytes < 0 else f"{source.path}, byte {source.start}"
+    try:
+        descriptor, status = open_descriptor(source.path)
+    except OSError as exc:
+        return VideoEntry(source, *_UNREAD, None, f"{where}: cannot be read ({exc.strerror or exc}); restore it")
+    try:
+        whole = status.st_size - source.start
+        nbytes = whole if source.nbytes < 0 else min(source.nbytes, whole)
+        found = VideoSource(source.path, source.start, nbytes)
+        try:
+            track = read_track(_reader(descriptor, source.start, nbytes), nbytes, where)
+            return VideoEntry(found, status.st_size, status.st_mtime_ns, refuse_unfit(track, where))
+        except FormatError as exc:
+            return VideoEntry(found, status.st_size, status.st_mtime_ns, None, str(exc))
+        except OSError as exc:
+            return VideoEntry(found, *_UNREAD, None, f"{where}: cannot be read ({exc.strerror or exc}); restore it")
+    finally:
+        os.close(descriptor)
+
+
+def _reader(descriptor: int, start: int, nbytes: int) -> ReadAt:
+    """Return what reads a range of a file; a small one is read at once, as each read gives up the interpreter's lock."""
+    if nbytes <= _SMALL_NBYTES:
+        data = os.pread(descriptor, nbytes, start)
+        return lambda offset, size: data[offset : offset + size]
+    return lambda offset, size: os.pread(descriptor, size, start + offset)
+
+
+def _stamp(path: str) -> tuple[int, int]:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return _UNREAD
+    return status.st_size, status.st_mtime_ns
+
+
+def _identity(entry: VideoEntry) -> bytes:
+    """Return what tells a video from another, wherever it lies: its name, its size, and its packets."""
+    name = os.fsencode(os.path.basename(entry.source.path))
+    track = entry.track
+    held = b"" if track is None else track.packets.size.tobytes() + track.frame_packet.tobytes()
+    return b"%b %d %d %b" % (name, entry.source.start, entry.source.nbytes, hashlib.sha256(held).digest())

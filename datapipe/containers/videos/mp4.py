@@ -1,0 +1,106 @@
+"""The video track of an mp4 or QuickTime file from its boxes; no library opens the file."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from datapipe.codecs.video.track import ReadAt, VideoTrack
+from datapipe.containers.videos.boxes import DAMAGE, Box, boxes, children, read_moov
+from datapipe.containers.videos.codings import coding_of, is_video, time_scale
+from datapipe.containers.videos.presentation import track_of
+from datapipe.containers.videos.sample_tables import has_one_description, packets_of
+from datapipe.errors import FormatError
+
+Children = dict[bytes, Box]
+
+
+class _Edit(NamedTuple):
+    """What an edit list shows of a track, in its units of time."""
+
+    start: int  # the time that is shown first
+    end: int
+    delay: int  # before the first frame
+
+
+def read_mp4(read: ReadAt, nbytes: int, where: str) -> VideoTrack | None:
+    """Return the video track of a file of `nbytes` bytes.
+
+    None for what is left to FFmpeg: fragments, other codecs, edit lists of several parts. Raises FormatError, which names
+    `where`, if there is no video or several, and for a file that is cut or damaged.
+    """
+    moov = read_moov(read, nbytes, where)
+    try:
+        tracks = list(_video_tracks(moov))
+        if len(tracks) != 1:
+            remedy = "keep one: ffmpeg -i IN -map 0:v:0 -c copy OUT" if tracks else "remove it from the data"
+            raise FormatError(f"{where}: has {len(tracks)} video tracks, expected 1; {remedy}")
+        top = children(moov, Box(b"moov", 0, len(moov)))
+        if b"mvex" in top:
+            return None
+        return _track(moov, top[b"mvhd"], *tracks[0], read=read, nbytes=nbytes)
+    except FormatError:
+        raise
+    except DAMAGE as exc:
+        what = f"it has no box {exc.args[0]!r}" if isinstance(exc, KeyError) else str(exc)
+        raise FormatError(f"{where}: damaged mp4: {what}; get the file again") from exc
+
+
+def _video_tracks(moov: bytes) -> Iterator[tuple[Children, Children]]:
+    """Yield the boxes in `trak`, and those in its `mdia`, of each track of video."""
+    for box in boxes(moov, 0, len(moov)):
+        if box.kind == b"trak":
+            trak = children(moov, box)
+            mdia = children(moov, trak[b"mdia"]) if b"mdia" in trak else {}
+            if b"hdlr" in mdia and is_video(moov, mdia[b"hdlr"]):
+                yield trak, mdia
+
+
+def _track(moov: bytes, mvhd: Box, trak: Children, mdia: Children, *, read: ReadAt, nbytes: int) -> VideoTrack | None:
+    tables = children(moov, children(moov, mdia[b"minf"])[b"stbl"])
+    coding = coding_of(moov, trak[b"tkhd"], tables[b"stsd"])
+    if coding is None:
+        return None
+    if not has_one_description(moov, tables[b"stsc"]):
+        raise FormatError("its coding changes on the way (several sample descriptions); encode it again as one")
+    scale = time_scale(moov, mdia[b"mdhd"])
+    packets = packets_of(moov, tables, nbytes)
+    elst = children(moov, trak[b"edts"]).get(b"elst") if b"edts" in trak else None
+    if elst is None or not struct.unpack_from(">I", moov, elst.start + 4)[0]:
+        return track_of(coding, (1, scale), packets, read)
+    edit = _edit(moov, elst, scale, time_scale(moov, mvhd))
+    if edit is None:
+        return None
+    is_shown = (packets.pts >= edit.start) & (packets.pts < edit.end)
+    first = int(packets.pts[is_shown].min()) if is_shown.any() else 0
+    return track_of(coding, (1, scale), packets, read, is_shown=is_shown, shift=edit.delay - first)
+
+
+def _edit(moov: bytes, elst: Box, scale: int, movie_scale: int) -> _Edit | None:
+    """Return the only edit of a list, after an empty one that delays it; None for any other list."""
+    form = ">Qqi" if moov[elst.start] == 1 else ">Iii"
+    num = struct.unpack_from(">I", moov, elst.start + 4)[0]
+    if num > 2:
+        return None
+    size = struct.calcsize(form)
+    edits = [struct.unpack_from(form, moov, elst.start + 8 + size * number) for number in range(num)]
+    delay = 0
+    if num == 2:
+        if edits[0][1] != -1:
+            return None
+        delay = _rescaled(edits[0][0], scale, movie_scale)
+    duration, start, rate = edits[-1]
+    if start < 0 or not duration or rate != 1 << 16:
+        return None
+    return _Edit(start, start + _rescaled(duration, scale, movie_scale), delay)
+
+
+def _rescaled(time: int, scale: int, movie_scale: int) -> int:
+    """Return a time of the movie in units of a track, rounded to the nearest."""
+    return (2 * time * scale + movie_scale) // (2 * movie_scale)
+
+
+def has_boxes(beginning: bytes) -> bool:
+    """Return True for the first bytes of an mp4 or QuickTime file."""
+    return beginning[4:8] in (b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"pnot", b"styp")

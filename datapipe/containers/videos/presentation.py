@@ -1,0 +1,82 @@
+"""From packets to the frames that a player shows, and the groups that are decoded at once."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from numpy.typing import NDArray
+
+from datapipe.codecs.video.nal_units import H264, HEVC, Access, access_of, length_nbytes
+from datapipe.codecs.video.track import Ints, ReadAt, VideoCoding, VideoPackets, VideoTrack
+
+_BEGINNING_NBYTES = 1 << 10  # of a key packet, in which its parameter sets and its kind are looked for
+_MAX_BEGINNING_NBYTES = 1 << 22
+
+
+def track_of(
+    coding: VideoCoding,
+    time_base: tuple[int, int],
+    packets: VideoPackets,
+    read: ReadAt,
+    *,
+    is_shown: NDArray[np.bool_] | None = None,
+    shift: int = 0,
+) -> VideoTrack:
+    """Return the track with the frames that a player shows, and their groups.
+
+    `is_shown`: (n,) which packets are presented; None: all. `shift`: from times of packets to those of frames. `read` gives the
+    beginnings of key packets: what the container calls a key may need what lies before it.
+    """
+    access, changes = _access(coding, packets, read)
+    starts = np.flatnonzero(access != Access.NONE)
+    if not len(starts) and len(packets):  # from the first packet on it is as in sequential decoding
+        starts, access[0] = np.zeros(1, np.int64), Access.CLOSED
+    order = np.argsort(packets.pts, kind="stable")
+    if is_shown is not None:
+        order = order[is_shown[order]]
+    group = np.searchsorted(starts, order, side="right") - 1
+    first = starts[group]  # of packets before the first group: any, they are left out
+    group -= (access[first] == Access.OPEN) & (packets.pts[order] < packets.pts[first])
+    if len(group) and group.min() < 0:
+        order, group = order[group >= 0], group[group >= 0]
+    is_first = np.ones(len(group), np.bool_)
+    np.not_equal(group[1:], group[:-1], out=is_first[1:])
+    group_frame = np.flatnonzero(is_first)
+    return VideoTrack(
+        coding=dataclasses.replace(coding, changes_parameters=changes) if changes else coding,
+        time_base=time_base,
+        packets=packets,
+        frame_packet=order,
+        shift=shift,
+        group_packet=starts[group[group_frame]],
+        group_frame=group_frame,
+    )
+
+
+def _access(coding: VideoCoding, packets: VideoPackets, read: ReadAt) -> tuple[Ints, bool]:
+    """Return (n,) what decoding from each packet on yields, and whether some groups bring parameter sets of their own."""
+    access = np.where(packets.is_key, Access.OPEN, Access.NONE).astype(np.int64)
+    if coding.codec not in (H264, HEVC):
+        return access, False
+    length = length_nbytes(coding.codec, coding.extradata)
+    num_with_sets = num_new = num_keys = 0
+    for packet in np.flatnonzero(packets.is_key).tolist():
+        found = _look(coding.codec, length, read, int(packets.offset[packet]), int(packets.size[packet]))
+        access[packet], sets = found
+        if found[0] != Access.NONE:
+            num_keys += 1
+            num_with_sets += bool(sets)
+            num_new += any(one not in coding.extradata for one in sets)
+    return access, num_new > 0 and num_with_sets < num_keys
+
+
+def _look(codec: str, length: int, read: ReadAt, offset: int, size: int) -> tuple[Access, list[bytes]]:
+    nbytes = _BEGINNING_NBYTES
+    while True:
+        found = access_of(codec, read(offset, min(nbytes, size)), length)
+        if found is not None:
+            return found
+        if nbytes >= min(size, _MAX_BEGINNING_NBYTES):
+            return Access.NONE, []
+        nbytes *= 16

@@ -1,0 +1,290 @@
+"""The index of video files: an Arrow file that is mapped, so memory does not grow with the number of files.
+
+One row for each file, or range of a file: `path`, `start` and `nbytes` of the range, `file_nbytes` and `mtime_ns` of the file
+when it was read, and `problem`, why it is no video that can be decoded ("": it can). How it is coded: `codec`, `extradata`,
+`pixel_format`, `width`, `height`, `rotation`, `changes_parameters`. Times are in units of `time_num` / `time_den` seconds;
+`first_dts` and `shift` complete those of packets and frames. `packets`, a list: `step` of the decode times (int32), `delay` from
+a decode time to the time when it is shown (int32), `offset` (int64), `size` (int32), `is_key` (uint8). `frames`, a list of the
+packets of presented frames (int32). `groups`, a list: `packet` and `frame` at which each begins (int32).
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from datapipe.codecs.video.track import Ints, VideoCoding, VideoPackets, VideoTrack
+from datapipe.core import arrow_maps
+from datapipe.errors import FormatError
+
+VERSION = "1"
+_VERSION_KEY = "datapipe.index.videos"
+_MAX_STEP = (1 << 31) - 1
+_PACKET = {"step": np.int32, "delay": np.int32, "offset": np.int64, "size": np.int32, "is_key": np.uint8}
+_GROUP = {"packet": np.int32, "frame": np.int32}
+_NUMBERS = {
+    "start": np.int64, "nbytes": np.int64, "file_nbytes": np.int64, "mtime_ns": np.int64, "width": np.int32, "height": np.int32,
+    "rotation": np.int32, "changes_parameters": np.uint8, "time_num": np.int64, "time_den": np.int64, "first_dts": np.int64,
+    "shift": np.int64, "num_frames": np.int64,
+}  # fmt: skip
+_STRINGS = ("path", "problem", "codec", "pixel_format", "extradata")
+
+
+class VideoSource(NamedTuple):
+    """A video file, or a range of a file that is one, such as a member of a tar."""
+
+    path: str
+    start: int = 0  # bytes
+    nbytes: int = -1  # -1: up to the end of the file
+
+
+class VideoEntry(NamedTuple):
+    """What is known of a video."""
+
+    source: VideoSource  # with its number of bytes
+    file_nbytes: int
+    mtime_ns: int
+    track: VideoTrack | None  # None: it cannot be decoded
+    problem: str = ""  # why not
+
+
+class VideoIndex:
+    """The videos of an index file, by their numbers. Thread-safe. Raises FormatError for a file that is none, or damaged."""
+
+    def __init__(self, path: Path, fingerprint: str) -> None:
+        self.path, self.fingerprint = path, fingerprint
+        try:
+            data = arrow_maps.stream_of(arrow_maps.map_file(path))
+            with pa.ipc.open_stream(pa.BufferReader(data)) as reader:
+                version = (reader.schema.metadata or {}).get(_VERSION_KEY.encode())
+                batches = list(reader)
+            if version != VERSION.encode():
+                raise ValueError(f"its version is {version!r}")
+            for batch in batches:
+                batch.validate()
+        except arrow_maps.DAMAGE as exc:
+            raise FormatError(f"{path}: no index of videos, or damaged ({exc}); remove it, and it is made again") from exc
+        self._batches = [_Columns(batch) for batch in batches]
+        self._starts = np.cumsum([0, *(batch.num_rows for batch in batches)])
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    @functools.cached_property
+    def num_frames(self) -> Ints:
+        """The (n,) numbers of presented frames of all videos; 0 for those that cannot be decoded."""
+        return np.concatenate([np.zeros(0, np.int64), *(batch.numbers["num_frames"] for batch in self._batches)])
+
+    def source(self, number: int) -> VideoSource:
+        """Return where a video lies."""
+        batch, row = self._place(number)
+        numbers = batch.numbers
+        return VideoSource(os.fsdecode(batch.text("path", row)), int(numbers["start"][row]), int(numbers["nbytes"][row]))
+
+    def stamp(self, number: int) -> tuple[int, int]:
+        """Return the size in bytes and the modification time in ns of the file of a video when it was read."""
+        batch, row = self._place(number)
+        return int(batch.numbers["file_nbytes"][row]), int(batch.numbers["mtime_ns"][row])
+
+    def problem(self, number: int) -> str:
+        """Return why a video cannot be decoded, for people; "" if it can."""
+        batch, row = self._place(number)
+        return batch.text("problem", row).decode()
+
+    def track(self, number: int) -> VideoTrack:
+        """Return the track of a video. Raises FormatError if it cannot be decoded."""
+        batch, row = self._place(number)
+        problem = batch.text("problem", row).decode()
+        if problem:
+            raise FormatError(problem)
+        return batch.track(row)
+
+    def entries(self) -> Iterator[VideoEntry]:
+        """Yield what is known of each video, in order."""
+        for number in range(len(self)):
+            problem = self.problem(number)
+            track = None if problem else self.track(number)
+            yield VideoEntry(self.source(number), *self.stamp(number), track, problem)
+
+    def _place(self, number: int) -> tuple[_Columns, int]:
+        batch = int(np.searchsorted(self._starts, number, side="right")) - 1
+        return self._batches[batch], number - int(self._starts[batch])
+
+
+class _Columns:
+    """The columns of a batch of rows as arrays over the map."""
+
+    def __init__(self, batch: pa.RecordBatch) -> None:
+        self.numbers = {name: _values(batch.column(name), dtype) for name, dtype in _NUMBERS.items()}
+        self._texts = {name: _strings(batch.column(name)) for name in _STRINGS}
+        self._packets, self._frames, self._groups = (_list(batch.column(name)) for name in ("packets", "frames", "groups"))
+
+    def text(self, name: str, row: int) -> bytes:
+        ends, data = self._texts[name]
+        return bytes(data[ends[row] : ends[row + 1]])
+
+    def track(self, row: int) -> VideoTrack:
+        numbers = {name: int(column[row]) for name, column in self.numbers.items()}
+        ends, values = self._packets
+        part = slice(int(ends[row]), int(ends[row + 1]))
+        step, delay, offset, size, is_key = (
+            _values(values.field(number), dtype)[part] for number, dtype in enumerate(_PACKET.values())
+        )
+        dts = np.cumsum(step, dtype=np.int64) + numbers["first_dts"]
+        packets = VideoPackets(dts + delay, dts, offset, size.astype(np.int64), is_key.astype(np.bool_))
+        ends, values = self._frames
+        frames = _values(values, np.int32)[int(ends[row]) : int(ends[row + 1])].astype(np.int64)
+        ends, values = self._groups
+        part = slice(int(ends[row]), int(ends[row + 1]))
+        group_packet, group_frame = (_values(values.field(number), np.int32)[part].astype(np.int64) for number in (0, 1))
+        coding = VideoCoding(
+            codec=self.text("codec", row).decode(),
+            extradata=self.text("extradata", row),
+            width=numbers["width"],
+            height=numbers["height"],
+            pixel_format=self.text("pixel_format", row).decode(),
+            rotation=numbers["rotation"],
+            changes_parameters=bool(numbers["changes_parameters"]),
+        )
+        time_base = (numbers["time_num"], numbers["time_den"])
+        return VideoTrack(coding, time_base, packets, frames, numbers["shift"], group_packet, group_frame)
+
+
+class VideoIndexWriter:
+    """Writes an index, some rows at a time. `file`: open for writing; the caller closes it."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._writer = pa.ipc.new_stream(file, _SCHEMA)
+
+    def write(self, entries: Sequence[VideoEntry]) -> None:
+        """Write the next rows, which are in memory together."""
+        arrays = [_string_array(name, [_text(name, entry) for entry in entries]) for name in _STRINGS]
+        rows = [_number_row(entry) for entry in entries]
+        for name, dtype in _NUMBERS.items():
+            arrays.append(_array(np.array([row[name] for row in rows], dtype)))
+        tracks = [entry.track for entry in entries]
+        packets = [{} if one is None else _packed(one) for one in tracks]
+        for name, parts in (("packets", packets), ("groups", [{} if one is None else _groups(one) for one in tracks])):
+            dtypes = _PACKET if name == "packets" else _GROUP
+            columns = {key: _joined([part.get(key, ()) for part in parts], dtype) for key, dtype in dtypes.items()}
+            values = pa.StructArray.from_arrays([_array(one) for one in columns.values()], list(columns))
+            lengths = [len(part[next(iter(dtypes))]) if part else 0 for part in parts]
+            arrays.append(_list_array(lengths, values))
+        frames = [np.zeros(0, np.int64) if one is None else one.frame_packet for one in tracks]
+        arrays.append(_list_array([len(one) for one in frames], _array(_joined(frames, np.int32))))
+        self._writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=_SCHEMA))
+
+    def close(self) -> None:
+        """Write the end of the index."""
+        self._writer.close()
+
+
+def _struct(dtypes: dict[str, Any]) -> pa.DataType:
+    return pa.struct([pa.field(name, pa.from_numpy_dtype(dtype)) for name, dtype in dtypes.items()])
+
+
+_SCHEMA = pa.schema(
+    [
+        *(pa.field(name, pa.binary() if name in ("path", "extradata") else pa.string()) for name in _STRINGS),
+        *(pa.field(name, pa.from_numpy_dtype(dtype)) for name, dtype in _NUMBERS.items()),
+        pa.field("packets", pa.large_list(_struct(_PACKET))),
+        pa.field("groups", pa.large_list(_struct(_GROUP))),
+        pa.field("frames", pa.large_list(pa.int32())),
+    ],
+    metadata={_VERSION_KEY: VERSION},
+)
+
+
+def refuse_unfit(track: VideoTrack, where: str) -> VideoTrack:
+    """Return the track. Raises FormatError for one whose times or packets are too large for the numbers of an index."""
+    packets = track.packets
+    steps = packets.dts[1:] - packets.dts[:-1]
+    if any(
+        len(one) and max(-int(one.min()), int(one.max())) > _MAX_STEP for one in (steps, packets.pts - packets.dts, packets.size)
+    ):
+        raise FormatError(f"{where}: its times leap by more than {_MAX_STEP} units, or a packet is as large; get the file again")
+    return track
+
+
+def _packed(track: VideoTrack) -> dict[str, NDArray[Any]]:
+    packets = track.packets
+    step = np.zeros(len(packets), np.int64)
+    np.subtract(packets.dts[1:], packets.dts[:-1], out=step[1:])
+    return {
+        "step": step,
+        "delay": packets.pts - packets.dts,
+        "offset": packets.offset,
+        "size": packets.size,
+        "is_key": packets.is_key,
+    }
+
+
+def _groups(track: VideoTrack) -> dict[str, NDArray[Any]]:
+    return {"packet": track.group_packet, "frame": track.group_frame}
+
+
+def _text(name: str, entry: VideoEntry) -> bytes:
+    if name == "path":
+        return os.fsencode(entry.source.path)
+    if name == "problem":
+        return entry.problem.encode(errors="backslashreplace")
+    if entry.track is None:
+        return b""
+    value = getattr(entry.track.coding, name)
+    return value if isinstance(value, bytes) else str(value).encode()
+
+
+def _number_row(entry: VideoEntry) -> dict[str, int]:
+    source, track = entry.source, entry.track
+    row = dict.fromkeys(_NUMBERS, 0)
+    row |= {"start": source.start, "nbytes": source.nbytes, "file_nbytes": entry.file_nbytes, "mtime_ns": entry.mtime_ns}
+    if track is not None:
+        coding = track.coding
+        row |= {"width": coding.width, "height": coding.height, "rotation": coding.rotation}
+        row |= {"time_num": track.time_base[0], "time_den": track.time_base[1], "shift": track.shift}
+        row |= {"changes_parameters": int(coding.changes_parameters), "num_frames": len(track)}
+        row["first_dts"] = int(track.packets.dts[0]) if len(track.packets) else 0
+    return row
+
+
+# pa.array imports pandas if that is installed, so arrays are made of buffers, and read as buffers.
+
+
+def _array(values: NDArray[Any]) -> pa.Array:
+    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(values)])
+
+
+def _joined(parts: Sequence[Any], dtype: Any) -> NDArray[Any]:
+    return np.concatenate([np.zeros(0, dtype), *(np.asarray(part, dtype) for part in parts)])
+
+
+def _string_array(name: str, values: list[bytes]) -> pa.Array:
+    ends = np.cumsum([0, *map(len, values)], dtype=np.int32)
+    kind = pa.binary() if name in ("path", "extradata") else pa.string()
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(ends), pa.py_buffer(b"".join(values))])
+
+
+def _list_array(lengths: list[int], values: pa.Array) -> pa.Array:
+    ends = np.cumsum([0, *lengths], dtype=np.int64)
+    kind = pa.large_list(values.type)
+    return pa.Array.from_buffers(kind, len(lengths), [None, pa.py_buffer(ends)], children=[values])
+
+
+def _values(array: pa.Array, dtype: Any) -> NDArray[Any]:
+    return np.frombuffer(array.buffers()[1], dtype, len(array), array.offset * np.dtype(dtype).itemsize)
+
+
+def _strings(array: pa.Array) -> tuple[NDArray[np.int32], memoryview]:
+    _, ends, data = array.buffers()
+    return np.frombuffer(ends, np.int32, len(array) + 1), memoryview(b"" if data is None else data)
+
+
+def _list(array: pa.Array) -> tuple[Ints, pa.Array]:
+    return np.frombuffer(array.buffers()[1], np.int64, len(array) + 1), array.values
