@@ -151,9 +151,9 @@ def refuse_long(index: TokenIndex, number: int, first: int, total: Ints, setting
     if settings.long != "error" or not (total > settings.length).any():
         return
     where = int(index.starts[number]) + first + int(np.argmax(total > settings.length))
-    choices = "'split', 'truncate' or 'drop'" if can_split else "'truncate' or 'drop'"
+    choices, what = ("'split', 'truncate' or 'drop'", "has") if can_split else ("'truncate' or 'drop'", f"its {index.field} has")
     raise OptionError(
-        f"{index.describe(where)}: has {counted(int(total.max()), 'token')}, and length is {settings.length}; "
+        f"{index.describe(where)}: {what} {counted(int(total.max()), 'token')}, and length is {settings.length}; "
         f"pass long={choices}, or a greater length"
     )
 

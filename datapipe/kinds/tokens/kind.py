@@ -71,6 +71,7 @@ class TokenKind(Kind):
         self.num_in_epoch = len(packs) if mixture is None else sum(mixture.counts)
         kinds = " with ".join(one.packs.kind for one in corpora)
         self.identity = Identity("packs", kinds, "length, packing, long, max_documents, max_tokens, labels or repack")
+        self.has_free_ranks = settings.has_documents
         self._remote = remote
         self._resolve_device = device
         self._files: Files | None = None
