@@ -234,6 +234,15 @@ def open_plan(
     return _mapped(home / name, index, settings, repack)
 
 
+def measured_fill(index: TokenIndex, settings: PackSettings, *, most_windows: int) -> float:
+    """Return which share of their rows the tokens of a corpus fill when fitted, by some windows spread over it."""
+    windows = _windows(index)
+    some = windows[:: max(1, -(-len(windows) // most_windows))]
+    fitted = [(_fitted(index, settings, *window), window) for window in some]
+    num_tokens = sum(int(index.shard(number).num_tokens[first : first + WINDOW].sum()) for _, (number, first) in fitted)
+    return num_tokens / max(1, sum(len(window.ends) for window, _ in fitted) * settings.length)
+
+
 def _windows(index: TokenIndex) -> list[tuple[int, int]]:
     """Return the shard and the first document of each window."""
     nums = np.diff(index.starts).tolist()

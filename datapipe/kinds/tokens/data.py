@@ -15,7 +15,6 @@ from datapipe.containers.foreign import INDEX_DIRECTORY_NAME
 from datapipe.containers.tokens.opening import TokenSource, open_tokens
 from datapipe.core.checks import path_name
 from datapipe.core.printable import counted, printable
-from datapipe.core.regular_files import read_bytes
 from datapipe.core.user_cache import INDEXES, index_directory
 from datapipe.errors import MissingDataError, OptionError
 from datapipe.index.joined_tokens import JoinedPacks, joined_index
@@ -27,6 +26,7 @@ from datapipe.kernel.kind import Data
 from datapipe.kernel.mixing import Mixture
 from datapipe.kinds.tokens.kind import Corpus, TokenKind
 from datapipe.kinds.tokens.settings import Layout, TokenSettings
+from datapipe.kinds.tokens.tokenizer import refuse_other_tokenizer
 from datapipe.stores.location import is_url
 from datapipe.stores.requests import apply_settings
 from datapipe.stores.settings import Remote, remote_settings
@@ -133,7 +133,7 @@ class Tokens(Data):
         opening = _Opening(source, dtype, eos, vocab_size, names, remote_settings(remote))
         indexes = opening.open()
         if tokenizer is not None:
-            _refuse_other_tokenizer(indexes[0], Path(path_name(tokenizer, "tokenizer")))
+            refuse_other_tokenizer(indexes[0], Path(path_name(tokenizer, "tokenizer")))
         is_whole = len(indexes) > 1 or max_tokens is not None  # documents, none of them split
         common: dict[str, Any] = {"packing": packing, "max_documents": max_documents, "labels": labels}
         common |= {"long": long} if long is not None else {"long": "error"} if is_whole else {}
@@ -214,23 +214,6 @@ class Tokens(Data):
                 "mix() of Tokens with packing='pad': rows of like lengths are not mixed; pass max_tokens or packing='best-fit'"
             )
         return _mixed(parts, Mixture.of(parts, weights, num_samples))
-
-
-def _refuse_other_tokenizer(index: TokenIndex, path: Path) -> None:
-    """Raise OptionError if a corpus was made by another tokenizer, MissingDataError if there is none at the path."""
-    path = path / "tokenizer.json" if path.is_dir() else path
-    made_by = index.facts.tokenizer_sha256
-    if not made_by:
-        raise OptionError(f"tokenizer={str(path)!r}: {index.where} does not record which tokenizer made it; leave it out")
-    try:
-        found = hashlib.sha256(read_bytes(path, at_most=1 << 28)).hexdigest()
-    except FileNotFoundError as exc:
-        raise MissingDataError(f"{path}: no such file; pass the tokenizer.json of the model") from exc
-    if found != made_by:
-        raise OptionError(
-            f"{index.where}: was made by another tokenizer than {path} (its SHA-256 is {made_by[:12]}..., not {found[:12]}...);"
-            " convert the texts again with this one"
-        )
 
 
 def _opened(opening: _Opening, settings: TokenSettings, is_padded: bool) -> Tokens:
