@@ -184,7 +184,7 @@ def _torch(data: Any, documents: Path, num_workers: int) -> Any:
     """The same packs from a map-style Dataset, as people write it by hand."""
     import torch
 
-    segments = data.packs.segments(np.arange(len(data)), seed=None, epoch=0)
+    segments = data.corpora[0].packs.segments(np.arange(len(data)), seed=None, epoch=0)
     bounds = np.searchsorted(segments.row, np.arange(len(data) + 1))
     starts = data.index.shard(0).offset // 2
     tokens = np.memmap(documents / "x.ds", "<u2", "r")

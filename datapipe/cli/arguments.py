@@ -81,12 +81,13 @@ def add_inspect(subparsers: Commands) -> None:
         help="describe a dataset; --grid draws a contact sheet",
         description="Describe a converted dataset, whatever `datapipe convert` reads, or a table: samples, classes, shards, "
         "encodings, sizes (of up to 200 samples spread over the dataset); "
-        "of a table its columns, row groups and nulls.",
+        "of a table its columns, row groups and nulls; of token ids the lengths of documents, and how full rows of them are.",
         epilog="example: datapipe inspect shards/ --grid sheet.png",
     )
     parser.add_argument("path", help="dataset")
     parser.add_argument("--grid", metavar="PNG", type=Path, help="write a contact sheet of samples spread over the dataset")
     parser.add_argument("--num", metavar="N", type=int, default=24, help="samples on the sheet (default: 24)")
+    parser.add_argument("--tokenizer", metavar="FILE", type=Path, help="print some documents of token ids as texts")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     add_form_options(parser, "what the data is")
     parser.set_defaults(run="datapipe.cli.inspect:run")

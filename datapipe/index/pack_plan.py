@@ -1,4 +1,4 @@
-"""Packs that are fitted from whole documents: the plan of all windows, made once, kept in a file and mapped.
+"""Packs of several documents: the plan of all windows, made once, kept in a file and mapped.
 
 Documents are packed in windows, of documents that lie next to each other in a shard. The plan says which documents are in which
 pack, how many labels of it carry loss, and what its attention costs. Nothing in it depends on seeds, ranks or batch sizes.
@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,11 +23,13 @@ from datapipe.core import arrow_maps, atomic
 from datapipe.core.user_cache import one_at_a_time
 from datapipe.core.waiting import reported_wait
 from datapipe.errors import FormatError, StorageError
-from datapipe.index.packs import WINDOW, Ints, PackSettings, Segments, by_number, loss_of, refuse_long
+from datapipe.index.packs import WINDOW, Ints, PackSettings, Segments, by_number, kept_documents, loss_of, refuse_long
 from datapipe.index.tokens import TokenIndex
 from datapipe.order.draws import key64
-from datapipe.order.packing import best_fit
+from datapipe.order.packing import best_fit, like_lengths
 from datapipe.order.sample_order import Permutation
+
+Field = tuple[TokenIndex, PackSettings]  # one of those whose documents are packed together
 
 _REPACK = 0x7265706163  # purpose of a key
 _PLAN_COLUMNS = {
@@ -52,6 +55,11 @@ class PackPlan:
     parts: NDArray[np.uint32]  # which part of its document each full pack is
     losses: NDArray[np.uint32]  # (p,)
     costs: NDArray[np.float32]  # (p,)
+    is_of_several: bool  # fields, of which `index` has one
+
+    def of_field(self, index: TokenIndex, settings: PackSettings) -> PackPlan:
+        """Return the packs of another field of the same documents."""
+        return replace(self, index=index, settings=settings, is_of_several=True)
 
     @property
     def kind(self) -> str:
@@ -61,7 +69,7 @@ class PackPlan:
         return len(self.ends)
 
     def loss(self, packs: Ints, *, seed: int | None, epoch: int) -> Ints:
-        if self.repack and self._has_runs():
+        if self.is_of_several or (self.repack and self._has_runs()):
             segments = self.segments(packs, seed=seed, epoch=epoch)
             losses = loss_of(self.index, segments, self.settings.labels)
             return np.bincount(segments.row, weights=losses, minlength=len(packs)).astype(np.int64)
@@ -93,7 +101,7 @@ class PackPlan:
                 self.parts[self.first_part[windows[full]] + beyond[full]].astype(np.int64) * length
             )
         num = np.minimum(total - first, length)
-        if len(num) and (num.min() < 1 or np.bincount(row, num).max() > length):
+        if len(num) and (num.min() < 1 or np.bincount(row, num).max() > (self.settings.max_tokens or length)):
             raise self._damaged()
         return Segments(row, shard, document, first, num, total)
 
@@ -140,11 +148,40 @@ class _Window(NamedTuple):
     costs: NDArray[np.float32]
 
 
-def _packed(index: TokenIndex, number: int, first: int, settings: PackSettings) -> _Window:
+def _grouped(fields: Sequence[Field], number: int, first: int) -> _Window:
+    """Group the documents of a shard from `first` on, as many as a window has, by their lengths."""
+    settings = fields[0][1]
+    assert settings.max_tokens is not None
+    totals = [np.asarray(index.shard(number).num_tokens[first : first + WINDOW], np.int64) for index, _ in fields]
+    kept = np.ones(len(totals[0]), np.bool_)
+    for (index, of_field), total in zip(fields, totals, strict=True):
+        refuse_long(index, number, first, total, of_field, can_split=False)
+        kept &= kept_documents(total, of_field)
+    some = np.flatnonzero(kept)
+    lengths = np.stack([np.minimum(total[some], of.length) for (_, of), total in zip(fields, totals, strict=True)])
+    order, ends = like_lengths(lengths, settings.max_tokens)
+    items, lengths = some[order], lengths[:, order]
+    row = np.repeat(np.arange(len(ends)), np.diff(ends, prepend=0))
+    losses = np.zeros(len(items), np.int64)
+    for (index, _), total, num in zip(fields, totals, lengths, strict=True):
+        whole = Segments(row, np.full(len(items), number), first + items, np.zeros(len(items), np.int64), num, total[items])
+        losses += loss_of(index, whole, settings.labels)
+    costs = np.bincount(row, weights=(lengths.astype(np.float64) ** 2).sum(0), minlength=len(ends))
+    return _Window(
+        len(ends),
+        ends,
+        items.astype(np.uint16),
+        np.zeros(0, np.uint32),
+        np.bincount(row, weights=losses, minlength=len(ends)).astype(np.uint32),
+        costs.astype(np.float32),
+    )
+
+
+def _fitted(index: TokenIndex, settings: PackSettings, number: int, first: int) -> _Window:
     """Pack the documents of a shard from `first` on, as many as a window has."""
     length, shard = settings.length, index.shard(number)
     total = np.asarray(shard.num_tokens[first : first + WINDOW], np.int64)
-    refuse_long(index, number, first, total, settings)
+    refuse_long(index, number, first, total, settings, can_split=True)
     if settings.long == "split":
         num_parts = total // length
         left = total - num_parts * length
@@ -169,12 +206,19 @@ def _packed(index: TokenIndex, number: int, first: int, settings: PackSettings) 
     )
 
 
-def open_plan(index: TokenIndex, settings: PackSettings, homes: Sequence[Path], *, repack: bool = False) -> PackPlan:
+def open_plan(
+    index: TokenIndex, settings: PackSettings, homes: Sequence[Path], *, beside: Sequence[Field] = (), repack: bool = False
+) -> PackPlan:
     """Return the plan of packs by these settings: one that is kept in one of `homes`, else one made now and kept in the first.
 
-    Raises OptionError for a document that is too long, if that is an error, and where no pack is left.
+    `beside`: other fields of the documents, which are packed with them, by `max_tokens`. Raises OptionError for a document that
+    is too long, if that is an error, and where no pack is left.
     """
+    fields = [(index, settings), *beside]
     name = f"packs-{settings.name}-{index.fingerprint}.arrow"
+    if beside:
+        words = " ".join(f"{one.fingerprint} {of.name}" for one, of in fields)
+        name = f"packs-{settings.name}-{hashlib.sha256(words.encode()).hexdigest()[:16]}.arrow"
     for home in homes:
         with contextlib.suppress(FileNotFoundError):
             return _mapped(home / name, index, settings, repack)
@@ -186,8 +230,17 @@ def open_plan(index: TokenIndex, settings: PackSettings, homes: Sequence[Path], 
     with one_at_a_time(home / ".packs.lock"):
         if not (home / name).exists():
             with reported_wait(f"the packs of {index.where}", "they are planned once"):
-                _write_plan(home / name, index, settings)
+                _write_plan(home / name, fields)
     return _mapped(home / name, index, settings, repack)
+
+
+def measured_fill(index: TokenIndex, settings: PackSettings, *, most_windows: int) -> float:
+    """Return which share of their rows the tokens of a corpus fill when fitted, by some windows spread over it."""
+    windows = _windows(index)
+    some = windows[:: max(1, -(-len(windows) // most_windows))]
+    fitted = [(_fitted(index, settings, *window), window) for window in some]
+    num_tokens = sum(int(index.shard(number).num_tokens[first : first + WINDOW].sum()) for _, (number, first) in fitted)
+    return num_tokens / max(1, sum(len(window.ends) for window, _ in fitted) * settings.length)
 
 
 def _windows(index: TokenIndex) -> list[tuple[int, int]]:
@@ -196,9 +249,12 @@ def _windows(index: TokenIndex) -> list[tuple[int, int]]:
     return [(number, first) for number, num in enumerate(nums) for first in range(0, num, WINDOW)]
 
 
-def _write_plan(path: Path, index: TokenIndex, settings: PackSettings) -> None:
-    spans = _windows(index)
-    windows = [_packed(index, number, first, settings) for number, first in spans]
+def _write_plan(path: Path, fields: Sequence[Field]) -> None:
+    (index, settings), spans = fields[0], _windows(fields[0][0])
+    if settings.max_tokens is None:
+        windows = [_fitted(index, settings, number, first) for number, first in spans]
+    else:
+        windows = [_grouped(fields, number, first) for number, first in spans]
     num_packs = [len(window.ends) for window in windows]
     num_items = np.cumsum([0, *(len(window.items) for window in windows)])
     columns = {
@@ -246,7 +302,7 @@ def _mapped(path: Path, index: TokenIndex, settings: PackSettings, repack: bool)
         raise
     except arrow_maps.DAMAGE as exc:
         raise FormatError(f"{path}: no plan of packs ({exc}); delete it, and it is made again") from exc
-    return PackPlan(index, settings, repack, **arrays)
+    return PackPlan(index, settings, repack, **arrays, is_of_several=False)
 
 
 def _values(column: pa.Array, dtype: np.dtype[Any]) -> NDArray[Any]:

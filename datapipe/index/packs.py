@@ -5,8 +5,10 @@ How documents become packs is arithmetic over their lengths (`StreamPacks`, `Doc
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal, NamedTuple, Protocol, get_args
 
@@ -23,7 +25,7 @@ from datapipe.order.draws import key64
 Ints = NDArray[np.int64]
 Packing = Literal["best-fit", "concat", "pad"]
 Long = Literal["split", "truncate", "drop", "error"]
-Labels = Literal["same", "shifted"]
+Labels = Literal["same", "shifted", "whole"]
 
 WINDOW = 1 << 16  # documents, whose numbers in a window take 16 bits
 _VERSION = 1
@@ -39,6 +41,7 @@ class PackSettings:
     long: Long = "split"  # what becomes of documents of more tokens
     max_documents: int | None = None  # of a pack
     labels: Labels = "same"  # which decides how many tokens of a pack carry loss
+    max_tokens: int | None = None  # "pad": of a pack of several documents, each padded to the longest; None: a pack is a document
 
     def __post_init__(self) -> None:
         whole_number(self.length, "length", least=2)
@@ -47,11 +50,18 @@ class PackSettings:
                 raise OptionError(f"{name} is {getattr(self, name)!r:.40}; choose one of {', '.join(get_args(choices))}")
         if self.max_documents is not None:
             whole_number(self.max_documents, "max_documents", least=1)
+        if self.max_tokens is not None:
+            whole_number(self.max_tokens, "max_tokens", least=self.length)
+            if self.packing != "pad":
+                raise OptionError(f"max_tokens is for packing='pad'; rows of {self.packing!r} have `length` tokens each")
+            if self.long == "split":
+                raise OptionError("long='split' with max_tokens: batches have whole documents; pass long='truncate' or 'drop'")
 
     @property
     def name(self) -> str:
         """A name for the plan by these settings."""
-        digest = hashlib.sha256(json.dumps([_VERSION, WINDOW, asdict(self)]).encode()).hexdigest()
+        said = {name: value for name, value in asdict(self).items() if name != "max_tokens" or value is not None}
+        digest = hashlib.sha256(json.dumps([_VERSION, WINDOW, said]).encode()).hexdigest()
         return f"{self.packing}-{self.length}-{digest[:12]}"
 
 
@@ -113,15 +123,16 @@ def loss_of(index: TokenIndex, segments: Segments, labels: Labels) -> Ints:
     """Return (s,) how many labels of each part carry loss.
 
     A token that follows another one of its part is a label; if labels are shifted, so is the one after the part, where the
-    document goes on.
+    document goes on. If they are whole, each token is one.
     """
     goes_on = (segments.first + segments.num < segments.total) if labels == "shifted" else np.zeros(len(segments.num), np.bool_)
-    found = segments.num - 1 + goes_on
+    begins = int(labels != "whole")  # the first token of a part that is a label
+    found = segments.num - begins + goes_on
     for number, here in segments.by_shard():
         shard = index.shard(number)
         if shard.loss is None:
             continue
-        begin = segments.first[here] + 1
+        begin = segments.first[here] + begins
         found[here] = _covered(shard.loss, segments.document[here], begin, begin + found[here])
     return found
 
@@ -135,14 +146,15 @@ def _covered(loss: LossRuns, documents: Ints, begin: Ints, end: Ints) -> Ints:
     return np.bincount(which, weights=covered, minlength=len(documents)).astype(np.int64)
 
 
-def refuse_long(index: TokenIndex, number: int, first: int, total: Ints, settings: PackSettings) -> None:
+def refuse_long(index: TokenIndex, number: int, first: int, total: Ints, settings: PackSettings, *, can_split: bool) -> None:
     """Raise OptionError for a document that is too long, if that is an error."""
     if settings.long != "error" or not (total > settings.length).any():
         return
     where = int(index.starts[number]) + first + int(np.argmax(total > settings.length))
+    choices, what = ("'split', 'truncate' or 'drop'", "has") if can_split else ("'truncate' or 'drop'", f"its {index.field} has")
     raise OptionError(
-        f"{index.describe(where)}: has {counted(int(total.max()), 'token')}, and length is {settings.length}; pass"
-        " long='split', 'truncate' or 'drop', or a greater length"
+        f"{index.describe(where)}: {what} {counted(int(total.max()), 'token')}, and length is {settings.length}; "
+        f"pass long={choices}, or a greater length"
     )
 
 
@@ -221,11 +233,13 @@ class StreamPacks:
 class DocumentPacks:
     """A pack for each document, or for each part of a long one: "pad"; see `Packs`."""
 
-    def __init__(self, index: TokenIndex, settings: PackSettings) -> None:
-        """Raises OptionError for a document that is too long, if that is an error."""
+    def __init__(self, index: TokenIndex, settings: PackSettings, *, ends: Ints | None = None) -> None:
+        """`ends`: (n,) packs before the end of each document; None: of all documents.
+
+        Raises OptionError for a document that is too long, if that is an error.
+        """
         self.index, self.settings = index, settings
-        counts = [self._num_parts(number) for number in range(index.num_shards)]
-        self._ends: Ints = np.cumsum(np.concatenate(counts)) if counts else np.zeros(0, np.int64)
+        self._ends: Ints = pack_ends([(index, settings)]) if ends is None else ends
 
     @property
     def kind(self) -> str:
@@ -252,10 +266,28 @@ class DocumentPacks:
         """Return (m,) the number of tokens of each pack."""
         return self.segments(packs, seed=None, epoch=0).num
 
-    def _num_parts(self, number: int) -> NDArray[np.int64]:
-        """Return how many packs each document of a shard makes."""
-        total, length = self.index.shard(number).num_tokens, self.settings.length
-        refuse_long(self.index, number, 0, total, self.settings)
-        if self.settings.long == "split":
-            return -(-total // length)
-        return ((total > 0) & ((total <= length) | (self.settings.long != "drop"))).astype(np.int64)
+
+def pack_ends(fields: Sequence[tuple[TokenIndex, PackSettings]]) -> Ints:
+    """Return (n,) the packs before the end of each document, where documents of several fields share a pack.
+
+    Raises OptionError for a document that is too long, if that is an error.
+    """
+    counts = []
+    for number in range(fields[0][0].num_shards):
+        of_fields = (_num_parts(index, settings, number, can_split=len(fields) == 1) for index, settings in fields)
+        counts.append(functools.reduce(np.minimum, of_fields))
+    return np.cumsum(np.concatenate(counts)) if counts else np.zeros(0, np.int64)
+
+
+def _num_parts(index: TokenIndex, settings: PackSettings, number: int, *, can_split: bool) -> Ints:
+    """Return how many packs each document of a shard makes."""
+    total = index.shard(number).num_tokens
+    refuse_long(index, number, 0, total, settings, can_split=can_split)
+    if settings.long == "split":
+        return -(-total // settings.length)
+    return kept_documents(total, settings).astype(np.int64)
+
+
+def kept_documents(total: Ints, settings: PackSettings) -> NDArray[np.bool_]:
+    """Return (n,) which documents of so many tokens are in packs, where long ones are not split."""
+    return (total > 0) & ((total <= settings.length) | (settings.long != "drop"))

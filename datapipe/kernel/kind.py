@@ -164,6 +164,7 @@ class Kind(Protocol):
     num_samples: int
     num_in_epoch: int  # samples; not `num_samples` where some come again, or are left out
     identity: Identity | None = None
+    has_free_ranks: bool = False  # whether a state resumes on other ranks too if `batch_size` stays, with steps of other sizes
     block_sizes: tuple[int, int] = (1, MAX_BLOCK)  # the fewest and the most samples that are best filled at once
 
     @property

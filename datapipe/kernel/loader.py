@@ -133,6 +133,8 @@ class Loader:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue there with the next pass, on any number of ranks as long as batch_size x world_size is the same.
 
+        Where `Tokens` have `max_tokens`, that product may differ.
+
         A state taken after the last batch, before the pass ended, leaves nothing: the next pass is empty, and the one after it
         is over the next epoch.
         Raises StateError for a state that this loader would not continue exactly.

@@ -83,6 +83,7 @@ class Passes:
     def _state(self) -> LoaderState:
         source, num, tail = self._latest or self.source(), self.kind.num_samples, self.options.tail
         if isinstance(source, Plan):
-            return self.progress.state(global_batch=source.global_batch, order=source.order.kind, num_samples=num, tail=tail)
+            global_batch = 0 if self.kind.has_free_ranks else source.global_batch
+            return self.progress.state(global_batch=global_batch, order=source.order.kind, num_samples=num, tail=tail)
         trail = self._checksum.at(self.progress.epochs.last)
         return self.progress.state(global_batch=source.global_batch, order="sampler", num_samples=num, tail=tail, trail=trail)

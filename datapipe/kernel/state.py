@@ -65,7 +65,7 @@ class LoaderState:
 
     epoch: int
     samples_done: int  # of the epoch, over all ranks
-    global_batch: int  # batch_size x world_size
+    global_batch: int  # batch_size x world_size; 0: of no matter
     num_samples: int
     order: str
     seed: int | None  # None: not drawn yet, as no pass has begun; `Seed.resume` checks it

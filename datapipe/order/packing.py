@@ -1,8 +1,9 @@
-"""Pack documents of given lengths into rows of a given length: best-fit decreasing, on the histogram of lengths.
+"""Pack documents of given lengths: into rows of a given length, or into batches of like lengths.
 
-Best fit puts each document, longest first, where the least space is left. Documents of one length are alike, so whole groups are
-placed at once: some of the packs with the least sufficient space get as many of them as fit. The result is the same as one by
-one; the time depends on the number of different lengths and spaces. (Johnson, "Near-optimal bin packing algorithms", 1973.)
+Rows are packed by best-fit decreasing, on the histogram of lengths. Best fit puts each document, longest first, where the least
+space is left. Documents of one length are alike, so whole groups are placed at once: some of the packs with the least sufficient
+space get as many of them as fit. The result is the same as one by one; the time depends on the number of different lengths and
+spaces. (Johnson, "Near-optimal bin packing algorithms", 1973.)
 """
 
 from __future__ import annotations
@@ -91,3 +92,23 @@ def _placed(lengths: NDArray[np.integer], capacity: int, most: int) -> list[_Gro
                 words[word] |= 1 << space % _WORD
                 used |= 1 << word
     return placed
+
+
+def like_lengths(lengths: Ints, max_tokens: int) -> tuple[Ints, Ints]:
+    """Return (n,) the documents in the order of batches, longest first, and (batches,) where each batch ends in it.
+
+    `lengths`: (fields, n) of each document's fields, whose sum is at most `max_tokens`. A batch has as many documents as fit once
+    all are padded to its longest one, field by field. Documents of equal lengths stay in their order.
+    """
+    sums = lengths.sum(axis=0)
+    order = np.argsort(-sums, kind="stable")
+    lengths, sums = lengths[:, order], sums[order]
+    ends: list[int] = []
+    begin = 0
+    while begin < len(order):
+        most = max_tokens // int(sums[begin])  # its padded documents have at least as many tokens as its first one
+        widths = np.maximum.accumulate(lengths[:, begin : begin + most], axis=1).sum(axis=0)
+        padded = widths * np.arange(1, len(widths) + 1)
+        begin += int(np.searchsorted(padded, max_tokens, side="right"))
+        ends.append(begin)
+    return order, np.array(ends, np.int64)

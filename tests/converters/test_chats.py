@@ -17,6 +17,7 @@ import datapipe as dp
 from converters import ConvertOptions, FieldChoice, OnError, convert
 from converters.samples.chats import ChatRenderer
 from converters.tokenizer import Tokenizing
+from datapipe.cli.main import main
 from datapipe.containers.tokens.opening import open_tokens
 from datapipe.errors import DecodeError, OptionError
 
@@ -176,6 +177,22 @@ def test_preferences_are_two_fields_of_one_sample(tmp_path: Path, tokenizer: Pat
     out = convert_chats(tmp_path, tokenizer, rows, fields=fields)
     chosen, rejected = (by_id(out, field)[0] for field in ("chosen", "rejected"))
     assert (len(chosen), len(rejected)) == tuple(len(rendered_auto(tokenizer, chat)) for chat in CHATS)
+    (batch,) = dp.DataLoader(dp.Tokens(out, 256, field=["chosen", "rejected"], packing="pad"), num_workers=0)
+    for field, ids, chat in (("chosen", chosen, CHATS[0]), ("rejected", rejected, CHATS[1])):
+        assert batch[f"{field}_input_ids"].tolist() == [list(ids)]
+        runs = rendered(tokenizer, "auto", chat)[1]
+        said = [token for first, end in runs for token in ids[first:end]]
+        assert [token for token in batch[f"{field}_labels"][0].tolist() if token != -100] == said
+
+
+def test_inspect_marks_what_the_assistant_says(tmp_path: Path, tokenizer: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = convert_chats(tmp_path, tokenizer, [{"messages": CHATS[0]}])
+    assert main(["inspect", str(out), "--tokenizer", str(tokenizer)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    carried = [line for line in lines if line.startswith("  > ")]
+    assert len(carried) == 1
+    assert carried[0].startswith("  > A dog that waits.")
+    assert any(line.startswith("  | ") and "What is the brown fox?" in line for line in lines)
 
 
 def rendered_auto(tokenizer: Path, chat: Any) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,13 @@ import numpy as np
 import pytest
 import torch
 from token_corpora import random_documents, write_datatrove
+from tokenizers_of_tests import TEXTS, byte_level
 from torch.nn import functional as F
 
 import datapipe as dp
 from benchmarks.contenders.torchvision_transforms import import_torchvision
+from converters import ConvertOptions, FieldChoice, convert
+from converters.tokenizer import Tokenizing
 
 pytestmark = pytest.mark.slow
 VOCAB, LENGTH = 200, 64
@@ -58,6 +62,38 @@ def test_a_model_of_hugging_face_has_the_loss_of_documents_alone(options: dict[s
         num = int((batch["labels"][:, 1:] != -100).sum())
         total += float(model(**batch).loss) * num
     assert total == pytest.approx(summed_loss_of_each(model), rel=1e-5)
+
+
+@torch.no_grad()
+def test_an_encoder_and_decoder_has_the_loss_of_pairs_alone(tmp_path: Path) -> None:
+    """T5 on articles and summaries, padded to batches of so many tokens."""
+    import_torchvision()
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    torch.manual_seed(0)
+    sizes = {"d_model": 32, "d_ff": 64, "d_kv": 8, "num_layers": 2, "num_heads": 4, "dropout_rate": 0.0}
+    model = T5ForConditionalGeneration(T5Config(vocab_size=400, decoder_start_token_id=2, pad_token_id=2, **sizes)).eval()
+    rows = [{"article": TEXTS[number % len(TEXTS)] * 2, "summary": TEXTS[-number % len(TEXTS)][:40]} for number in range(20)]
+    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tokens = Tokenizing.of(byte_level(tmp_path / "tokenizer"))
+    fields = (FieldChoice("article", "text"), FieldChoice("summary", "text"))
+    convert(ConvertOptions(tmp_path / "corpus.jsonl", tmp_path / "pairs", to="tokens", tokens=tokens, fields=fields))
+    names = {"article_input_ids": "input_ids", "article_attention_mask": "attention_mask", "summary_labels": "labels"}
+
+    def loss(max_tokens: int) -> tuple[float, int]:
+        data = dp.Tokens(
+            tmp_path / "pairs", 512, field=["article", "summary"], packing="pad", max_tokens=max_tokens, labels="whole",
+            long="error", fields=[*names],
+        )  # fmt: skip
+        total, num_batches = 0.0, 0
+        for batch in dp.DataLoader(data, shuffle=True, seed=0, num_workers=0, output=names):
+            total += float(model(**batch).loss) * int((batch["labels"] != -100).sum())
+            num_batches += 1
+        return total, num_batches
+
+    (alone, _), (together, num_batches) = loss(1024), loss(4096)
+    assert num_batches < 20
+    assert together == pytest.approx(alone, rel=1e-5)
 
 
 def test_a_trainer_of_hugging_face_sees_the_loss_of_its_own_collator(corpus: Path, model: Any, tmp_path: Path) -> None:

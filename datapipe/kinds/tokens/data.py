@@ -15,18 +15,18 @@ from datapipe.containers.foreign import INDEX_DIRECTORY_NAME
 from datapipe.containers.tokens.opening import TokenSource, open_tokens
 from datapipe.core.checks import path_name
 from datapipe.core.printable import counted, printable
-from datapipe.core.regular_files import read_bytes
 from datapipe.core.user_cache import INDEXES, index_directory
 from datapipe.errors import MissingDataError, OptionError
 from datapipe.index.joined_tokens import JoinedPacks, joined_index
 from datapipe.index.pack_plan import open_plan
-from datapipe.index.packs import DocumentPacks, Labels, Long, Packing, Packs, StreamPacks, default_packs
+from datapipe.index.packs import DocumentPacks, Labels, Long, Packing, Packs, StreamPacks, default_packs, pack_ends
 from datapipe.index.sample_index import SampleIndex
 from datapipe.index.tokens import TokenIndex
 from datapipe.kernel.kind import Data
 from datapipe.kernel.mixing import Mixture
-from datapipe.kinds.tokens.kind import TokenKind
-from datapipe.kinds.tokens.settings import DEFAULT_FIELDS, Layout, TokenSettings
+from datapipe.kinds.tokens.kind import Corpus, TokenKind
+from datapipe.kinds.tokens.settings import Layout, TokenSettings
+from datapipe.kinds.tokens.tokenizer import refuse_other_tokenizer
 from datapipe.stores.location import is_url
 from datapipe.stores.requests import apply_settings
 from datapipe.stores.settings import Remote, remote_settings
@@ -40,14 +40,17 @@ class _Opening:
     dtype: str | None
     eos: int | None
     vocab_size: int | None
-    field: str | None
+    fields: tuple[str, ...]  # of a converted set; empty: its only one
     remote: Remote
 
-    def open(self) -> TokenIndex:
-        """Return the index of the corpus."""
+    def open(self) -> list[TokenIndex]:
+        """Return the index of the documents of each field."""
         if isinstance(self.source, str) and is_url(self.source):
             apply_settings(self.remote)  # for the opening too
-        return open_tokens(self.source, dtype=self.dtype, eos=self.eos, vocab_size=self.vocab_size, field=self.field)
+        return [
+            open_tokens(self.source, dtype=self.dtype, eos=self.eos, vocab_size=self.vocab_size, field=name)
+            for name in self.fields or (None,)
+        ]
 
 
 class Tokens(Data):
@@ -60,33 +63,37 @@ class Tokens(Data):
     source: the directory, or the URL in an object store, of what `datapipe convert --to tokens` wrote; files of Megatron (`x.bin`
       beside `x.idx`) or datatrove (`x.ds` beside `x.ds.index`); bare files of ids, such as nanoGPT's `.bin` and OLMo's `.npy`. A
       file, a directory, a glob pattern or a list.
-    length: tokens of a row.
+    length: tokens of a row; of several fields, of all or of each.
     packing: "best-fit": documents stay whole, and are fitted into rows with next to no padding; "concat": documents one after the
       other, cut every row; "pad": a document a row, batches of like lengths, as wide as their longest row.
+    max_tokens: of a batch of "pad", padding included, instead of a number of rows; the batch size of the loader is 1 then.
     long: what becomes of documents of more tokens: "split" into parts, the default of texts, "truncate", "drop" or "error". Of
-      chats it must be said if there are such documents.
+      chats, of several fields and with `max_tokens` it must be said if there are such documents.
     max_documents: the most documents of a row.
     repack: put other documents of the same lengths together in each epoch.
     labels: "same": as Hugging Face's models take them, equal to `input_ids`; "shifted": the label of a place is the next token.
-      Either way -100 where there is none: at the boundaries of documents, in padding, and where no loss is wanted.
+      Either way -100 where there is none: at the boundaries of documents, in padding, and where no loss is wanted. "whole": as
+      encoder-decoder models take their targets, first tokens too.
     layout: "rows" (b, length), or "flat" (1, b * length) as FlashAttention takes it.
     fields: which of `input_ids`, `labels`, `position_ids`, `document_ids`, `attention_mask`, `cu_seqlens`, `max_seqlen`,
-      `loss_tokens` and `id` a batch has; all but `attention_mask` and `id` by default.
+      `loss_tokens` and `id` a batch has; all but `attention_mask` and `id` by default. Of several fields each has its own, named
+      `summary_input_ids` and so on; by default `input_ids`, `labels`, `attention_mask` and `loss_tokens`.
     num_seqlens: how many boundaries `cu_seqlens` has, the last one repeated, for `torch.compile`; None: as many as there are.
     pad: the id that fills rows; None: that of the corpus, or 0.
     balance: "step": within each optimizer step, deal rows so that at every micro-batch all ranks have the same work.
     accumulate: micro-batches of an optimizer step, over which rows are dealt and `loss_tokens` are counted.
     dtype, eos: of bare files, the type of their ids, such as "uint16", and the id that ends each document.
     vocab_size: of files of others: all ids are below it, or their rows are bad.
-    field: of a converted set with several fields of tokens, which one.
+    field: of a converted set with several fields of tokens, which one, or a list of those that a batch has together; that needs
+      packing="pad".
     tokenizer: the tokenizer.json of the model, or the folder that holds it: refused if the shards were made by another one.
     remote: a `datapipe.Remote(...)`: how shards in an object store are read.
 
     A batch is a dict of int64 tensors of the layout's shape, but: `document_ids` int32, numbered from 0 in each row (in a flat
     batch, over all of it), -1 in padding; `cu_seqlens` (n,) int32, where documents and padding begin in the batch's rows laid end
     to end, and the end; `max_seqlen` int, the longest of these; `loss_tokens` int, the labels with loss in the whole optimizer
-    step over all ranks, by which the sum of losses is divided; `id` (b,) the numbers of the rows. With tail="mask" also `real`
-    (b,) bool, False for rows that are repeats, whose labels are -100.
+    step over all ranks, by which the sum of losses is divided; `id` (b,) the numbers of the rows, or with `max_tokens` of the
+    documents. With tail="mask" also `real` (b,) bool, False for rows that are repeats, whose labels are -100.
 
     A row counts as a sample: of `batch_size`, of lengths, orders and states. The plan of the rows of "best-fit" is made once and
     kept beside the shards, or in the user's cache. Raises OptionError for settings that do not fit, and what opening raises.
@@ -95,15 +102,16 @@ class Tokens(Data):
     def __init__(
         self,
         source: TokenSource,
-        length: int,
+        length: int | Sequence[int],
         *,
         packing: Packing = "best-fit",
+        max_tokens: int | None = None,
         long: Long | None = None,
         max_documents: int | None = None,
         repack: bool = False,
         labels: Labels = "same",
         layout: Layout = "rows",
-        fields: Sequence[str] = DEFAULT_FIELDS,
+        fields: Sequence[str] | None = None,
         num_seqlens: int | None = None,
         pad: int | None = None,
         balance: str | None = None,
@@ -111,26 +119,45 @@ class Tokens(Data):
         dtype: str | None = None,
         eos: int | None = None,
         vocab_size: int | None = None,
-        field: str | None = None,
+        field: str | Sequence[str] | None = None,
         tokenizer: str | os.PathLike[str] | None = None,
         remote: Remote | None = None,
     ) -> None:
         if balance not in (None, "step"):
             raise OptionError(f"balance is {balance!r:.40}; pass 'step' or nothing")
-        opening = _Opening(source, dtype, eos, vocab_size, field, remote_settings(remote))
-        index = opening.open()
+        if fields is not None and not fields:
+            raise OptionError("fields is empty; name what a batch has, or leave it out")
+        names = () if field is None else (field,) if isinstance(field, str) else tuple(field)
+        if field is not None and (not names or len({*names}) < len(names)):
+            raise OptionError(f"field is {field!r:.60}; name fields of tokens, each once")
+        opening = _Opening(source, dtype, eos, vocab_size, names, remote_settings(remote))
+        indexes = opening.open()
         if tokenizer is not None:
-            _refuse_other_tokenizer(index, Path(path_name(tokenizer, "tokenizer")))
-        packs = replace(default_packs(index.facts, length), packing=packing, max_documents=max_documents, labels=labels)
-        packs = packs if long is None else replace(packs, long=long)
+            refuse_other_tokenizer(indexes[0], Path(path_name(tokenizer, "tokenizer")))
+        is_whole = len(indexes) > 1 or max_tokens is not None  # documents, none of them split
+        common: dict[str, Any] = {"packing": packing, "max_documents": max_documents, "labels": labels}
+        common |= {"long": long} if long is not None else {"long": "error"} if is_whole else {}
+        common |= {"max_tokens": max_tokens} if max_tokens is not None else {}
+        packs = [replace(default_packs(indexes[0].facts, one), **common) for one in _lengths(length, len(indexes))]
         settings = TokenSettings(
-            packs, bool(repack), layout, tuple(fields), num_seqlens, 0 if pad is None else pad, balance is not None, accumulate
+            tuple(packs),
+            tuple(f"{name}_" for name in names) if len(names) > 1 else ("",),
+            bool(repack),
+            layout,
+            () if fields is None else tuple(fields),
+            num_seqlens,
+            0 if pad is None else pad,
+            balance is not None,
+            accumulate,
         )
-        self._set(opening, settings, is_padded=pad is not None, index=index)
+        self._set(opening, settings, is_padded=pad is not None, indexes=indexes)
 
-    def _set(self, opening: _Opening, settings: TokenSettings, *, is_padded: bool, index: TokenIndex | None = None) -> None:
+    def _set(
+        self, opening: _Opening, settings: TokenSettings, *, is_padded: bool, indexes: Sequence[TokenIndex] | None = None
+    ) -> None:
         self._opening, self._is_padded = opening, is_padded
-        self.index = index or opening.open()
+        indexes = indexes or opening.open()
+        self.index = indexes[0]
         facts = self.index.facts
         if not is_padded:
             known = [one for one in (facts.pad, facts.eos) if one is not None]
@@ -138,11 +165,12 @@ class Tokens(Data):
         if facts.vocab_size is not None and settings.pad >= facts.vocab_size:
             raise OptionError(f"pad is {settings.pad}, beyond the vocabulary of {facts.vocab_size}; pass an id of it")
         self.settings = settings
-        self.packs: Packs = _packs(self.index, settings)
+        self.corpora = [Corpus(*pair) for pair in zip(indexes, _packs(indexes, settings), strict=True)]
         self._parts: tuple[Tokens, ...] = ()
         self.mixture: Mixture | None = None
-        if not len(self.packs):
-            raise MissingDataError(f"{self.index.where}: no rows of {settings.packs.length} tokens; check the path, or `length`")
+        if not len(self):
+            lengths = " and ".join(str(one.length) for one in settings.packs)
+            raise MissingDataError(f"{self.index.where}: no rows of {lengths} tokens; check the path, or `length`")
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.mixture is not None:
@@ -154,7 +182,8 @@ class Tokens(Data):
 
     @property
     def shown(self) -> str:
-        return f"{counted(len(self.packs), 'row')} of {counted(len(self.index), 'document')} at {self.index.where}"
+        of = "batch" if self.settings.has_documents else "row"
+        return f"{counted(len(self.corpora[0].packs), of)} of {counted(len(self.index), 'document')} at {self.index.where}"
 
     @property
     def where(self) -> str:
@@ -162,13 +191,15 @@ class Tokens(Data):
         return self.index.where
 
     def __len__(self) -> int:
-        """Return the rows of an epoch, over all ranks."""
-        return len(self.packs) if self.mixture is None else sum(self.mixture.counts)
+        """Return the rows of an epoch, over all ranks; with `max_tokens` the batches."""
+        return len(self.corpora[0].packs) if self.mixture is None else sum(self.mixture.counts)
 
     def open_kind(
         self, arguments: Mapping[str, Any], *, device: Callable[[], torch.device], open_loader: Callable[..., Iterable[Any]]
     ) -> TokenKind:
-        return TokenKind(self.packs, self.index, self.settings, mixture=self.mixture, remote=self._opening.remote, device=device)
+        if self.settings.has_documents and arguments["batch_size"] != 1:
+            raise OptionError(f"batch_size is {arguments['batch_size']!r:.40}, and max_tokens says how many rows; leave it out")
+        return TokenKind(self.corpora, self.settings, mixture=self.mixture, remote=self._opening.remote, device=device)
 
     def mixed(self, others: Sequence[Tokens], *, weights: Sequence[float] | None, num_samples: int | None) -> Tokens:
         """Return these documents and others, of each of which an epoch has a fixed share of rows. See `mix`."""
@@ -178,26 +209,11 @@ class Tokens(Data):
                 raise OptionError("mix() on a dataset of mix(): pass all datasets to one mix()")
             if differing := self.settings.differing(part.settings):
                 raise OptionError(f"mix() of Tokens that differ in {', '.join(differing)}; give all of them the same")
-        if self.settings.packs.packing == "pad":
-            raise OptionError("mix() of Tokens with packing='pad': rows of like lengths are not mixed; pass packing='best-fit'")
+        if self.settings.packs[0].packing == "pad" and not self.settings.has_documents:
+            raise OptionError(
+                "mix() of Tokens with packing='pad': rows of like lengths are not mixed; pass max_tokens or packing='best-fit'"
+            )
         return _mixed(parts, Mixture.of(parts, weights, num_samples))
-
-
-def _refuse_other_tokenizer(index: TokenIndex, path: Path) -> None:
-    """Raise OptionError if a corpus was made by another tokenizer, MissingDataError if there is none at the path."""
-    path = path / "tokenizer.json" if path.is_dir() else path
-    made_by = index.facts.tokenizer_sha256
-    if not made_by:
-        raise OptionError(f"tokenizer={str(path)!r}: {index.where} does not record which tokenizer made it; leave it out")
-    try:
-        found = hashlib.sha256(read_bytes(path, at_most=1 << 28)).hexdigest()
-    except FileNotFoundError as exc:
-        raise MissingDataError(f"{path}: no such file; pass the tokenizer.json of the model") from exc
-    if found != made_by:
-        raise OptionError(
-            f"{index.where}: was made by another tokenizer than {path} (its SHA-256 is {made_by[:12]}..., not {found[:12]}...);"
-            " convert the texts again with this one"
-        )
 
 
 def _opened(opening: _Opening, settings: TokenSettings, is_padded: bool) -> Tokens:
@@ -210,18 +226,34 @@ def _mixed(parts: Sequence[Tokens], mixture: Mixture) -> Tokens:
     data = Tokens.__new__(Tokens)
     data._opening, data._is_padded, data.settings = parts[0]._opening, True, parts[0].settings
     data._parts, data.mixture = tuple(parts), mixture
-    data.index = joined_index([part.index for part in parts])
     first_shards = [sum(part.index.num_shards for part in parts[:number]) for number in range(len(parts))]
-    data.packs = JoinedPacks([part.packs for part in parts], first_shards)
+    data.corpora = [
+        Corpus(joined_index([one.index for one in of_field]), JoinedPacks([one.packs for one in of_field], first_shards))
+        for of_field in zip(*(part.corpora for part in parts), strict=True)
+    ]
+    data.index = data.corpora[0].index
     return data
 
 
-def _packs(index: TokenIndex, settings: TokenSettings) -> Packs:
-    if settings.packs.packing == "concat":
-        return StreamPacks(index, settings.packs)
-    if settings.packs.packing == "pad":
-        return DocumentPacks(index, settings.packs)
-    return open_plan(index, settings.packs, _homes(index), repack=settings.repack)
+def _lengths(length: int | Sequence[int], num_fields: int) -> list[int]:
+    """Return the length of each field."""
+    lengths = list(length) if isinstance(length, Sequence) else [length] * num_fields
+    if len(lengths) != num_fields:
+        raise OptionError(f"length is {length!r:.60} for {counted(num_fields, 'field')}; pass one, or one of each")
+    return lengths
+
+
+def _packs(indexes: Sequence[TokenIndex], settings: TokenSettings) -> list[Packs]:
+    """Return the packs of each field."""
+    fields = list(zip(indexes, settings.packs, strict=True))
+    index, packs = fields[0]
+    if packs.packing == "concat":
+        return [StreamPacks(index, packs)]
+    if packs.packing == "pad" and packs.max_tokens is None:
+        ends = pack_ends(fields)
+        return [DocumentPacks(*one, ends=ends) for one in fields]
+    plan = open_plan(index, packs, _homes(index), beside=fields[1:], repack=settings.repack)
+    return [plan] if len(fields) == 1 else [plan.of_field(*one) for one in fields]
 
 
 def _homes(index: TokenIndex) -> list[Path]:

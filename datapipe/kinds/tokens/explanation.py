@@ -27,16 +27,20 @@ def explain(kind: TokenKind, passes: Passes) -> list[str]:
     """Return the lines about the passes over such data."""
     index, settings, options, plan = kind.index, kind.settings, passes.options, passes.source()
     assert isinstance(plan, Plan)
-    packs = settings.packs
+    packs, is_grouped = settings.packs[0], settings.has_documents
+    packing, lengths = _PACKING[packs.packing], " and ".join(f"{one.length:,}" for one in settings.packs)
+    if is_grouped:
+        packing = f"documents of like lengths, as many as fill {packs.max_tokens:,} tokens, padding included"
+    unit = "batch" if is_grouped else "row"
     long = "" if packs.packing == "concat" else f"; {_LONG[packs.long]}"
-    order = "in stored order" if not options.shuffle else "shuffled in full: any row is as near as any other"
-    if options.shuffle and packs.packing == "pad":
+    order = "in stored order" if not options.shuffle else f"shuffled in full: any {unit} is as near as any other"
+    if options.shuffle and packs.packing == "pad" and not is_grouped:
         order = "shuffled, steps of like lengths"
     if settings.balance:
         order += f"; dealt so that ranks cost alike, over {counted(settings.accumulate, 'micro-batch')}"
     lines = [
         f"data      {counted(len(index), 'document')} in {counted(index.num_shards, 'shard')}, {index.facts.dtype} ids",
-        f"rows      {counted(len(kind.packs), 'row')} of {packs.length:,} tokens: {_PACKING[packs.packing]}{long}",
+        f"rows      {counted(kind.num_samples, unit)} of {'up to ' * is_grouped}{lengths} tokens: {packing}{long}",
         f"order     {order}",
         f"seed      {passes.progress.seed.describe()}",
         f"batch     {', '.join(settings.fields)}; labels are {packs.labels}, layout {settings.layout}",
@@ -47,6 +51,6 @@ def explain(kind: TokenKind, passes: Passes) -> list[str]:
         lines.append(TRANSFER)
     ranks = plan.rank.world_size
     lines.append(
-        f"steps     {plan.num_steps} of {counted(plan.batch_size, 'row')} on each of {ranks} ranks, tail={options.tail.value}"
+        f"steps     {plan.num_steps} of {counted(plan.batch_size, unit)} on each of {ranks} ranks, tail={options.tail.value}"
     )
     return lines

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from datapipe.containers.tokens.opening import MEGATRON, form_of, open_tokens, token_fields
 from datapipe.core.printable import counted
 from datapipe.errors import DatapipeError, OptionError
 from datapipe.index.manifest import MANIFEST_NAME, read_manifest
+from datapipe.index.pack_plan import measured_fill
+from datapipe.index.packs import PackSettings
 from datapipe.index.sample_index import SampleIndex
 from datapipe.index.tokens import TOKENS_CONTAINER, TokenIndex
+from datapipe.kinds.tokens.tokenizer import open_decoder, refuse_other_tokenizer
 from datapipe.stores.location import is_url
 
 _LENGTHS = (0, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+_ROWS = (1024, 4096, 16384)  # lengths of rows
+_MOST_WINDOWS = 8  # that are packed to say how full rows are
+_DOCUMENTS = 3  # shown as texts
+_SHOWN = 400  # characters of a run of text
 _BAR = 40  # characters of the longest bar of the histogram
 
 
@@ -45,14 +54,14 @@ def describe(index: TokenIndex, args: argparse.Namespace) -> dict[str, Any]:
     """Return the facts of a corpus, JSON-safe."""
     if args.grid is not None:
         raise OptionError(f"--grid: {args.path} holds token ids, without images")
-    facts, samples = _facts(index), index.samples
+    facts, samples = _facts(index, args.tokenizer), index.samples
     names = token_fields(samples.manifest) if isinstance(samples, SampleIndex) else []
     if len(names) > 1:
-        facts["fields"] = {name: _facts(open_tokens(args.path, field=name)) for name in names}
+        facts["fields"] = {name: _facts(open_tokens(args.path, field=name), args.tokenizer) for name in names}
     return facts
 
 
-def _facts(index: TokenIndex) -> dict[str, Any]:
+def _facts(index: TokenIndex, tokenizer: Path | None) -> dict[str, Any]:
     lengths = [index.shard(number).num_tokens for number in range(index.num_shards)]
     tokens = np.concatenate(lengths) if lengths else np.zeros(0, np.int64)
     bounds = [bound for bound in _LENGTHS if not len(tokens) or bound <= tokens.max()]
@@ -77,7 +86,49 @@ def _facts(index: TokenIndex) -> dict[str, Any]:
             "most": int(tokens.max(initial=0)),
         },
         "histogram": [{"from": bound, "documents": int(count)} for bound, count in zip(bounds, counts.tolist(), strict=True)],
+        "rows": [_rows_of(index, tokens, length) for length in _ROWS if len(tokens)],
+        "texts": [] if tokenizer is None else _texts(index, tokenizer),
     }
+
+
+def _rows_of(index: TokenIndex, tokens: NDArray[np.int64], length: int) -> dict[str, Any]:
+    """Return how rows of this length are filled, and which share of documents they cut."""
+    settings = PackSettings(length)
+    ends = np.cumsum(tokens)
+    begins = ends - tokens
+    return {
+        "length": length,
+        "best_fit_fill": measured_fill(index, settings, most_windows=_MOST_WINDOWS),
+        "longer": float((tokens > length).mean()),
+        "cut_by_concat": float((begins // length != np.maximum(ends - 1, begins) // length).mean()),
+    }
+
+
+def _texts(index: TokenIndex, tokenizer: Path) -> list[dict[str, Any]]:
+    """Return some documents spread over the corpus, as runs of text with and without loss."""
+    if index.facts.tokenizer_sha256:
+        refuse_other_tokenizer(index, tokenizer)
+    decode = open_decoder(tokenizer)
+    found = []
+    for document in np.unique(np.linspace(0, len(index) - 1, _DOCUMENTS).astype(np.int64)) if len(index) else ():
+        (number,), (within,) = (column.tolist() for column in index.locate(np.array([document])))
+        shard = index.shard(number)
+        ids, _ = shard.mapped
+        begin = int(shard.offset[within] - shard.offset[0]) // shard.dtype.itemsize
+        tokens = ids[begin : begin + int(shard.num_tokens[within])].astype(np.int64)
+        carries = np.ones(len(tokens), np.bool_)
+        if shard.loss is not None:
+            carries[:] = False
+            for first, end in shard.loss.of(within).tolist():
+                carries[first:end] = True
+        bounds = [0, *(np.flatnonzero(np.diff(carries)) + 1).tolist(), len(tokens)]
+        runs = [
+            {"loss": bool(carries[first]), "text": decode(tokens[first:end].tolist())}
+            for first, end in itertools.pairwise(bounds)
+            if first < end
+        ]
+        found.append({"document": str(index.describe(int(document))), "tokens": len(tokens), "runs": runs})
+    return found
 
 
 def as_text(path: str, facts: dict[str, Any]) -> str:
@@ -101,4 +152,19 @@ def as_text(path: str, facts: dict[str, Any]) -> str:
         if one["documents"]:
             bar = "#" * max(1, round(_BAR * one["documents"] / most))
             lines.append(f"  {one['from']:>8,}  {one['documents']:>12,}  {bar}")
+    if facts["rows"]:
+        lines.append("  rows of       best-fit full   longer documents   cut by concat")
+    lines += [
+        f"  {one['length']:>8,}{one['best_fit_fill']:>19.3%}{one['longer']:>19.2%}{one['cut_by_concat']:>16.2%}"
+        for one in facts["rows"]
+    ]
+    for one in facts["texts"]:
+        lines.append(f"{one['document']}: {counted(one['tokens'], 'token')}; those after > carry loss")
+        lines += [f"  {'>' if run['loss'] else '|'} {_shortened(run['text'])}" for run in one["runs"]]
     return "\n".join(lines)
+
+
+def _shortened(text: str) -> str:
+    """Return a text on one line, without its middle if it is long."""
+    shown = repr(text)[1:-1]
+    return shown if len(shown) <= _SHOWN else f"{shown[: _SHOWN // 2]} ... {shown[-_SHOWN // 2 :]}"

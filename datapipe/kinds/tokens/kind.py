@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from datapipe.errors import OptionError
 from datapipe.fetch.files import Files, open_files
 from datapipe.fetch.local import LocalFiles
-from datapipe.index.packs import DocumentPacks, Packs
+from datapipe.index.packs import Ints, Packs
 from datapipe.index.tokens import TokenIndex
 from datapipe.kernel.accelerators import runtime_of
 from datapipe.kernel.device import Uploader
@@ -22,6 +26,7 @@ from datapipe.kernel.passes import Passes
 from datapipe.kernel.pools import ObjectPool
 from datapipe.kinds.tokens.batches import TokenMaker
 from datapipe.kinds.tokens.explanation import explain
+from datapipe.kinds.tokens.rows import FieldReader
 from datapipe.kinds.tokens.settings import TokenSettings
 from datapipe.order.by_length import BalancedSteps, LikeLengths
 from datapipe.order.sample_order import Order, SequentialOrder, ShuffledOrder
@@ -36,6 +41,14 @@ _NOT_SERVED = {
 }
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Corpus:
+    """The documents of one field, and their packs."""
+
+    index: TokenIndex
+    packs: Packs
+
+
 class TokenKind(Kind):
     """The packs of a corpus. See `Kind`."""
 
@@ -43,19 +56,22 @@ class TokenKind(Kind):
 
     def __init__(
         self,
-        packs: Packs,
-        index: TokenIndex,
+        corpora: Sequence[Corpus],
         settings: TokenSettings,
         *,
         mixture: Mixture | None,
         remote: Remote,
         device: Callable[[], torch.device],
     ) -> None:
-        self.packs, self.index, self.settings, self.mixture = packs, index, settings, mixture
-        self.fingerprint = index.fingerprint
+        self.corpora, self.settings, self.mixture = corpora, settings, mixture
+        self.index, packs = corpora[0].index, corpora[0].packs
+        fingerprints = [one.index.fingerprint for one in corpora]
+        self.fingerprint = fingerprints[0] if len(corpora) == 1 else " ".join(fingerprints)
         self.num_samples = len(packs)
         self.num_in_epoch = len(packs) if mixture is None else sum(mixture.counts)
-        self.identity = Identity("packs", packs.kind, "length, packing, long, max_documents, labels or repack")
+        kinds = " with ".join(one.packs.kind for one in corpora)
+        self.identity = Identity("packs", kinds, "length, packing, long, max_documents, max_tokens, labels or repack")
+        self.has_free_ranks = settings.has_documents
         self._remote = remote
         self._resolve_device = device
         self._files: Files | None = None
@@ -71,26 +87,41 @@ class TokenKind(Kind):
             raise OptionError(f"output renames {unknown[0]!r:.40}, which batches have not ({', '.join(self.settings.fields)})")
 
     def order(self, seed: int, *, shuffle: Shuffle, global_batch: int) -> Order:
-        num, settings = len(self.packs), self.settings
+        num, settings = self.num_samples, self.settings
         order: Order = ShuffledOrder(num, seed) if shuffle else SequentialOrder(num)
         if self.mixture is not None:
             order = mixed_order(self.mixture, seed=seed, shuffle=shuffle)
-        elif shuffle and isinstance(self.packs, DocumentPacks):
-            order = LikeLengths(num, seed, global_batch, self.packs.lengths)
+        elif shuffle and settings.packs[0].packing == "pad" and not settings.has_documents:
+            order = LikeLengths(num, seed, global_batch, self._lengths)
         if settings.balance:
             drawn = seed if shuffle else None
-            cost = lambda epoch, packs: self.packs.cost(packs, seed=drawn, epoch=epoch)  # noqa: E731
-            order = BalancedSteps(order, global_batch, settings.accumulate, cost)
+            order = BalancedSteps(order, global_batch, settings.accumulate, functools.partial(self._cost, drawn))
         return order
 
+    def _lengths(self, packs: Ints) -> Ints:
+        """Return (m,) the tokens of packs, over all fields."""
+        lengths = (one.packs.segments(packs, seed=None, epoch=0).num for one in self.corpora)
+        return functools.reduce(np.add, lengths)
+
+    def _cost(self, seed: int | None, epoch: int, packs: Ints) -> NDArray[np.float64]:
+        """Return (m,) the cost of the attention of packs, over all fields."""
+        if self.settings.has_documents:  # of all fields already
+            return self.corpora[0].packs.cost(packs, seed=seed, epoch=epoch)
+        return functools.reduce(np.add, (one.packs.cost(packs, seed=seed, epoch=epoch) for one in self.corpora))
+
     def open_pass(self, settings: Pass) -> TokenMaker:
+        samples = self.index.samples
         if self._files is None:
-            samples = self.index.samples
             self._files = LocalFiles() if samples is None else open_files(samples, remote=self._remote)
         runtime = None if self.device.type == "cpu" else runtime_of(self.device)
         uploader = None if runtime is None else Uploader(runtime, observer=settings.observer)
         resources = Resources(settings.options, ObjectPool(object), runtime)
-        return TokenMaker(self.settings, self.index, self.packs, self._files, settings, uploader, resources)
+        maps = samples is None or not samples.is_remote
+        readers = [
+            FieldReader(one.index, one.packs, packs, self.settings.pad, self._files, maps)
+            for one, packs in zip(self.corpora, self.settings.packs, strict=True)
+        ]
+        return TokenMaker(self.settings, readers, settings, uploader, resources)
 
     @property
     def device(self) -> torch.device:

@@ -10,43 +10,76 @@ from datapipe.errors import OptionError
 from datapipe.index.packs import PackSettings
 
 Layout = Literal["rows", "flat"]
-FIELDS = (
-    "input_ids", "labels", "position_ids", "document_ids", "attention_mask", "cu_seqlens", "max_seqlen", "loss_tokens", "id",
+OF_FIELDS = (
+    "input_ids", "labels", "position_ids", "document_ids", "attention_mask", "cu_seqlens", "max_seqlen", "loss_tokens",
 )  # fmt: skip
-DEFAULT_FIELDS = tuple(name for name in FIELDS if name not in ("attention_mask", "id"))
+_OF_ONE = tuple(name for name in OF_FIELDS if name != "attention_mask")  # that a batch has by default, of a corpus of one field
+_OF_SEVERAL = ("input_ids", "labels", "attention_mask", "loss_tokens")  # and of each of several
 
 
 @dataclass(frozen=True, slots=True)
 class TokenSettings:
     """The settings of `Tokens`, which documents each."""
 
-    packs: PackSettings
+    packs: tuple[PackSettings, ...]  # of each field; they differ in lengths alone
+    prefixes: tuple[str, ...] = ("",)  # of what a batch has of each field
     repack: bool = False
     layout: Layout = "rows"
-    fields: tuple[str, ...] = DEFAULT_FIELDS
+    fields: tuple[str, ...] = ()  # what a batch has; empty: what is usual
     num_seqlens: int | None = None
     pad: int = 0
     balance: bool = False
     accumulate: int = 1
 
     def __post_init__(self) -> None:
+        packs = self.packs[0]
         if self.layout not in ("rows", "flat"):
             raise OptionError(f"layout is {self.layout!r:.40}; choose 'rows' or 'flat'")
-        unknown = sorted(set(self.fields) - {*FIELDS})
-        if unknown or not self.fields:
-            found = f"has {unknown[0]!r:.40}" if unknown else "is empty"
-            raise OptionError(f"fields {found}; choose of {', '.join(FIELDS)}")
+        usual = _OF_ONE if len(self.packs) == 1 else _OF_SEVERAL
+        object.__setattr__(self, "fields", self.fields or tuple(prefix + name for prefix in self.prefixes for name in usual))
+        possible = [*(prefix + name for prefix in self.prefixes for name in OF_FIELDS), "id"]
+        if unknown := sorted({*self.fields} - {*possible}):
+            raise OptionError(f"fields has {unknown[0]!r:.40}; choose of {', '.join(possible)}")
         if self.num_seqlens is not None:
             whole_number(self.num_seqlens, "num_seqlens", least=2)
         whole_number(self.pad, "pad", least=0)
         whole_number(self.accumulate, "accumulate", least=1)
-        if self.repack and self.packs.packing != "best-fit":
-            raise OptionError(f"repack is for packing='best-fit'; {self.packs.packing!r} has nothing to pack again")
-        if self.packs.packing == "concat" and self.packs.max_documents is not None:
+        if len(self.packs) > 1:
+            self._check_several()
+        if self.repack and (len(self.packs) > 1 or (packs.packing != "best-fit" and packs.max_tokens is None)):
+            what = f"{packs.packing!r} has nothing to pack again" if len(self.packs) == 1 else "documents of several fields stay"
+            raise OptionError(f"repack is for packing='best-fit', and for max_tokens; {what}")
+        if packs.packing == "concat" and packs.max_documents is not None:
             raise OptionError("max_documents is for packing='best-fit'; 'concat' cuts the stream wherever a row ends")
+
+    def _check_several(self) -> None:
+        packs = self.packs[0]
+        if packs.packing != "pad":
+            raise OptionError(
+                f"packing is {packs.packing!r} for several fields, which only packing='pad' keeps together; pass that"
+            )
+        if packs.long == "split":
+            raise OptionError("long='split' for several fields, whose documents stay together; pass long='truncate' or 'drop'")
+        length = sum(one.length for one in self.packs)
+        if packs.max_tokens is not None and packs.max_tokens < length:
+            raise OptionError(f"max_tokens is {packs.max_tokens}, and documents have up to {length} tokens; pass more")
+
+    @property
+    def has_documents(self) -> bool:
+        """Whether each row of a batch is a document of a pack of several, not a pack."""
+        return self.packs[0].max_tokens is not None
+
+    def of_field(self, number: int) -> dict[str, str]:
+        """Return what a batch has of a field: the field's own name of each, by the name in the batch."""
+        prefix = self.prefixes[number]
+        return {prefix + name: name for name in OF_FIELDS if prefix + name in self.fields}
 
     def differing(self, other: TokenSettings) -> list[str]:
         """Return the settings in which rows differ, by name: all but `long`, which is each corpus's own matter."""
-        ours, theirs = (asdict(one) for one in (self, other))
-        ours, theirs = (one | one.pop("packs") for one in (ours, theirs))
-        return [name for name in ours if ours[name] != theirs[name] and name != "long"]
+        ours, theirs = asdict(self), asdict(other)
+        pairs = zip(ours.pop("packs"), theirs.pop("packs"), strict=False)  # as many, if the prefixes are equal
+        ours["field"], theirs["field"] = ours.pop("prefixes"), theirs.pop("prefixes")
+        found = [name for name in ours if ours[name] != theirs[name]]
+        for one, another in pairs:
+            found += [name for name in one if one[name] != another[name] and name not in ("long", *found)]
+        return found

@@ -186,6 +186,33 @@ def test_inspect_and_bench(made: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert "without images" in capsys.readouterr().err
 
 
+def test_inspect_says_how_full_rows_are(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", "--json", str(made / "tokens")]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    index = dp.Tokens(made / "tokens", LENGTH).index
+    lengths = index.num_tokens(np.arange(len(index)))
+    for row in rows:
+        data = dp.Tokens(made / "tokens", row["length"])
+        assert row["best_fit_fill"] == pytest.approx(lengths.sum() / (len(data) * row["length"]))
+        assert row["longer"] == pytest.approx((lengths > row["length"]).mean())
+    ends = np.cumsum(lengths)
+    cut = sum(begin // 1024 != (end - 1) // 1024 for begin, end in zip((ends - lengths).tolist(), ends.tolist(), strict=True))
+    assert rows[0]["length"] == 1024
+    assert rows[0]["cut_by_concat"] == pytest.approx(cut / len(lengths))
+
+
+def test_inspect_shows_documents_as_texts(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(made / "tokens"), "--tokenizer", str(made / "tokenizer")]) == 0
+    said = capsys.readouterr().out
+    assert said.count("those after > carry loss") == 3
+    assert any(f"\n  > {text[:20]}" in said for text in TEXTS)
+    assert "<|end|>" in said
+    assert main(["inspect", str(made / "tokens"), "--tokenizer", str(byte_level(tmp_path, vocab_size=300))]) == 2
+    assert "was made by another tokenizer than" in capsys.readouterr().err
+    assert main(["inspect", str(made / "tokens"), "--tokenizer", str(tmp_path / "absent")]) == 1
+    assert "no such file; pass the tokenizer.json of the model" in capsys.readouterr().err
+
+
 def test_images_of_a_corpus_are_refused(made: Path) -> None:
     with pytest.raises(OptionError, match=r"holds token ids; read them with datapipe\.Tokens"):
         dp.Images(made / "tokens")

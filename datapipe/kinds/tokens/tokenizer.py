@@ -1,0 +1,49 @@
+"""The tokenizer that made a corpus: whether a file is it, and texts of ids again."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from datapipe.core.regular_files import read_bytes
+from datapipe.errors import DependencyError, FormatError, MissingDataError, OptionError
+from datapipe.index.tokens import TokenIndex
+
+
+def refuse_other_tokenizer(index: TokenIndex, path: Path) -> None:
+    """Raise OptionError if a corpus was made by another tokenizer, MissingDataError if there is none at the path."""
+    path = _file(path)
+    made_by = index.facts.tokenizer_sha256
+    if not made_by:
+        raise OptionError(f"tokenizer={str(path)!r}: {index.where} does not record which tokenizer made it; leave it out")
+    try:
+        found = hashlib.sha256(read_bytes(path, at_most=1 << 28)).hexdigest()
+    except FileNotFoundError as exc:
+        raise MissingDataError(f"{path}: no such file; pass the tokenizer.json of the model") from exc
+    if found != made_by:
+        raise OptionError(
+            f"{index.where}: was made by another tokenizer than {path} (its SHA-256 is {made_by[:12]}..., not {found[:12]}...);"
+            " convert the texts again with this one"
+        )
+
+
+def open_decoder(path: Path) -> Callable[[Sequence[int]], str]:
+    """Return what turns token ids into their text, special tokens included.
+
+    Raises DependencyError without `tokenizers`, FormatError for a file that is no tokenizer.
+    """
+    try:
+        from tokenizers import Tokenizer
+    except ImportError as exc:
+        raise DependencyError("--tokenizer needs the package tokenizers: pip install 'gpu-datapipe[tokens]'") from exc
+    try:
+        tokenizer = Tokenizer.from_file(str(_file(path)))
+    except Exception as exc:  # the library raises nothing more special
+        raise FormatError(f"{path}: no tokenizer.json ({exc}); pass the one of the model") from exc
+    return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False))
+
+
+def _file(path: Path) -> Path:
+    """Return the tokenizer.json that a path means: that of a folder, or itself."""
+    return path / "tokenizer.json" if path.is_dir() else path
