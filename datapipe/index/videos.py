@@ -82,6 +82,16 @@ class VideoIndex:
         """The (n,) numbers of presented frames of all videos; 0 for those that cannot be decoded."""
         return np.concatenate([np.zeros(0, np.int64), *(batch.numbers["num_frames"] for batch in self._batches)])
 
+    @functools.cached_property
+    def shown_sizes(self) -> Ints:
+        """The (n, 2) heights and widths in pixels of the videos as a player shows them."""
+        found = [np.zeros((0, 2), np.int64)]
+        for batch in self._batches:
+            sizes = np.stack([batch.numbers["height"], batch.numbers["width"]], axis=1).astype(np.int64)
+            is_turned = np.isin(batch.numbers["rotation"], (90, 270))
+            found.append(np.where(is_turned[:, None], sizes[:, ::-1], sizes))
+        return np.concatenate(found)
+
     def source(self, number: int) -> VideoSource:
         """Return where a video lies."""
         batch, row = self._place(number)

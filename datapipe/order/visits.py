@@ -54,6 +54,11 @@ class VisitOrder:
     num_lanes: int
 
     @property
+    def largest_visit(self) -> int:
+        """The most samples of a visit."""
+        return min(self.per_visit, int(np.diff(self.run_starts).max(initial=0)))
+
+    @property
     def kind(self) -> str:
         return f"visits of {self.per_visit} in {self.num_lanes} lanes"
 
@@ -96,6 +101,33 @@ class VisitOrder:
         """Return where lanes begin in the sequence: the first ones are longer by one, if they cannot be equal."""
         each, longer = divmod(len(self), self.num_lanes)
         return lanes * each + np.minimum(lanes, longer)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RunsInOrder:
+    """Every epoch in the dataset's own order; a visit is a run. Methods: as those of `VisitOrder`."""
+
+    run_starts: Ints
+    kind: str = "sequential"
+
+    @property
+    def largest_visit(self) -> int:
+        return int(np.diff(self.run_starts).max(initial=0))
+
+    def __len__(self) -> int:
+        return int(self.run_starts[-1])
+
+    def __call__(self, epoch: int, positions: Ints, /) -> Ints:
+        return positions
+
+    def visits_at(self, epoch: int, positions: Ints) -> list[Visit]:
+        runs = np.searchsorted(self.run_starts, positions, side="right") - 1
+        sizes = np.diff(self.run_starts)[runs]
+        return [Visit(epoch, 0, run, 0, size) for run, size in zip(runs.tolist(), sizes.tolist(), strict=True)]
+
+    def samples(self, visit: Visit) -> Ints:
+        first = int(self.run_starts[visit.number])
+        return np.arange(first + visit.first, first + visit.end, dtype=np.int64)
 
 
 @functools.lru_cache(maxsize=4)  # this epoch's and the next one's; an order is its own key, by identity

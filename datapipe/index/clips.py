@@ -1,0 +1,258 @@
+"""Where clips lie: windows of frames in parts of videos, by arithmetic.
+
+A *part* is a video, or a stretch of one. Frames of a part are counted on its own grid: its presented frames, or, at a given rate,
+the frames that a player shows at that many moments a second. The clips of a part begin every `step` frames of the grid; a part
+that is shorter than a clip has one, whose last frame is repeated, or none.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from datapipe.codecs.video.track import VideoTrack
+from datapipe.core.checks import real_number, whole_number
+from datapipe.errors import OptionError
+from datapipe.index.entries import Description
+from datapipe.index.videos import VideoIndex
+
+Ints = NDArray[np.int64]
+Short = Literal["repeat", "drop", "error"]
+
+_EARLY = 1e-6  # seconds by which a frame may come after its moment, as times are rounded
+
+
+@dataclass(frozen=True, slots=True)
+class WindowSettings:
+    """Which frames make a clip, and where clips begin."""
+
+    frames: int = 8  # of a clip
+    stride: int = 1  # frames from one of a clip to the next
+    step: int | None = None  # frames from the beginning of a clip to that of the next one; None: clips do not overlap
+    fps: float | None = None  # frames of the grid a second; None: those of the video
+    short: Short = "repeat"  # what becomes of parts that are shorter than a clip
+
+    def __post_init__(self) -> None:
+        whole_number(self.frames, "frames", least=1)
+        whole_number(self.stride, "stride", least=1)
+        if self.step is not None:
+            whole_number(self.step, "step", least=1)
+        if self.fps is not None and not real_number(self.fps, "fps") > 0:
+            raise OptionError(f"fps is {self.fps}; it must be more than 0, or left out for the videos' own frames")
+        if self.short not in get_args(Short):
+            raise OptionError(f"short is {self.short!r:.40}; choose one of {', '.join(get_args(Short))}")
+
+    @property
+    def span(self) -> int:
+        """Frames of the grid from a clip's first to its last, both included."""
+        return (self.frames - 1) * self.stride + 1
+
+    @property
+    def distance(self) -> int:
+        """Frames of the grid from the beginning of a clip to that of the next one."""
+        return self.frames * self.stride if self.step is None else self.step
+
+    @property
+    def name(self) -> str:
+        """How clips are chosen, for saved states."""
+        grid = "" if self.fps is None else f" at {self.fps:g} fps"
+        return f"clips of {self.frames} every {self.stride}, beginning every {self.distance}{grid}, {self.short}"
+
+
+class VideoPart(NamedTuple):
+    """A stretch of a video."""
+
+    video: int  # its number in the index
+    start: float = 0.0  # seconds from the beginning of the video; frames shown from here on
+    end: float = float("inf")  # and before here
+    label: int = -1  # -1: none
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class VideoParts:
+    """The parts of videos that clips are taken from, and their labels."""
+
+    videos: VideoIndex
+    video: Ints  # (p,) number of each part's video
+    start: NDArray[np.float64]  # (p,) seconds
+    end: NDArray[np.float64]  # (p,) seconds
+    labels: Ints  # (p,)
+    classes: tuple[str, ...] | None = None  # by label; None: labels are not of classes
+
+    @classmethod
+    def of(cls, videos: VideoIndex, parts: Sequence[VideoPart], classes: tuple[str, ...] | None = None) -> VideoParts:
+        """Return these parts."""
+        video, start, end, labels = (
+            np.array([part[column] for part in parts], dtype)
+            for column, dtype in enumerate((np.int64, np.float64, np.float64, np.int64))
+        )
+        return cls(videos, video, start, end, labels, classes)
+
+    def __len__(self) -> int:
+        return len(self.video)
+
+    @property
+    def has_labels(self) -> bool:
+        return bool((self.labels >= 0).all()) and len(self) > 0
+
+    @property
+    def are_whole(self) -> bool:
+        """Whether each part is a whole video."""
+        return bool((self.start <= 0).all() and np.isinf(self.end).all())
+
+
+class Grid(NamedTuple):
+    """The frames of a part, as clips count them."""
+
+    first: int  # presented frame of the video
+    num: int  # frames of the grid
+    shown: Ints | None  # (num,) the presented frame of each; None: they follow the first one
+
+    def frames(self, places: Ints) -> Ints:
+        """Return the presented frames at places of the grid."""
+        return self.first + places if self.shown is None else self.shown[places]
+
+
+class ClipFrames(NamedTuple):
+    """The frames of a clip."""
+
+    video: int
+    frames: Ints  # (t,) presented frames of the video, ascending; the last one repeated where the part ends
+    is_pad: NDArray[np.bool_]  # (t,) True for those repetitions
+
+
+class ClipIndex:
+    """The clips of some parts of videos. Thread-safe.
+
+    Raises OptionError for a part that is shorter than a clip, if that is an error, and FormatError for a video that cannot be
+    decoded, unless `skips_bad`.
+    """
+
+    def __init__(self, parts: VideoParts, settings: WindowSettings, *, where: str, skips_bad: bool = False) -> None:
+        self.parts, self.settings, self.where = parts, settings, where
+        self.num_grid = self._grid_sizes(skips_bad=skips_bad)
+        self.starts: Ints = np.cumsum(np.concatenate([np.zeros(1, np.int64), self._num_clips()]))  # clips before each part
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    @property
+    def num_padded(self) -> int:
+        """Parts that are shorter than a clip, and have one nevertheless."""
+        return int(((self.num_grid > 0) & (self.num_grid < self.settings.span)).sum()) if self.settings.short == "repeat" else 0
+
+    @property
+    def fingerprint(self) -> str:
+        """A name for the parts of videos: a state resumes on the same ones only."""
+        parts = self.parts
+        digest = hashlib.sha256(parts.videos.fingerprint.encode())
+        for column in (parts.video, parts.start, parts.end):
+            digest.update(column.tobytes())
+        return digest.hexdigest()[:16]
+
+    @property
+    def equal_size(self) -> tuple[int, int] | None:
+        """The (height, width) in pixels of all videos as a player shows them; None if they differ."""
+        sizes = self.parts.videos.shown_sizes[np.unique(self.parts.video[self.num_grid > 0])]
+        return (int(sizes[0, 0]), int(sizes[0, 1])) if len(sizes) and (sizes == sizes[0]).all() else None
+
+    def track(self, video: int) -> VideoTrack:
+        """Return the track of a video."""
+        return _track_of(self.parts.videos, video)
+
+    def part_of(self, clips: Ints) -> Ints:
+        """Return (m,) the part of each clip."""
+        return np.searchsorted(self.starts, clips, side="right") - 1
+
+    def labels(self, clips: Ints) -> Ints:
+        """Return (m,) the label of each clip."""
+        return self.parts.labels[self.part_of(clips)]
+
+    def frames(self, clip: int) -> ClipFrames:
+        """Return the frames of a clip."""
+        part = int(np.searchsorted(self.starts, clip, side="right")) - 1
+        settings, grid = self.settings, self._grid(part)
+        begin = (clip - int(self.starts[part])) * settings.distance
+        places = begin + settings.stride * np.arange(settings.frames, dtype=np.int64)
+        is_pad = places >= grid.num
+        return ClipFrames(int(self.parts.video[part]), grid.frames(np.minimum(places, grid.num - 1)), is_pad)
+
+    def run_starts(self, num_frames: int) -> Ints:
+        """Return (r + 1,) the clips at which runs begin that share their decoding, and in all: about `num_frames` of the grid."""
+        each = max(1, num_frames // self.settings.distance)
+        num = np.diff(self.starts)
+        runs = -(-num // each)
+        first = np.repeat(self.starts[:-1], runs)
+        within = np.arange(len(first)) - np.repeat(np.cumsum(runs) - runs, runs)
+        return np.append(first + within * each, self.starts[-1])
+
+    def describe(self, clip: int) -> Description:
+        """Return a description of a clip, for messages."""
+        found = self.frames(clip)
+        times = self.track(found.video).times[found.frames[[0, -1]]]
+        path = self.parts.videos.source(found.video).path
+        return Description(clip, path, f"{times[0]:.3f} to {times[1]:.3f} s".encode(), "")
+
+    def _grid_sizes(self, *, skips_bad: bool) -> Ints:
+        """Return (p,) the frames of each part's grid; 0 for videos that cannot be decoded."""
+        parts = self.parts
+        if not skips_bad:
+            for number in np.flatnonzero(parts.videos.num_frames[parts.video] == 0).tolist():
+                self.track(int(parts.video[number]))  # raises for one that is bad
+        if self.settings.fps is None and parts.are_whole:
+            return parts.videos.num_frames[parts.video]
+        return np.array([self._grid(part).num for part in range(len(parts))], np.int64)
+
+    def _num_clips(self) -> Ints:
+        """Return (p,) the clips of each part."""
+        settings, num = self.settings, self.num_grid
+        is_short = num < settings.span
+        if settings.short == "error" and (is_short & (num > 0)).any():
+            part = int(np.flatnonzero(is_short & (num > 0))[0])
+            path = self.parts.videos.source(int(self.parts.video[part])).path
+            raise OptionError(
+                f"{path}: has {num[part]} frames, and a clip spans {settings.span}; pass short='repeat' or 'drop', "
+                "or fewer frames"
+            )
+        of_short = ((num > 0) if settings.short == "repeat" else np.zeros(len(num), np.bool_)).astype(np.int64)
+        return np.where(is_short, of_short, (num - settings.span) // settings.distance + 1)
+
+    def _grid(self, part: int) -> Grid:
+        return _grid_of(self, part)
+
+    def _made_grid(self, part: int) -> Grid:
+        video, parts, fps = int(self.parts.video[part]), self.parts, self.settings.fps
+        num = int(parts.videos.num_frames[video])
+        if not num:
+            return Grid(0, 0, None)
+        start, end = float(parts.start[part]), float(parts.end[part])
+        if fps is None and start <= 0 and end == float("inf"):
+            return Grid(0, num, None)
+        times = self.track(video).times
+        first = int(np.searchsorted(times, start - _EARLY))
+        after = int(np.searchsorted(times, end - _EARLY)) if end < float("inf") else num
+        if first >= after:
+            return Grid(0, 0, None)
+        if fps is None:
+            return Grid(first, after - first, None)
+        length = float(np.diff(times).mean()) if num > 1 else 1 / fps  # of the last frame, which no other one ends
+        begin, stop = max(start, float(times[first])), min(end, float(times[after - 1]) + length)
+        moments = begin + np.arange(max(1, int((stop - begin) * fps + _EARLY))) / fps
+        shown = np.clip(np.searchsorted(times, moments + _EARLY, side="right") - 1, first, after - 1)
+        return Grid(first, len(shown), shown)
+
+
+@functools.lru_cache(maxsize=64)  # long videos have megabytes
+def _track_of(videos: VideoIndex, video: int) -> VideoTrack:
+    return videos.track(video)
+
+
+@functools.lru_cache(maxsize=1 << 12)  # an index is its own key, by identity
+def _grid_of(index: ClipIndex, part: int) -> Grid:
+    return index._made_grid(part)

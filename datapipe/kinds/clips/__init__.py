@@ -1,0 +1,1 @@
+"""Clips of videos: windows of frames that share their decoding."""

@@ -1,0 +1,121 @@
+"""`Clips`: windows of frames in videos."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from datapipe.containers.videos.opening import ClipSource, open_parts
+from datapipe.core.printable import counted, printable
+from datapipe.errors import MissingDataError, OptionError
+from datapipe.index.clips import ClipIndex, Short, WindowSettings
+from datapipe.kernel.kind import Data
+from datapipe.kinds.clips.kind import ClipKind
+from datapipe.kinds.clips.settings import ClipSettings, Layout
+from datapipe.transforms import Recipe
+
+
+class Clips(Data):
+    """Clips of videos, a few frames each: what a loader for action recognition, or of robots' cameras, reads.
+
+    >>> data = datapipe.Clips("videos", frames=8, stride=4, step=4)
+    >>> for batch in datapipe.DataLoader(data, batch_size=32, shuffle=True, transform=[datapipe.RandomResizedCrop(224)]):
+    ...     loss = criterion(model(batch["video"]), batch["label"])       # (32, 8, 3, 224, 224) and (32,)
+
+    source: a folder of videos, whose top folders are classes; a video, a glob pattern, or a list of videos; or a list of parts of
+      videos, CSV or JSON lines, with a column `path`, and `start`, `end` (seconds) and `label` if there are such.
+    frames: of a clip.
+    stride: frames from one frame of a clip to the next.
+    step: frames from the beginning of a clip to that of the next one of the video; None: clips do not overlap.
+    fps: frames a second that `frames`, `stride` and `step` count, the ones that a player shows at these moments; None: the
+      frames of the video.
+    short: what becomes of parts that are shorter than a clip: "repeat", they give one clip, in which the last frame is repeated;
+      "drop" or "error".
+    skip_bad: leave out videos that cannot be decoded at all; False: that is an error.
+    per_visit: clips of a stretch of a video that are decoded together, and come in different batches. 1: each by itself, in a
+      full shuffle.
+    lanes: visits that are open side by side, a multiple of the clips of a step over all ranks: the more, the more varied are
+      batches, and the more memory is used; "auto": up to 16 times those of a step, so that batches vary as in a full shuffle,
+      but no more than 2 GB of decoded clips.
+    layout: of `video`: "BTCHW", "BCTHW" or "BTHWC"; views of the same memory.
+    fields: which of `video`, `label`, `is_pad`, `times` and `id` a batch has; the first two by default.
+
+    A batch is a dict: `video` (b, t, 3, h, w) in the layout, uint8 or what the loader's transforms make of it, which draw once for
+    a clip; `label` (b,) int64; `is_pad` (b, t) bool, True where a frame is repeated; `times` (b, t) float64, the seconds at
+    which frames are shown; `id` (b,) int64, the clips' numbers. With tail="mask" also `real` (b,) bool.
+
+    Raises OptionError for settings that do not fit, FormatError for a video that cannot be decoded, MissingDataError where there is
+    none, and DependencyError without PyAV.
+    """
+
+    def __init__(
+        self,
+        source: ClipSource,
+        *,
+        frames: int = 8,
+        stride: int = 1,
+        step: int | None = None,
+        fps: float | None = None,
+        short: Short = "repeat",
+        skip_bad: bool = False,
+        per_visit: int = 4,
+        lanes: int | str = "auto",
+        layout: Layout = "BTCHW",
+        fields: Sequence[str] | None = None,
+    ) -> None:
+        windows = WindowSettings(frames, stride, step, fps, short)
+        settings = ClipSettings(per_visit, lanes, layout, None if fields is None else tuple(fields))  # type: ignore[arg-type]
+        self._set(source, windows, settings, bool(skip_bad))
+
+    def _set(self, source: ClipSource, windows: WindowSettings, settings: ClipSettings, skip_bad: bool) -> None:
+        self._source, self.settings, self._skip_bad = source, settings, skip_bad
+        parts, where = open_parts(source)
+        self.index = ClipIndex(parts, windows, where=where, skips_bad=skip_bad)
+        if settings.fields is not None and "label" in settings.fields and not parts.has_labels:
+            raise OptionError(f"fields has 'label', and {where} has no labels; put videos in folders of classes, or leave it out")
+        if not len(self.index):
+            raise MissingDataError(f"{where}: no clips of {windows.frames} frames; check the path, or `frames`")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _opened, (self._source, self.index.settings, self.settings, self._skip_bad)
+
+    def __repr__(self) -> str:
+        return printable(f"<datapipe.Clips: {self.shown}>")
+
+    @property
+    def shown(self) -> str:
+        videos = counted(len(self.index.parts.videos), "video")
+        return f"{counted(len(self.index), 'clip')} of {self.index.settings.frames} frames of {videos} at {self.index.where}"
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        """The names of classes, by label; None: labels are not of classes."""
+        return self.index.parts.classes
+
+    def __len__(self) -> int:
+        """Return the number of clips."""
+        return len(self.index)
+
+    def open_kind(
+        self, arguments: Mapping[str, Any], *, device: Callable[[], torch.device], open_loader: Callable[..., Iterable[Any]]
+    ) -> ClipKind:
+        return ClipKind(self.index, self.settings, Recipe.of(arguments["transform"]), device)
+
+    def mixed(self, others: Sequence[Clips], *, weights: Sequence[float] | None, num_samples: int | None) -> Clips:
+        """Raise OptionError: clips are not mixed."""
+        raise OptionError("mix() of Clips: not served; name all videos in one list, or make a loader for each")
+
+
+def _opened(source: ClipSource, windows: WindowSettings, settings: ClipSettings, skip_bad: bool) -> Clips:
+    data = Clips.__new__(Clips)
+    data._set(source, windows, settings, skip_bad)
+    return data
+
+
+def of(source: Any, index: Any) -> Clips | None:
+    """Refuse a path alone, which does not say what a clip is; no other object is one of clips."""
+    if index is None:
+        return None
+    raise OptionError(f"{source}: holds videos; say how many frames a clip has: datapipe.Clips({str(source)!r}, frames=8)")

@@ -1,0 +1,55 @@
+"""The lines of `explain` about clips: which frames they have, how they are ordered, decoded and delivered."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from datapipe.core.printable import counted
+from datapipe.kernel.explanation import TRANSFER, device_line, threads_text
+from datapipe.kernel.passes import Passes
+from datapipe.kinds.clips.batches import fields_of
+from datapipe.order.plan import Plan
+from datapipe.order.visits import VisitOrder
+
+if TYPE_CHECKING:
+    from datapipe.kinds.clips.kind import ClipKind
+
+
+def explain(kind: ClipKind, passes: Passes) -> list[str]:
+    """Return the lines about the passes over such data."""
+    index, settings, options, plan = kind.index, kind.settings, passes.options, passes.source()
+    assert isinstance(plan, Plan)
+    windows, order = index.settings, plan.order
+    grid = "" if windows.fps is None else f" at {windows.fps:g} a second"
+    lines = [
+        f"data      {counted(len(index.parts.videos), 'video')}, {counted(len(index.parts), 'part')}",
+        f"clips     {counted(len(index), 'clip')} of {counted(windows.frames, 'frame')}{grid}, every {windows.stride};"
+        f" clips begin every {windows.distance}",
+    ]
+    if index.num_padded:
+        lines.append(f"short     {counted(index.num_padded, 'part')} shorter than a clip: the last frame is repeated")
+    if not isinstance(order, VisitOrder):
+        lines.append("order     in stored order")
+    elif order.per_visit == 1:
+        lines.append("order     shuffled in full, each clip decoded by itself")
+    else:
+        ranks = plan.rank.world_size
+        held = order.per_visit * kind.clip_nbytes * order.num_lanes // ranks
+        lines.append(
+            f"order     shuffled: visits of {order.per_visit} clips that share their decoding, in {order.num_lanes} lanes;"
+            f" at most {held / 1e6:,.0f} MB of decoded clips on each of {ranks} ranks"
+        )
+    lines += [
+        f"seed      {passes.progress.seed.describe()}",
+        f"batch     {', '.join(fields_of(settings, index))}; layout {settings.layout}",
+        device_line(kind.device),
+        f"backend   PyAV on {threads_text(options)}, one codec context each; a frame is decoded once for all clips of a visit",
+        *(f"transform {line}" for line in kind.recipe.explain_own()),
+    ]
+    if kind.device.type != "cpu":
+        lines.append(TRANSFER)
+    lines.append(
+        f"steps     {plan.num_steps} of {counted(plan.batch_size, 'clip')} on each of {plan.rank.world_size} ranks,"
+        f" tail={options.tail.value}"
+    )
+    return lines

@@ -1,0 +1,122 @@
+"""Clips of videos as a kind of data: their order, and who makes their batches."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from datapipe.errors import OptionError
+from datapipe.fetch.local import LocalFiles
+from datapipe.index.clips import ClipIndex
+from datapipe.kernel.accelerators import open_batch_pool, runtime_of
+from datapipe.kernel.device import Uploader
+from datapipe.kernel.kind import Identity, Kind, Pass, Resources
+from datapipe.kernel.options import LoaderOptions, Shuffle
+from datapipe.kernel.passes import Passes
+from datapipe.kernel.pools import BatchMemory, ObjectPool, SlabPool
+from datapipe.kinds.clips.batches import ClipMaker, fields_of
+from datapipe.kinds.clips.decoding import ClipDecoder
+from datapipe.kinds.clips.explanation import explain
+from datapipe.kinds.clips.settings import ClipSettings
+from datapipe.kinds.clips.visits import ClipVisits
+from datapipe.order.plan import Plan
+from datapipe.order.sample_order import Order
+from datapipe.order.visits import RunsInOrder, VisitOrder
+from datapipe.transforms import Recipe
+from datapipe.transforms.lowering import described
+
+RUN_FRAMES = 64  # of the grid, in which the clips of a run begin
+
+# Arguments of a loader that clips do not serve, and what to do instead.
+_NOT_SERVED = {
+    "sampler": "leave it out: clips are decoded by visits, which shuffle=True shuffles",
+    "batch_sampler": "leave it out: clips are decoded by visits, which shuffle=True shuffles",
+    "collate_fn": "leave it out: batches are put together already; batch_transform gets each batch",
+}
+
+
+class ClipKind(Kind):
+    """The clips of videos under a recipe. See `Kind`."""
+
+    block_sizes = (1, 1)
+
+    def __init__(self, index: ClipIndex, settings: ClipSettings, recipe: Recipe, device: Callable[[], torch.device]) -> None:
+        self.index, self.settings, self.recipe = index, settings, recipe
+        self.fingerprint = index.fingerprint
+        self.num_samples = self.num_in_epoch = len(index)
+        self.identity = Identity("clips", index.settings.name, "frames, stride, step, fps or short")
+        self._resolve_device = device
+        self._files: LocalFiles | None = None
+        if recipe.rest:
+            raise OptionError(
+                f"{described(recipe.rest[-1])} is called per image ({recipe.rest_reason}); pass transforms of datapipe, or those "
+                "of torchvision that it knows, and the others as batch_transform"
+            )
+        if recipe.batch:
+            raise OptionError(f"{recipe.batch[0][1]!r} mixes images; mix clips in a batch_transform")
+        self.size = recipe.check_equal_sizes(index.equal_size, such_as="the videos differ in size")
+
+    def configure(self, arguments: Mapping[str, Any], options: LoaderOptions) -> None:
+        for name, remedy in _NOT_SERVED.items():
+            if arguments[name] is not None:
+                raise OptionError(f"{name} is {arguments[name]!r:.60}, and the data is clips; {remedy}")
+        if arguments["backend"] != "auto":
+            raise OptionError(f"backend is {arguments['backend']!r:.40}; clips are decoded by the host alone: leave it out")
+        fields = fields_of(self.settings, self.index)
+        unknown = [name for name in options.rename if name not in (*fields, "real")]
+        if unknown:
+            raise OptionError(f"output renames {unknown[0]!r:.40}, which batches have not ({', '.join(fields)})")
+
+    @property
+    def clip_nbytes(self) -> int:
+        """The bytes of a decoded clip."""
+        return self.index.settings.frames * math.prod(self.size) * 3
+
+    def order(self, seed: int, *, shuffle: Shuffle, global_batch: int) -> Order:
+        starts = self.index.run_starts(RUN_FRAMES)
+        if not shuffle:
+            return RunsInOrder(starts)
+        num_lanes = 1 if self.settings.per_visit == 1 else self.settings.num_lanes(global_batch, self.clip_nbytes)
+        return VisitOrder(starts, seed, self.settings.per_visit, num_lanes)
+
+    def open_pass(self, settings: Pass) -> ClipMaker:
+        if self._files is None:
+            self._files = LocalFiles()
+        files, source = self._files, settings.source
+        assert isinstance(source, Plan)
+        order: Any = source.order
+        runtime = None if self.device.type == "cpu" else runtime_of(self.device)
+        shape = (self.index.settings.frames, *self.size, 3)
+        of_visits = functools.partial(SlabPool, max_free=settings.options.num_workers + 2)
+        room = max(1, order.largest_visit)
+        visits = ClipVisits(order, settings, BatchMemory(shape, room=room, open_pool=of_visits))
+        open_pool = functools.partial(open_batch_pool, options=settings.options, runtime=runtime)
+        geometry = self.recipe.geometry_alone()
+
+        def open_worker() -> ClipDecoder:
+            return ClipDecoder(self.index, geometry, files)
+
+        resources = Resources(settings.options, ObjectPool(open_worker), runtime, shared=visits)
+        return ClipMaker(
+            self.index,
+            self.settings,
+            self.recipe,
+            settings,
+            visits,
+            BatchMemory(shape, room=settings.options.batch_size, open_pool=open_pool),
+            None if runtime is None else Uploader(runtime, observer=settings.observer),
+            resources,
+            steps_ahead=max(1, getattr(order, "num_lanes", 1) // source.global_batch),
+        )
+
+    @property
+    def device(self) -> torch.device:
+        """The device on which batches are delivered."""
+        return self._resolve_device()
+
+    def explain(self, passes: Passes) -> list[str]:
+        return explain(self, passes)

@@ -1,0 +1,51 @@
+"""The settings of `Clips`: how clips are visited, and what a batch has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from datapipe.core.checks import whole_number
+from datapipe.errors import OptionError
+
+Layout = Literal["BTCHW", "BCTHW", "BTHWC"]
+# Of (b, t, h, w, c) memory.
+PERMUTATIONS: dict[Layout, tuple[int, ...]] = {"BTCHW": (0, 1, 4, 2, 3), "BCTHW": (0, 4, 1, 2, 3), "BTHWC": (0, 1, 2, 3, 4)}
+FIELDS = ("video", "label", "is_pad", "times", "id")
+
+_MEMORY_NBYTES = 2 << 30  # of the decoded clips of a process, where the number of lanes is chosen
+_MOST_PER_RANK = 128  # clips of a step of a rank that it is chosen for
+_MOST_STEPS = 16  # over which the clips of a visit are spread: batches vary as in a full shuffle
+
+
+@dataclass(frozen=True, slots=True)
+class ClipSettings:
+    """The settings of `Clips`, which documents each."""
+
+    per_visit: int = 4
+    lanes: int | Literal["auto"] = "auto"
+    layout: Layout = "BTCHW"
+    fields: tuple[str, ...] | None = None  # None: the video, and the label if there are labels
+
+    def __post_init__(self) -> None:
+        whole_number(self.per_visit, "per_visit", least=1)
+        if self.lanes != "auto":
+            whole_number(self.lanes, "lanes", least=1)
+        if self.layout not in PERMUTATIONS:
+            raise OptionError(f"layout is {self.layout!r:.40}; choose one of {', '.join(PERMUTATIONS)}")
+        if self.fields is not None:
+            unknown = sorted({*self.fields} - {*FIELDS})
+            if unknown or not self.fields:
+                found = f"has {unknown[0]!r:.40}" if unknown else "is empty"
+                raise OptionError(f"fields {found}; choose of {', '.join(FIELDS)}")
+
+    def num_lanes(self, global_batch: int, clip_nbytes: int) -> int:
+        """Return the number of lanes: a multiple of the clips of a step over all ranks, so that each rank has its own."""
+        if self.lanes != "auto":
+            if self.lanes % global_batch:
+                raise OptionError(
+                    f"lanes is {self.lanes}, and a step has {global_batch} clips over all ranks; pass a multiple of that, or 'auto'"
+                )
+            return self.lanes
+        nbytes = self.per_visit * clip_nbytes * min(global_batch, _MOST_PER_RANK)
+        return global_batch * min(_MOST_STEPS, max(1, _MEMORY_NBYTES // nbytes))

@@ -1,0 +1,75 @@
+"""The visits of a pass: clips that are decoded together, as a piece that batches share."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from datapipe.core.observe import Stage, StageEvent
+from datapipe.errors import DecodeError, IntegrityError
+from datapipe.kernel.kind import Pass, SharedPieces
+from datapipe.kernel.pools import BatchMemory
+from datapipe.kinds.clips.decoding import ClipDecoder, Reason
+from datapipe.order.draws import Draws
+from datapipe.order.sample_order import Order
+from datapipe.order.visits import Visit
+
+Ints = NDArray[np.int64]
+
+
+class VisitingOrder(Order, Protocol):
+    """An order whose samples are made by visits."""
+
+    def visits_at(self, epoch: int, positions: Ints) -> list[Visit]:
+        """Return the visit that each of these positions belongs to."""
+
+    def samples(self, visit: Visit) -> Ints:
+        """Return the samples of a visit."""
+
+
+@dataclass(slots=True, eq=False)
+class DecodedVisit:
+    """The clips of a visit that are being decoded, then complete."""
+
+    clips: Ints  # (k,)
+    epoch: int
+    step: int  # the first that needs one of them
+    pixels: torch.Tensor  # (k, t, h, w, 3) uint8
+    bad: dict[int, Reason] = field(default_factory=dict)  # by place in the visit
+
+    def place_of(self, clip: int) -> int:
+        """Return the place of a clip."""
+        return int(np.flatnonzero(self.clips == clip)[0])
+
+
+class ClipVisits(SharedPieces):
+    """The visits of one pass. Thread-safe."""
+
+    parts_at_once = 1
+
+    def __init__(self, order: VisitingOrder, run: Pass, memory: BatchMemory) -> None:
+        self._order, self._run, self._memory = order, run, memory
+
+    def open(self, key: Hashable, step: int) -> tuple[DecodedVisit, list[Any]]:
+        assert isinstance(key, Visit)
+        clips = self._order.samples(key)
+        return DecodedVisit(clips, key.epoch, step, self._memory.lease(len(clips), torch.uint8)), [None]
+
+    def load(self, piece: DecodedVisit, parts: Sequence[Any], worker: ClipDecoder) -> None:
+        start_ns = time.perf_counter_ns()
+        draws = Draws(self._run.seed, piece.epoch, piece.clips)
+        piece.bad = worker.decode(piece.clips, draws, piece.pixels)
+        took_ns = time.perf_counter_ns() - start_ns
+        self._run.observer(StageEvent(Stage.DECODE, piece.step, start_ns, took_ns, len(piece.clips)))
+
+    def leave_out(self, piece: DecodedVisit, part: Any, reason: DecodeError | IntegrityError) -> None:
+        piece.bad = dict.fromkeys(range(len(piece.clips)), reason)
+
+    def complete(self, piece: DecodedVisit) -> None:
+        return
