@@ -43,11 +43,16 @@ def decoded_region(region: Region, height: int, width: int, rotation: int) -> tu
 
 
 def even_region(region: Region, frame: Any) -> tuple[int, int, int, int]:
-    """Return the least region around another one whose sides lie at even places, or at those of the frame."""
+    """Return a region around another one of a frame in even sizes, whose sides lie at even places.
+
+    Its width is a multiple of 16 pixels, or that of the frame, as swscale likes it.
+    """
     top, left, rows, columns = region
-    bottom, right = min(frame.height, top + rows + (top + rows) % 2), min(frame.width, left + columns + (left + columns) % 2)
-    top, left = top - top % 2, left - left % 2
-    return top, left, bottom - top, right - left
+    top, bottom = top - top % 2, min(frame.height, top + rows + (top + rows) % 2)
+    left, right = left - left % 2, left + columns
+    width = min(frame.width, -(-(right - left) // 16) * 16)
+    left = min(left, frame.width - width)
+    return top, left, bottom - top, width
 
 
 def cut_out(frame: Any, region: Region, new_frame: Any) -> Any:
