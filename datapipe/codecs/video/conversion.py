@@ -37,6 +37,7 @@ class FrameConverter:
         self._interpolations = {"colour": how.BICUBIC, "size": how.BILINEAR, "depth": how.POINT}
         self._new_frame = av.VideoFrame
         self._new_reformatter = av.video.reformatter.VideoReformatter
+        self._threads = {"threads": 1} if int(av.__version__.split(".")[0]) >= 17 else {}  # before, there is one in any case
         self._reformatters: dict[tuple[str, str], Any] = {}  # each keeps what it has prepared for the last sizes
 
     def convert(self, frame: Any, coding: VideoCoding, out: Pixels, *, region: Region | None = None) -> None:
@@ -115,7 +116,7 @@ class FrameConverter:
         if reformatter is None:
             reformatter = self._reformatters[purpose, form] = self._new_reformatter()
         how = self._interpolations[purpose]
-        return reformatter.reformat(frame, height=size[0], width=size[1], format=form, interpolation=how, threads=1)
+        return reformatter.reformat(frame, height=size[0], width=size[1], format=form, interpolation=how, **self._threads)
 
 
 def _samples(plane: Any, size: tuple[int, int], dtype: Any = np.uint8) -> NDArray[Any]:
