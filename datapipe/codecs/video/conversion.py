@@ -18,6 +18,8 @@ Pixels = NDArray[np.uint8] | NDArray[np.uint16]
 
 DEPTH_FORMATS = ("gray9le", "gray10le", "gray12le", "gray14le", "gray16le")  # of one channel of more than 8 bits
 
+_FULL_RANGE, _DEFAULT_SPACE = 2, 5  # of FFmpeg's AVColorRange and SwsColorspace
+
 
 class Resize(enum.Enum):
     """How RGB gets another size. Both are bilinear, and look at all pixels where it becomes smaller."""
@@ -37,7 +39,7 @@ class FrameConverter:
         self._interpolations = {"colour": how.BICUBIC, "size": how.BILINEAR, "depth": how.POINT}
         self._new_frame = av.VideoFrame
         self._new_reformatter = av.video.reformatter.VideoReformatter
-        self._threads = {"threads": 1} if int(av.__version__.split(".")[0]) >= 17 else {}  # before, there is one in any case
+        self._is_old = int(av.__version__.split(".")[0]) < 17  # before, PyAV has one thread here, and has to be told the colours
         self._reformatters: dict[tuple[str, str], Any] = {}  # each keeps what it has prepared for the last sizes
 
     def convert(self, frame: Any, coding: VideoCoding, out: Pixels, *, region: Region | None = None) -> None:
@@ -115,8 +117,11 @@ class FrameConverter:
         reformatter = self._reformatters.get((purpose, form))
         if reformatter is None:
             reformatter = self._reformatters[purpose, form] = self._new_reformatter()
+        more: dict[str, int] = {} if self._is_old else {"threads": 1}
+        if self._is_old and purpose == "colour" and not frame.format.name.startswith("gray"):
+            more = {"src_color_range": frame.color_range, "dst_color_range": _FULL_RANGE, "dst_colorspace": _DEFAULT_SPACE}
         how = self._interpolations[purpose]
-        return reformatter.reformat(frame, height=size[0], width=size[1], format=form, interpolation=how, **self._threads)
+        return reformatter.reformat(frame, height=size[0], width=size[1], format=form, interpolation=how, **more)
 
 
 def _samples(plane: Any, size: tuple[int, int], dtype: Any = np.uint8) -> NDArray[Any]:
