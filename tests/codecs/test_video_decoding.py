@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 av = pytest.importorskip("av")
 
-from video_files import KINDS, decoded_in_order, pictures, write_video, x264  # noqa: E402
+from video_files import KINDS, decoded_in_order, pictures, remux, write_video, x264  # noqa: E402
 
 from datapipe.codecs.video import decoding  # noqa: E402
 from datapipe.codecs.video.conversion import FrameConverter  # noqa: E402
@@ -68,6 +68,21 @@ def test_random_access_equals_sequential_decoding(name: str, tmp_path: Path) -> 
         for number, frame in found.items():
             assert not isinstance(frame, DecodeError), frame
             assert same(frame, expected[number]), number
+
+
+@pytest.mark.parametrize("ending", [".mp4", ".mkv"])
+@pytest.mark.parametrize("name", ["h264.mp4", "h264-open.mp4", "hevc-open.mp4", "hevc-radl.mp4"])
+def test_videos_that_begin_within_a_group(name: str, ending: str, tmp_path: Path) -> None:
+    """Frames before the first key packet, and the leading frames of a first group that is open, are not presented."""
+    whole = KINDS[name](tmp_path / name)
+    key = int(opened(whole)[0].group_packet[1])
+    for first in (3, key):
+        path = remux(whole, tmp_path / f"cut-{first}{ending}", first=first)
+        track, read = opened(path)
+        expected = decoded_in_order(path)
+        assert track.frame_pts.tolist() == [frame.pts for frame in expected]
+        for number, frame in VideoDecoder().decode(track, read, np.arange(len(track))):
+            assert same(frame, planes(expected[number]))
 
 
 def test_one_decoder_serves_many_videos_in_turn(tmp_path: Path) -> None:

@@ -84,6 +84,7 @@ def _track(container: Any, stream: Any, read: ReadAt, where: str) -> VideoTrack:
 def _rotation(container: Any, stream: Any) -> int:
     """Return the degrees clockwise by which a player turns the frames, which only a decoded frame says."""
     av = import_av()
+    stream.codec_context.thread_count = 1
     try:
         container.seek(0)
         frame = next(iter(container.decode(stream)), None)
