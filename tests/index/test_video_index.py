@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from datapipe.codecs.video.track import VideoTrack  # noqa: E402
 from datapipe.containers.videos import indexing  # noqa: E402
 from datapipe.containers.videos.indexing import look_at, open_videos  # noqa: E402
 from datapipe.errors import FormatError, MissingDataError  # noqa: E402
-from datapipe.index.videos import VideoIndex, VideoSource  # noqa: E402
+from datapipe.index.videos import VideoIndex, VideoIndexWriter, VideoSource  # noqa: E402
 
 NAMES = ("h264-open.mp4", "hevc-radl.mp4", "h264-cut.mp4", "vp9.webm", "h264-rotated.mp4", "h264-size-change.mp4", "depth.mkv")
 
@@ -100,6 +101,26 @@ def test_a_range_of_a_file_is_a_video(videos: list[VideoSource], tmp_path: Path)
         track = look_at(source).track
         assert track is not None
         assert same(index.track(number), track)  # offsets are those within the range
+
+
+def test_an_index_is_mapped_and_not_read(videos: list[VideoSource], tmp_path: Path) -> None:
+    entries = [look_at(source) for source in videos] * 100
+    path = tmp_path / "videos.arrow"
+    with path.open("wb") as file:
+        writer = VideoIndexWriter(file)
+        for _ in range(30):
+            writer.write(entries)
+        writer.close()
+    tracemalloc.start()
+    try:
+        index = VideoIndex(path, "")
+        assert len(index) == 30 * len(entries)
+        assert len(index.track(len(index) - 1)) == 40
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert path.stat().st_size > 20 << 20
+    assert peak < 1 << 20
 
 
 def test_fingerprints_do_not_depend_on_the_place(videos: list[VideoSource], tmp_path: Path) -> None:

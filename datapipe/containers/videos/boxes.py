@@ -10,7 +10,8 @@ from datapipe.codecs.video.track import ReadAt
 from datapipe.errors import FormatError
 
 MAX_MOOV_NBYTES = 1 << 30
-_HEADER_NBYTES = 16
+_HEADER = struct.Struct(">I4s")
+_HEADER_NBYTES = 16  # of a box whose size has eight bytes
 _TOP = (b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"pnot", b"styp", b"sidx", b"moof", b"uuid", b"meta", b"emsg")
 
 # The exceptions that the parsers raise for boxes that end too early or lead nowhere.
@@ -28,7 +29,7 @@ class Box(NamedTuple):
 def boxes(data: bytes, start: int, end: int) -> Iterator[Box]:
     """Yield the boxes between two places. Raises ValueError for one that does not fit there."""
     while start + 8 <= end:
-        size, kind = struct.unpack_from(">I4s", data, start)
+        size, kind = _HEADER.unpack_from(data, start)
         header = 8
         if size == 1:
             size, header = struct.unpack_from(">Q", data, start + 8)[0], 16
@@ -55,7 +56,7 @@ def read_moov(read: ReadAt, nbytes: int, where: str) -> bytes:
         header = read(place, _HEADER_NBYTES)
         if len(header) < 8:
             break
-        size, kind = struct.unpack_from(">I4s", header)
+        size, kind = _HEADER.unpack_from(header)
         start = 8
         if size == 1 and len(header) == _HEADER_NBYTES:
             size, start = struct.unpack_from(">Q", header, 8)[0], _HEADER_NBYTES

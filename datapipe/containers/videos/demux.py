@@ -42,7 +42,8 @@ def read_demuxed(read: ReadAt, nbytes: int, where: str, *, form: str) -> VideoTr
     av = import_av()
     try:
         with av.open(_File(read, nbytes), "r", format=form, metadata_errors="replace") as container:
-            streams = [one for one in container.streams.video if not one.disposition & 0x400]  # no cover picture
+            cover = av.stream.Disposition.attached_pic
+            streams = [one for one in container.streams.video if not one.disposition & cover]
             if len(streams) != 1:
                 remedy = "keep one: ffmpeg -i IN -map 0:v:0 -c copy OUT" if streams else "remove it from the data"
                 raise FormatError(f"{where}: has {len(streams)} video tracks, expected 1; {remedy}")
@@ -83,6 +84,7 @@ def _track(container: Any, stream: Any, read: ReadAt, where: str) -> VideoTrack:
 def _rotation(container: Any, stream: Any) -> int:
     """Return the degrees clockwise by which a player turns the frames, which only a decoded frame says."""
     av = import_av()
+    stream.codec_context.thread_count = 1
     try:
         container.seek(0)
         frame = next(iter(container.decode(stream)), None)

@@ -10,7 +10,7 @@ from datapipe.codecs.video.track import ReadAt, VideoTrack
 from datapipe.containers.videos.boxes import DAMAGE, Box, boxes, children, read_moov
 from datapipe.containers.videos.codings import coding_of, is_video, time_scale
 from datapipe.containers.videos.presentation import track_of
-from datapipe.containers.videos.sample_tables import has_one_description, packets_of
+from datapipe.containers.videos.sample_tables import packets_of
 from datapipe.errors import FormatError
 
 Children = dict[bytes, Box]
@@ -62,8 +62,6 @@ def _track(moov: bytes, mvhd: Box, trak: Children, mdia: Children, *, read: Read
     coding = coding_of(moov, trak[b"tkhd"], tables[b"stsd"])
     if coding is None:
         return None
-    if not has_one_description(moov, tables[b"stsc"]):
-        raise FormatError("its coding changes on the way (several sample descriptions); encode it again as one")
     scale = time_scale(moov, mdia[b"mdhd"])
     packets = packets_of(moov, tables, nbytes)
     elst = children(moov, trak[b"edts"]).get(b"elst") if b"edts" in trak else None

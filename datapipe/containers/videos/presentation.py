@@ -29,7 +29,7 @@ def track_of(
     beginnings of key packets: what the container calls a key may need what lies before it.
     """
     access, changes = _access(coding, packets, read)
-    starts = np.flatnonzero(access != Access.NONE)
+    starts = np.flatnonzero(access)
     if not len(starts) and len(packets):  # from the first packet on it is as in sequential decoding
         starts, access[0] = np.zeros(1, np.int64), Access.CLOSED
     order = np.argsort(packets.pts, kind="stable")
@@ -37,7 +37,7 @@ def track_of(
         order = order[is_shown[order]]
     group = np.searchsorted(starts, order, side="right") - 1
     first = starts[group]  # of packets before the first group: any, they are left out
-    group -= (access[first] == Access.OPEN) & (packets.pts[order] < packets.pts[first])
+    group -= (access[first] == int(Access.OPEN)) & (packets.pts[order] < packets.pts[first])
     if len(group) and group.min() < 0:
         order, group = order[group >= 0], group[group >= 0]
     is_first = np.ones(len(group), np.bool_)
@@ -56,7 +56,7 @@ def track_of(
 
 def _access(coding: VideoCoding, packets: VideoPackets, read: ReadAt) -> tuple[Ints, bool]:
     """Return (n,) what decoding from each packet on yields, and whether some groups bring parameter sets of their own."""
-    access = np.where(packets.is_key, Access.OPEN, Access.NONE).astype(np.int64)
+    access = packets.is_key * int(Access.OPEN)
     if coding.codec not in (H264, HEVC):
         return access, False
     length = length_nbytes(coding.codec, coding.extradata)

@@ -10,12 +10,14 @@ from numpy.typing import NDArray
 
 from datapipe.codecs.video.track import Ints, VideoPackets
 from datapipe.containers.videos.boxes import Box
+from datapipe.errors import FormatError
 
 
 def packets_of(data: bytes, tables: dict[bytes, Box], nbytes: int) -> VideoPackets:
     """Return the packets that the boxes of a box `stbl` describe, in a file of `nbytes` bytes.
 
-    Raises one of `boxes.DAMAGE` if the tables do not fit together, or say that packets lie outside of the file.
+    Raises FormatError for packets in several codings, and one of `boxes.DAMAGE` if the tables do not fit together, or say that
+    packets lie outside of the file.
     """
     size = _sizes(data, tables, nbytes)
     num = len(size)
@@ -35,12 +37,6 @@ def packets_of(data: bytes, tables: dict[bytes, Box], nbytes: int) -> VideoPacke
         beyond = int(np.flatnonzero((offset < 0) | (offset + size > nbytes))[0])
         raise ValueError(f"packet {beyond} of {num} ends at byte {int(offset[beyond] + size[beyond])} of {nbytes}: cut")
     return VideoPackets(pts, dts, offset, size, is_key)
-
-
-def has_one_description(data: bytes, stsc: Box) -> bool:
-    """Return True if all packets refer to one description of their coding."""
-    runs = _numbers(data, stsc.start + 8, 3 * _count(data, stsc, 12), ">u4").reshape(-1, 3)
-    return not len(runs) or bool((runs[:, 2] == runs[0, 2]).all())
 
 
 def _sizes(data: bytes, tables: dict[bytes, Box], nbytes: int) -> Ints:
@@ -71,22 +67,29 @@ def _offsets(data: bytes, tables: dict[bytes, Box], size: Ints) -> Ints:
     else:
         box = tables[b"co64"]
         chunks = _numbers(data, box.start + 8, _count(data, box, 8), ">i8")
-    box = tables[b"stsc"]
-    runs = _numbers(data, box.start + 8, 3 * _count(data, box, 12), ">u4").reshape(-1, 3)
-    first = runs[:, 0] - 1
     if not num:
         return np.zeros(0, np.int64)
-    ends = np.append(first[1:], len(chunks))
-    if not len(runs) or first[0] or (ends <= first).any():
+    box = tables[b"stsc"]
+    runs = _numbers(data, box.start + 8, 3 * _count(data, box, 12), ">u4").reshape(-1, 3)
+    if not len(runs):
+        raise ValueError("its table of chunks (stsc) is empty")
+    if len(runs) > 1 and (runs[:, 2] != runs[0, 2]).any():
+        raise FormatError("its coding changes on the way (several sample descriptions); encode it again as one")
+    first, per_chunk = runs[:, 0] - 1, np.minimum(runs[:, 1], num)
+    num_chunks = np.empty(len(runs), np.int64)  # of each run
+    num_chunks[-1] = len(chunks) - first[-1]
+    np.subtract(first[1:], first[:-1], out=num_chunks[:-1])
+    if first[0] or num_chunks.min() < 1:
         raise ValueError("its table of chunks (stsc) does not ascend")
-    end = np.cumsum(np.repeat(np.minimum(runs[:, 1], num), ends - first))  # the packets before the end of each chunk
+    end = np.cumsum(np.repeat(per_chunk, num_chunks))  # the packets before the end of each chunk
     if end[-1] < num:
         raise ValueError(f"its chunks have {end[-1]} of {num} packets")
-    start = np.append(0, end[:-1])
-    here = start < np.minimum(end, num)  # chunks with packets
-    start, num_here = start[here], np.minimum(end, num)[here] - start[here]
+    end = end[: int(np.searchsorted(end, num)) + 1]  # the chunks that have all packets
+    end[-1] = num
+    start = np.zeros(len(end), np.int64)
+    start[1:] = end[:-1]
     before = np.cumsum(size) - size
-    offset: Ints = before + np.repeat(chunks[here] - before[start], num_here)
+    offset: Ints = before + np.repeat(chunks[: len(end)] - before[np.minimum(start, num - 1)], end - start)
     return offset
 
 
