@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fixtures import quick
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import datapipe as dp
@@ -70,8 +70,8 @@ def tokens_of(index: TokenIndex, packs: PackSettings, *, accumulate: int = 1, re
     """What a user has of a corpus, over an index that no file of a known form gives."""
     opening = _Opening(index.where, None, None, None, None, remote_settings(None))
     data = dp.Tokens.__new__(dp.Tokens)
-    settings = TokenSettings(packs, repack, fields=FIELDS, pad=PAD, accumulate=accumulate)
-    data._set(opening, settings, is_padded=True, index=index)
+    token_settings = TokenSettings(packs, repack, fields=FIELDS, pad=PAD, accumulate=accumulate)
+    data._set(opening, token_settings, is_padded=True, index=index)
     return data
 
 
@@ -195,7 +195,7 @@ def test_a_stream_leaves_out_less_than_a_row(
     assert found.total() == num_tokens // length * length
 
 
-@quick
+@settings(quick, max_examples=20)
 @given(st.lists(SHARDS, min_size=2, max_size=3), WHOLE, st.integers(1, 3), st.integers(0, 10**6))
 def test_mixed_corpora_come_once(
     tmp_path_factory: pytest.TempPathFactory, all_sizes: list[list[list[int]]], packs: PackSettings, accumulate: int, seed: int
