@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from crc32c import crc32c
 from numpy.typing import NDArray
 
 from datapipe.core import arrow_maps, atomic
@@ -32,13 +33,15 @@ _REPACK = 0x7265706163  # purpose of a key
 _PLAN_COLUMNS = {
     "shard_of_window": np.int64, "first_document": np.int64, "first_pack": np.int64, "num_fitted": np.int64,
     "first_part": np.int64, "ends": np.int64, "items": np.uint16, "parts": np.uint32, "losses": np.uint32, "costs": np.float32,
+    "checksums": np.uint32,
 }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackPlan:
-    """The packs of all windows, mapped from a file; see `Packs`."""
+    """The packs of all windows, mapped from a file; see `Packs`. A window is checked when a pack of it is first asked for."""
 
+    path: Path
     index: TokenIndex
     settings: PackSettings
     repack: bool  # put other documents of the same lengths together in each epoch
@@ -52,6 +55,8 @@ class PackPlan:
     parts: NDArray[np.uint32]  # which part of its document each full pack is
     losses: NDArray[np.uint32]  # (p,)
     costs: NDArray[np.float32]  # (p,)
+    checksums: NDArray[np.uint32]  # (w,) of what the others have of each window; see `checksum`
+    is_checked: NDArray[np.bool_]  # (w,) windows whose checksum was found to be right; threads may write the same value
 
     @property
     def kind(self) -> str:
@@ -65,26 +70,37 @@ class PackPlan:
             segments = self.segments(packs, seed=seed, epoch=epoch)
             losses = loss_of(self.index, segments, self.settings.labels)
             return np.bincount(segments.row, weights=losses, minlength=len(packs)).astype(np.int64)
+        self._windows_of(packs)
         return self.losses[packs].astype(np.int64)
 
     def cost(self, packs: Ints, *, seed: int | None, epoch: int) -> NDArray[np.float64]:
+        self._windows_of(packs)
         return self.costs[packs].astype(np.float64)
 
+    def checksum(self, window: int) -> int:
+        """Return the crc32c of what is planned for a window."""
+        first, end = self.first_pack[window : window + 2].tolist()
+        begin = int(self.ends[first - 1]) if first else 0
+        part = int(self.first_part[window])
+        items = self.items[begin : int(self.ends[end - 1]) if end > first else begin]
+        parts = self.parts[part : part + end - first - int(self.num_fitted[window])]
+        of_packs = (self.ends[first:end], self.losses[first:end], self.costs[first:end])
+        return int(crc32c(b"".join(values.tobytes() for values in (self.num_fitted[window], items, parts, *of_packs))))
+
     def segments(self, packs: Ints, *, seed: int | None, epoch: int) -> Segments:
+        windows, length = self._windows_of(packs), self.settings.length
         ends = self.ends[packs]
         begins = np.where(packs > 0, self.ends[np.maximum(packs - 1, 0)], 0)
         num_items = ends - begins
-        if len(packs) and (num_items.min() < 1 or ends.max() > len(self.items)):
+        if len(packs) and (begins.min() < 0 or ends.max() > len(self.items) or num_items.min() < 1 or num_items.max() > length):
             raise self._damaged()
         row = np.repeat(np.arange(len(packs)), num_items)
         places = np.repeat(begins - (np.cumsum(num_items) - num_items), num_items) + np.arange(len(row))
         items = self.items[places].astype(np.int64)
-        windows = np.searchsorted(self.first_pack, packs, side="right") - 1
         if self.repack and seed is not None:
             items = self._repacked(items, windows[row], seed, epoch)
         shard, document = self.shard_of_window[windows][row], self.first_document[windows][row] + items
         total = self._totals(shard, document)
-        length = self.settings.length
         first = total // length * length if self.settings.long == "split" else np.zeros(len(row), np.int64)
         beyond = packs - self.first_pack[windows] - self.num_fitted[windows]
         full = np.flatnonzero(beyond >= 0)
@@ -97,6 +113,15 @@ class PackPlan:
             raise self._damaged()
         return Segments(row, shard, document, first, num, total)
 
+    def _windows_of(self, packs: Ints) -> Ints:
+        """Return (m,) the window of each pack. Raises FormatError for one that is not as it was written."""
+        windows = np.searchsorted(self.first_pack, packs, side="right") - 1
+        for window in set(windows[~self.is_checked[windows]].tolist()):
+            if self.checksum(window) != int(self.checksums[window]):
+                raise self._damaged()
+            self.is_checked[window] = True
+        return windows
+
     def _totals(self, shard: Ints, document: Ints) -> Ints:
         """Return (s,) the tokens of each of these documents."""
         total = np.empty(len(shard), np.int64)
@@ -108,7 +133,7 @@ class PackPlan:
         return total
 
     def _damaged(self) -> FormatError:
-        return FormatError(f"{self.index.where}: its plan of packs is damaged; delete it, and it is made again")
+        return FormatError(f"{self.path}: the plan of packs is damaged; delete it, and it is made again")
 
     def _has_runs(self) -> bool:
         return any(self.index.shard(number).loss is not None for number in range(self.index.num_shards))
@@ -201,22 +226,27 @@ def _write_plan(path: Path, index: TokenIndex, settings: PackSettings) -> None:
     windows = [_packed(index, number, first, settings) for number, first in spans]
     num_packs = [len(window.ends) for window in windows]
     num_items = np.cumsum([0, *(len(window.items) for window in windows)])
-    columns = {
+    columns: dict[str, NDArray[Any]] = {
         "shard_of_window": np.array([number for number, _ in spans], np.int64),
         "first_document": np.array([first for _, first in spans], np.int64),
         "first_pack": np.cumsum([0, *num_packs], dtype=np.int64),
         "num_fitted": np.array([window.num_fitted for window in windows], np.int64),
         "first_part": np.cumsum([0, *(len(window.parts) for window in windows)], dtype=np.int64)[:-1],
-        "ends": np.concatenate([before + window.ends for before, window in zip(num_items.tolist(), windows, strict=False)]),
-        "items": np.concatenate([window.items for window in windows]),
-        "parts": np.concatenate([window.parts for window in windows]),
-        "losses": np.concatenate([window.losses for window in windows]),
-        "costs": np.concatenate([window.costs for window in windows]),
+        "ends": _joined([before + window.ends for before, window in zip(num_items.tolist(), windows, strict=False)], np.int64),
     }
-    arrays = {name: _as_list(values) for name, values in columns.items()}
-    table = pa.table(arrays)
+    for name in ("items", "parts", "losses", "costs"):
+        columns[name] = _joined([getattr(window, name) for window in windows], _PLAN_COLUMNS[name])
+    unchecked = np.zeros(len(spans), np.bool_)
+    plan = PackPlan(path, index, settings, False, **columns, checksums=unchecked.astype(np.uint32), is_checked=unchecked)
+    columns["checksums"] = np.array([plan.checksum(number) for number in range(len(spans))], np.uint32)
+    table = pa.table({name: _as_list(values) for name, values in columns.items()})
     with atomic.atomic_writer(path) as file, pa.ipc.new_stream(file, table.schema) as writer:
         writer.write_table(table)
+
+
+def _joined(parts: list[NDArray[Any]], dtype: type) -> NDArray[Any]:
+    """Return these arrays one after the other; there may be none."""
+    return np.concatenate([np.zeros(0, dtype), *parts])
 
 
 def _as_list(values: NDArray[Any]) -> pa.Array:
@@ -234,19 +264,24 @@ def _mapped(path: Path, index: TokenIndex, settings: PackSettings, repack: bool)
         batch.validate(full=True)
         arrays = {name: _values(batch.column(name), np.dtype(dtype)) for name, dtype in _PLAN_COLUMNS.items()}
         sizes = {name: len(values) for name, values in arrays.items()}
-        per_window = {sizes[name] for name in ("shard_of_window", "first_document", "num_fitted", "first_part")}
+        per_window = {sizes[name] for name in ("shard_of_window", "first_document", "num_fitted", "first_part", "checksums")}
         per_pack = {sizes[name] for name in ("ends", "losses", "costs")}
         if per_window != {sizes["first_pack"] - 1} or per_pack != {int(arrays["first_pack"][-1])}:
             raise ValueError("its columns differ in length")
-        if not np.array_equal(np.stack([arrays["shard_of_window"], arrays["first_document"]]), np.transpose(_windows(index))):
+        spans = np.array(_windows(index), np.int64).reshape(-1, 2)
+        if not np.array_equal(np.stack([arrays["shard_of_window"], arrays["first_document"]], axis=1), spans):
             raise ValueError("it is of other documents")
-        if arrays["first_pack"][0] or (np.diff(arrays["first_pack"]) < 0).any() or (arrays["num_fitted"] < 0).any():
+        first_pack, num_fitted = arrays["first_pack"], arrays["num_fitted"]
+        if first_pack[0] or (first_pack[1:] < first_pack[:-1]).any() or (num_fitted < 0).any():
             raise ValueError("its packs do not ascend")
+        num_full = np.diff(first_pack) - num_fitted
+        if (num_full < 0).any() or [*arrays["first_part"], sizes["parts"]] != [0, *np.cumsum(num_full)]:
+            raise ValueError("its packs do not have the parts that there are")
     except FileNotFoundError:
         raise
     except arrow_maps.DAMAGE as exc:
         raise FormatError(f"{path}: no plan of packs ({exc}); delete it, and it is made again") from exc
-    return PackPlan(index, settings, repack, **arrays)
+    return PackPlan(path, index, settings, repack, **arrays, is_checked=np.zeros(len(spans), np.bool_))
 
 
 def _values(column: pa.Array, dtype: np.dtype[Any]) -> NDArray[Any]:

@@ -167,7 +167,7 @@ def test_a_plan_is_made_once_and_another_corpus_has_another(tmp_path: Path, monk
         open_plan(index, PackSettings(9), [tmp_path])
 
 
-@pytest.mark.parametrize("damage", ["cut", "empty", "noise", "items", "ends"])
+@pytest.mark.parametrize("damage", ["cut", "empty", "noise", "items", "other items", "ends", "losses", "costs"])
 def test_a_damaged_plan_is_refused(damage: str, tmp_path: Path) -> None:
     index = index_of([[3, 4, 5, 9]])
     plan = open_plan(index, PackSettings(8), [tmp_path])
@@ -176,12 +176,25 @@ def test_a_damaged_plan_is_refused(damage: str, tmp_path: Path) -> None:
     if damage == "items":
         at = data.index(plan.items.tobytes())
         data[at : at + 2] = b"\xff\xff"
+    elif damage == "other items":  # which fit their rows too
+        at = data.index(plan.items.tobytes())
+        assert plan.items.tolist() == [0, 2, 1, 3, 3]
+        data[at : at + 2] = b"\1\0"
+    elif damage in ("losses", "costs"):
+        at = data.index(getattr(plan, damage).tobytes())
+        data[at] ^= 1
     elif damage == "ends":
         at = data.index(plan.ends.tobytes())
         data[at : at + 8] = np.array([1 << 40], np.int64).tobytes()
     path.write_bytes({"cut": data[:200], "empty": b"", "noise": b"x" * 500}.get(damage, bytes(data)))
-    with pytest.raises(FormatError, match="delete it, and it is made again"):
-        all_segments(open_plan(index, PackSettings(8), [tmp_path]))
+    for ask in (Packs.segments, Packs.loss, Packs.cost):
+        with pytest.raises(FormatError, match=r"packs-.*\.arrow: .*delete it, and it is made again"):
+            getattr(open_plan(index, PackSettings(8), [tmp_path]), ask.__name__)(np.arange(2), seed=None, epoch=0)
+
+
+def test_a_plan_of_no_documents_has_no_rows(tmp_path: Path) -> None:
+    for _ in range(2):
+        assert len(open_plan(index_of([]), PackSettings(8), [tmp_path])) == 0
 
 
 def test_a_document_that_is_too_long_can_be_an_error(tmp_path: Path) -> None:
@@ -215,7 +228,17 @@ def test_documents_that_overlap_are_refused_and_a_stream_has_no_gaps() -> None:
         TokenShard("x.ds", np.dtype("<u2"), np.array([0, 4]), np.array([3, 4]))
     with pytest.raises(FormatError, match="does not begin at a token"):
         TokenShard("x.ds", np.dtype("<u2"), np.array([0, 7]), np.array([3, 4]))
+    with pytest.raises(FormatError, match="places that no file has"):
+        TokenShard("x.ds", np.dtype("<u2"), np.array([0, 1 << 62]), np.array([3, 4]))
     gaps = TokenShard("x.ds", np.dtype("<u2"), np.array([0, 10]), np.array([3, 4]))
     index = TokenIndex("x", [2], lambda number: gaps, fingerprint="f", facts=TokenFacts("uint16"))
     with pytest.raises(OptionError, match="several fields"):
         StreamPacks(index, PackSettings(4, "concat"))
+
+
+@pytest.mark.parametrize("runs", [[(-1, 2)], [(2, 1)], [(0, 4)], [(0, 2), (1, 3)], [(2, 3), (0, 1)]])
+def test_tokens_with_loss_lie_in_their_document_once(runs: list[tuple[int, int]]) -> None:
+    """They would be counted in the loss of a step, and not be in a batch."""
+    loss = LossRuns(np.array([0, 1, 1 + len(runs)]), np.array([(0, 2), *runs], np.int32))
+    with pytest.raises(FormatError, match=r"x\.ds: tokens with loss lie outside of their document, or overlap"):
+        TokenShard("x.ds", np.dtype("<u2"), np.array([0, 4]), np.array([2, 3]), loss=loss)
