@@ -32,6 +32,7 @@ from typing import Any
 
 import fuzz_http
 import fuzz_tables
+import fuzz_tokens
 import h5py
 import numpy as np
 import pyarrow as pa
@@ -293,6 +294,12 @@ TARGETS = {
     "table-parquet": Target(fuzz_tables.parquet_files, fuzz_tables.look_at_parquet, fuzz_tables.tamper_footer),
     "arrow": Target(fuzz_tables.arrow_files, fuzz_tables.look_at_arrow),
     "recipe": Target(fuzz_tables.recipe_files, fuzz_tables.look_at_recipe, fuzz_tables.tamper_json),
+    "megatron": Target(fuzz_tokens.megatron_files, fuzz_tokens.look_at_megatron),
+    "datatrove": Target(fuzz_tokens.datatrove_files, fuzz_tokens.look_at_datatrove),
+    "token-array": Target(fuzz_tokens.numpy_files, fuzz_tokens.look_at_numpy),
+    "token-index": Target(fuzz_tokens.index_files, fuzz_tokens.look_at_index),
+    "packs": Target(fuzz_tokens.plan_files, fuzz_tokens.look_at_plan),
+    "forged-packs": Target(fuzz_tokens.plan_files, fuzz_tokens.look_at_forged_plan),
     "http": Target(fuzz_http.answers, fuzz_http.look_at_answer, share=0.02),
 }
 
