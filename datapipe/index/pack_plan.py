@@ -260,7 +260,7 @@ def _as_list(values: NDArray[Any]) -> pa.Array:
 def _mapped(path: Path, index: TokenIndex, settings: PackSettings, repack: bool) -> PackPlan:
     """Map a plan. Raises FileNotFoundError if there is none, FormatError if it is not one."""
     try:
-        batch = pa.ipc.open_stream(arrow_maps.stream_of(arrow_maps.map_file(path))).read_next_batch()
+        (batch,) = pa.ipc.open_stream(arrow_maps.stream_of(arrow_maps.map_file(path)))
         batch.validate(full=True)
         arrays = {name: _values(batch.column(name), np.dtype(dtype)) for name, dtype in _PLAN_COLUMNS.items()}
         sizes = {name: len(values) for name, values in arrays.items()}

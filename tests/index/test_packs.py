@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from fixtures import quick
 from hypothesis import given
@@ -167,7 +168,7 @@ def test_a_plan_is_made_once_and_another_corpus_has_another(tmp_path: Path, monk
         open_plan(index, PackSettings(9), [tmp_path])
 
 
-@pytest.mark.parametrize("damage", ["cut", "empty", "noise", "items", "other items", "ends", "losses", "costs"])
+@pytest.mark.parametrize("damage", ["cut", "empty", "no batch", "noise", "items", "other items", "ends", "losses", "costs"])
 def test_a_damaged_plan_is_refused(damage: str, tmp_path: Path) -> None:
     index = index_of([[3, 4, 5, 9]])
     plan = open_plan(index, PackSettings(8), [tmp_path])
@@ -186,7 +187,9 @@ def test_a_damaged_plan_is_refused(damage: str, tmp_path: Path) -> None:
     elif damage == "ends":
         at = data.index(plan.ends.tobytes())
         data[at : at + 8] = np.array([1 << 40], np.int64).tobytes()
-    path.write_bytes({"cut": data[:200], "empty": b"", "noise": b"x" * 500}.get(damage, bytes(data)))
+    schema = pa.ipc.open_stream(path).schema.serialize().to_pybytes()
+    whole = {"cut": data[:200], "no batch": schema + b"\xff\xff\xff\xff" + bytes(4), "empty": b"", "noise": b"x" * 500}
+    path.write_bytes(whole.get(damage, bytes(data)))
     for ask in (Packs.segments, Packs.loss, Packs.cost):
         with pytest.raises(FormatError, match=r"packs-.*\.arrow: .*delete it, and it is made again"):
             getattr(open_plan(index, PackSettings(8), [tmp_path]), ask.__name__)(np.arange(2), seed=None, epoch=0)
