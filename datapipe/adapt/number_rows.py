@@ -96,7 +96,7 @@ def rows_of(dataset: object) -> NumberRows | None:
     """
     places: NDArray[np.int64] | None = None
     while type(dataset) is Subset:
-        chosen = _places_of(dataset.indices, dataset.dataset)
+        chosen = places_of_subset(dataset.indices, dataset.dataset)
         if chosen is None:
             return None
         places = chosen if places is None else chosen[places]
@@ -112,7 +112,7 @@ def rows_of(dataset: object) -> NumberRows | None:
     return NumberRows(dataset.tensors, places)
 
 
-def _places_of(indices: object, dataset: Any) -> NDArray[np.int64] | None:
+def places_of_subset(indices: object, dataset: Any) -> NDArray[np.int64] | None:
     """Return a subset's indices, counted from the start; None if they are not a plain list, or lead out of the dataset."""
     try:
         places = np.asarray(indices)
