@@ -184,13 +184,13 @@ def _row(batch: Any, place: int) -> Any:
 def _taken_apart(dataset: Any) -> tuple[Any, NDArray[np.int64] | None]:
     """Return the dataset inside of `Subset`s, and its indices (n,) that make up the outermost; None: all of them.
 
-    A `Subset` that selects by anything but whole numbers is left as it is, and has no formula.
+    A `Subset` that selects by anything but places counted from the start is left as it is, and has no formula.
     """
     places: NDArray[np.int64] | None = None
     inner = dataset
     while type(inner) is Subset:
         chosen = places_of_subset(inner.indices, inner.dataset)
-        if chosen is None:
+        if chosen is None or min(inner.indices, default=0) < 0:  # what -1 means is up to the dataset
             return dataset, None
         places = chosen if places is None else chosen[places]
         inner = inner.dataset

@@ -173,6 +173,9 @@ class _Evaluation:
                 found = self.value(left)
                 is_none = isinstance(found, Known) and found.value is None
                 return Known(is_none == isinstance(operation, ast.Is))
+            case ast.Compare(left=left, ops=[ast.Eq() | ast.NotEq() as operation], comparators=[right]):
+                is_equal = constant_of(self.value(left)) == constant_of(self.value(right))
+                return Known(is_equal == isinstance(operation, ast.Eq))
             case ast.IfExp(test=test, body=then, orelse=otherwise):
                 return self.value(then if self._truth(test) else otherwise)
             case ast.Tuple(elts=parts):

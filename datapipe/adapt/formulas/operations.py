@@ -54,14 +54,14 @@ def constant_key(part: Any) -> int | slice:
         if not all(type(one) in (int, type(None)) for one in bounds) or (bounds[2] is not None and bounds[2] < 1):
             raise UnclearCode
         return slice(*bounds)
-    return int(part.value) if is_int(part) else unclear()  # type: ignore[no-any-return]
+    return int(part.value) if is_int(part) else unclear()
 
 
 def position_of(value: Any) -> Position:
     """Return a place in an array, counted from its start."""
     if isinstance(value, Position):
         return value
-    return Position(0, value.value) if is_int(value) and value.value >= 0 else unclear()  # type: ignore[no-any-return]
+    return Position(0, value.value) if is_int(value) and value.value >= 0 else unclear()
 
 
 def arithmetic(operation: ast.operator, left: Any, right: Any) -> Any:
@@ -82,7 +82,7 @@ def arithmetic(operation: ast.operator, left: Any, right: Any) -> Any:
 
 
 def _values(value: Any, *kinds: str) -> RowValues:
-    return value if isinstance(value, RowValues) and value.kind in kinds else unclear()  # type: ignore[no-any-return]
+    return value if isinstance(value, RowValues) and value.kind in kinds else unclear()
 
 
 def _dtype_of_numpy(given: Any) -> str:
@@ -90,12 +90,12 @@ def _dtype_of_numpy(given: Any) -> str:
         dtype = np.dtype(given.value if isinstance(given, Known) and given.value is not None else unclear())
     except TypeError:
         raise UnclearCode from None
-    return dtype.name if dtype.name in TORCH_DTYPES.values() and dtype.isnative else unclear()  # type: ignore[no-any-return]
+    return dtype.name if dtype.name in TORCH_DTYPES.values() and dtype.isnative else unclear()
 
 
 def _dtype_of_torch(given: Any) -> str:
     is_dtype = isinstance(given, Known) and isinstance(given.value, torch.dtype)
-    return TORCH_DTYPES[given.value] if is_dtype and given.value in TORCH_DTYPES else unclear()  # type: ignore[no-any-return]
+    return TORCH_DTYPES[given.value] if is_dtype and given.value in TORCH_DTYPES else unclear()
 
 
 def _from_numpy(values: Any) -> RowValues:

@@ -46,7 +46,9 @@ def of_library(owner: Any, name: str) -> Any:
 def plain_attribute(owner: Any, name: str) -> Any:
     """Return an attribute that reading does not compute. Raises UnclearCode for properties, methods and whatever else may."""
     kind = type(owner)
-    if kind.__getattribute__ is not object.__getattribute__ or not hasattr(owner, "__dict__"):
+    reads: Any = kind.__getattribute__
+    is_plain = kind is types.SimpleNamespace or reads is object.__getattribute__
+    if not is_plain or not hasattr(owner, "__dict__"):
         raise UnclearCode
     of_class = next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), _MISSING)
     if hasattr(type(of_class), "__get__"):

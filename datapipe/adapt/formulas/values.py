@@ -134,11 +134,9 @@ def windows_of_array(array: NDArray[Any] | torch.Tensor, start: Position, stop: 
 
 def is_mapped(array: Any) -> bool:
     """Return whether an array lies in a mapped file."""
-    while isinstance(array, np.ndarray):
-        array = array.base
-    if isinstance(array, memoryview):
-        array = array.obj
-    return isinstance(array, mmap.mmap)
+    while not isinstance(array, mmap.mmap) and array is not None:
+        array = array.obj if isinstance(array, memoryview) else getattr(array, "base", None)
+    return array is not None
 
 
 def _readable(array: NDArray[Any] | torch.Tensor) -> NDArray[Any]:
