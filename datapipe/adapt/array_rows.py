@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,6 @@ _TRIED = 16  # samples that are compared before anything is taken over
 _MOST_TRIED_NBYTES = 1 << 24
 _ROUNDS = 3
 MOST_NBYTES_WITH_WORKERS = 1 << 23  # of a batch: what is larger may take longer to gather than to receive from a worker
-_LARGEST = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,19 +78,22 @@ class ArrayRows(torch.utils.data.Dataset[Any]):
         return batch
 
     def gathered(self, keys: Any) -> Any:
-        """Return the batch of the samples at `keys` from the arrays; None if only the dataset's code can make it."""
-        indices, formula = self._indices(keys), self.formula
-        return None if indices is None or formula is None else formula.take(indices)
+        """Return the batch of the samples at `keys` from the arrays; None if only the dataset's code can make it.
+
+        `keys`: int, or an array (n,) int64.
+        """
+        found = self._found(keys)
+        return None if found is None else found[0].take(found[1])
 
     def plain(self, keys: Any) -> Any:
         """Return the batch as torch makes it."""
-        return self._collate([self.dataset[key] for key in keys])
+        return self._collate([self.dataset[key] for key in (keys.tolist() if isinstance(keys, np.ndarray) else keys)])
 
     def announce(self, keys: Any) -> None:
         """Have the operating system read what a batch that comes later needs of mapped files."""
-        indices, formula = self._indices(BatchRequest.of(keys).keys), self.formula
-        if indices is not None and formula is not None:
-            announce(span for leaf in formula.apart for span in leaf.spans(indices))
+        found = self._found(BatchRequest.of(keys).keys)
+        if found is not None:
+            announce(span for leaf in found[0].apart for span in leaf.spans(found[1]))
 
     @property
     def formula(self) -> RowFormula | None:
@@ -105,21 +107,25 @@ class ArrayRows(torch.utils.data.Dataset[Any]):
         """The name of the code that was read."""
         return f"{type(self._inner).__qualname__}.__getitem__"
 
-    def _indices(self, keys: Any) -> NDArray[np.int64] | None:
-        """Return the indices of the inner dataset; None for keys that are not whole numbers, or not of the dataset."""
-        if not isinstance(keys, Sequence | np.ndarray) or not len(keys):
+    def _found(self, keys: Any) -> tuple[RowFormula, NDArray[np.int64]] | None:
+        """Return the formula and the indices (n,) of a batch; None for keys that it does not cover, or that are not int."""
+        formula = self.formula
+        if formula is None:
             return None
-        try:
-            indices = np.asarray(keys)
-        except (TypeError, ValueError):
+        if not isinstance(keys, np.ndarray):
+            if not isinstance(keys, list | tuple) or not all(type(key) is int for key in keys):
+                return None
+            try:
+                keys = np.array(keys, np.int64)
+            except OverflowError:
+                return None
+        if not len(keys):
             return None
-        if indices.ndim != 1 or indices.dtype.kind not in "iu" or indices.min() < 0:
-            return None
-        limit = _LARGEST if self._places is None else len(self._places)
-        if indices.max() >= limit:
-            return None
-        indices = indices.astype(np.int64, copy=False)
-        return indices if self._places is None else self._places[indices]
+        if self._places is not None:
+            if keys.min() < 0 or keys.max() >= len(self._places):
+                return None
+            keys = self._places[keys]
+        return (formula, keys) if formula.indices.start <= keys.min() and keys.max() < formula.indices.stop else None
 
     def _compare(self, batch: Any, keys: Any) -> None:
         """Compare one sample of a batch with what the dataset gives."""

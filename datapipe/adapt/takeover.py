@@ -232,7 +232,7 @@ def _kept(
         )
     open_source: Callable[[SamplerChecksum], KeySource] = functools.partial(given_keys, loader=loader, reseeds=reseeds)
     if is_plain_shuffle(loader) or shares:
-        key_of = request_of_picks if reseeds else places_of
+        key_of = picked_rows if rows is not None else request_of_picks if reseeds else places_of
         open_source = functools.partial(picked_keys, loader=loader, key_of=key_of, shares=shares)
         open_source(SamplerChecksum())  # raises if the samples cannot be shared
     if callable(getattr(loader.dataset, "state_dict", None)):

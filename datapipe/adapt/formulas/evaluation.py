@@ -48,6 +48,7 @@ class RowFormula:
     names: tuple[str, ...]
     leaves: tuple[RowValues | Position, ...]
     reads: tuple[Read, ...]
+    indices: range  # of samples that lie in the arrays as a whole
 
     @property
     def nbytes(self) -> int:
@@ -68,13 +69,8 @@ class RowFormula:
         return type(dataset).__getitem__ is self.function and all(read.is_unchanged() for read in self.reads)
 
     def take(self, indices: np.ndarray[Any, np.dtype[np.int64]]) -> Any:
-        """Return the batch of these samples as default_collate makes it; None if some do not lie in the arrays as a whole."""
-        found = []
-        for leaf in self.leaves:
-            values = torch.from_numpy(leaf.of(indices)) if isinstance(leaf, Position) else leaf.take(indices)
-            if values is None:
-                return None
-            found.append(values)
+        """Return the batch of these samples, each one of `self.indices`, as default_collate makes it."""
+        found = [torch.tensor(leaf.of(indices)) if isinstance(leaf, Position) else leaf.take(indices) for leaf in self.leaves]
         if self.form is dict:
             return dict(zip(self.names, found, strict=True))
         return found[0] if self.form is None else found
@@ -106,7 +102,9 @@ def _formula(function: types.FunctionType, result: Any, reads: tuple[Read, ...])
         isinstance(leaf, RowValues | Position) for leaf in leaves
     ):
         raise UnclearCode
-    return RowFormula(function, form, tuple(result) if isinstance(result, dict) else (), tuple(leaves), reads)
+    ranges = [leaf.indices for leaf in leaves if isinstance(leaf, RowValues)]
+    indices = range(max(one.start for one in ranges), min(one.stop for one in ranges))
+    return RowFormula(function, form, tuple(result) if isinstance(result, dict) else (), tuple(leaves), reads, indices)
 
 
 class _Evaluation:

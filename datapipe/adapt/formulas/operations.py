@@ -90,7 +90,9 @@ def _dtype_of_numpy(given: Any) -> str:
         dtype = np.dtype(given.value if isinstance(given, Known) and given.value is not None else unclear())
     except TypeError:
         raise UnclearCode from None
-    return dtype.name if dtype.name in TORCH_DTYPES.values() and dtype.isnative else unclear()
+    if dtype.name not in TORCH_DTYPES.values() or not dtype.isnative:
+        raise UnclearCode
+    return str(dtype.name)
 
 
 def _dtype_of_torch(given: Any) -> str:
