@@ -16,6 +16,7 @@ from torch.utils.data import Subset
 
 from datapipe.adapt.deferral.requests import BatchRequest
 from datapipe.adapt.formulas.evaluation import RowFormula, formula_of
+from datapipe.adapt.loaders import length_of
 from datapipe.adapt.number_rows import places_of_subset
 from datapipe.adapt.readahead import announce
 
@@ -145,16 +146,14 @@ def array_rows_of(dataset: Any, collate_fn: Callable[[list[Any]], Any], *, batch
 
     Some of its samples, the first and the last among them, are made both ways. None if they differ, or if gathering does not pay.
     """
-    rows, num = ArrayRows(dataset, collate_fn), _length_of(dataset)
+    rows, num = ArrayRows(dataset, collate_fn), length_of(dataset) or 0
     formula = rows.formula if num and not hasattr(rows._inner, "__getitems__") else None
     if formula is None or (num_workers and batch_size * formula.nbytes > MOST_NBYTES_WITH_WORKERS):
         return None
     drawn = np.random.default_rng(num).integers(0, num, _TRIED - 2).tolist()  # leaves numpy's global state alone
-    keys = [key for key in dict.fromkeys([0, num - 1, *drawn]) if rows.gathered([key]) is not None]
-    if not keys:
-        return None
     try:
-        if not all(is_same(rows.gathered([key]), rows.plain([key])) for key in keys):
+        keys = [key for key in dict.fromkeys([0, num - 1, *drawn]) if rows.gathered([key]) is not None]
+        if not keys or not all(is_same(rows.gathered([key]), rows.plain([key])) for key in keys):
             return None
         most = max(1, min(batch_size, _MOST_TRIED_NBYTES // max(1, formula.nbytes)))
         keys = (keys * -(-most // len(keys)))[:most]
@@ -201,13 +200,6 @@ def _taken_apart(dataset: Any) -> tuple[Any, NDArray[np.int64] | None]:
         places = chosen if places is None else chosen[places]
         inner = inner.dataset
     return inner, places
-
-
-def _length_of(dataset: Any) -> int:
-    try:
-        return len(dataset)
-    except (TypeError, NotImplementedError):
-        return 0
 
 
 def _cheapest(way: Callable[[Any], Any], keys: list[int]) -> float:

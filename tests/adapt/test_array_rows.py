@@ -350,6 +350,16 @@ class Defaulted(Arrays):
         return torch.from_numpy(self.data[i : i + length].astype(np.int64))
 
 
+class Unusual(Arrays):
+    def __getitem__(self, i: int) -> Any:
+        return torch.from_numpy(np.array(self.data[i * L : i * L + L], dtype=np.int64, copy=True))
+
+
+class AtOddKeys(Arrays):
+    def __getitem__(self, i: int) -> Any:
+        return self.parts["first"][i]  # type: ignore[call-overload]
+
+
 class WholeReads(Windows):
     def __getitems__(self, keys: list[int]) -> Any:
         return [self[key] for key in keys]
@@ -362,7 +372,7 @@ class Ragged(np.ndarray):  # type: ignore[type-arg]
 
 LEFT = [
     Augmented, RandomStart, RarelyMasked, RarelyMaskedInPlace, ByTable, Clamped, Wrapped, Counting, Computed, Hooked, Rounded,
-    Failing, Looping, Squared, Defaulted, WholeReads,
+    Failing, Looping, Squared, Defaulted, Unusual, AtOddKeys, WholeReads,
 ]  # fmt: skip
 
 

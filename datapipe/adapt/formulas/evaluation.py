@@ -28,7 +28,6 @@ from datapipe.adapt.formulas.operations import (
     constant_of,
     is_int,
     position_of,
-    unclear,
 )
 from datapipe.adapt.formulas.reads import CONSTANTS, Read, at_key, geometry_of, in_cell, in_globals, of_library, plain_attribute
 from datapipe.adapt.formulas.values import Position, RowValues, UnclearCode, rows_of_array, windows_of_array
@@ -198,7 +197,7 @@ class _Evaluation:
     def _read(self, owner: Any, name: Any, look: Callable[[Any, Any], Any]) -> Known:
         try:
             value = look(owner, name)
-        except (AttributeError, LookupError, ValueError):
+        except (AttributeError, LookupError, TypeError, ValueError):
             raise UnclearCode from None
         if look is not of_library:
             self.reads[id(owner), name] = Read(owner, name, value, look, geometry_of(value))
@@ -243,7 +242,10 @@ class _Evaluation:
             return call_method(called.values, called.name, given, named)
         for function, call in FUNCTIONS:
             if isinstance(called, Known) and called.value is function:
-                return call(*given, **named) if given else unclear()
+                try:
+                    return call(*given, **named)
+                except TypeError:  # other arguments than those that are known
+                    raise UnclearCode from None
         raise UnclearCode
 
 

@@ -31,7 +31,7 @@ class Read:
         """Return whether it is still the same object, or an equal constant."""
         try:
             found = self.look(self.owner, self.name)
-        except (UnclearCode, AttributeError, LookupError, ValueError):
+        except (UnclearCode, AttributeError, LookupError, TypeError, ValueError):
             return False
         if found is self.value:
             return bool(geometry_of(found) == self.geometry)
@@ -77,5 +77,7 @@ def at_key(owner: Any, key: Any) -> Any:
 def geometry_of(value: Any) -> Any:
     """Return what may change in an array without its becoming another object."""
     if isinstance(value, torch.Tensor):
-        return value.shape, value.dtype, value.device, value.layout is torch.strided and (value.stride(), value.data_ptr())
+        if value.layout is not torch.strided:
+            return value.shape, value.layout
+        return value.shape, value.stride(), value.dtype, value.device, value.data_ptr(), value.requires_grad
     return (value.shape, value.strides, value.dtype) if isinstance(value, np.ndarray) else None
