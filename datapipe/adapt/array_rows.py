@@ -56,6 +56,7 @@ class ArrayRows(torch.utils.data.Dataset[Any]):
         self._collate = collate_fn
         self._inner, self._places = _taken_apart(dataset)
         self._formula: RowFormula | None = None
+        self._is_new = False  # whether no sample has been compared since the code was read
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ArrayRows, (self.dataset, self._collate, self.trial)  # views of arrays would be pickled as copies
@@ -71,7 +72,8 @@ class ArrayRows(torch.utils.data.Dataset[Any]):
         listed: Any = BatchRequest.of(keys).keys
         batch = None if self.difference else self.gathered(listed)
         self.num_batches += 1
-        if batch is not None and self.num_batches % CHECKED == 1:
+        if batch is not None and (self._is_new or self.num_batches % CHECKED == 0):
+            self._is_new = False
             self._compare(batch, listed)
         if batch is None or self.difference:
             self.num_plain += 1
@@ -100,7 +102,7 @@ class ArrayRows(torch.utils.data.Dataset[Any]):
     def formula(self) -> RowFormula | None:
         """What the samples are, at present; None if that is not certain."""
         if self._formula is None or not self._formula.is_unchanged(self._inner):
-            self._formula = formula_of(self._inner)
+            self._formula, self._is_new = formula_of(self._inner), True
         return self._formula
 
     @property

@@ -215,7 +215,7 @@ def test_a_sample_that_differs_ends_the_gathering() -> None:
     wrong = Windows(TOKENS[1:])
     rows._formula = formula_of(wrong)
     rows._inner = wrong
-    rows.num_batches = 0
+    rows.num_batches = 63
     with pytest.warns(UserWarning, match=r"sample \d+ as gathered differs from what Windows.__getitem__ returns"):
         assert_same(ours, expected)
     assert_same(ours, expected)
@@ -444,3 +444,17 @@ def test_an_error_of_the_sampler_comes_after_the_batches_before_it() -> None:
     assert_same([next(iterator) for _ in range(5)], DataLoader(Windows(), sampler=range(20), batch_size=4))
     with pytest.raises(ValueError, match="no more"):
         next(iterator)
+
+
+class Bare(Arrays):
+    def __getitem__(self, i: int) -> Any:
+        return torch.from_numpy(self.matrix[i])
+
+
+def test_a_new_array_is_compared_at_once() -> None:
+    data = Bare()
+    _, ours = take(data)
+    next(iter(ours))
+    data.matrix = MATRIX[:, ::-1]
+    with pytest.raises(ValueError, match="strides"):  # as torch's from_numpy says of it
+        next(iter(ours))
