@@ -55,7 +55,7 @@ class OneByOne(Arrays):
             idx = idx.tolist()  # type: ignore[unreachable]
         chunk = self.data[idx : idx + self.config.length + 1].astype(dtype=np.int64)
         x, y = torch.tensor(chunk[:-1], dtype=torch.long), torch.as_tensor(chunk[1:])
-        return {"input_ids": x, "labels": y.clone(), "first": int(chunk[0]), "index": idx}
+        return dict(input_ids=x, labels=y.clone(), first=int(chunk[0]), index=idx)  # noqa: C408
 
 
 class OfTensor(Arrays):

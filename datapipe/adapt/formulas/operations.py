@@ -144,9 +144,14 @@ def _is_tensor(value: Any) -> Known:
     return Known(isinstance(value, RowValues) and value.kind == "tensor") if not isinstance(value, Known) else unclear()
 
 
+def _dict(**named: Any) -> dict[str, Any]:
+    return named
+
+
 FUNCTIONS: tuple[tuple[Any, Callable[..., Any]], ...] = (
     (torch.from_numpy, _from_numpy), (torch.tensor, _tensor), (torch.as_tensor, _as_tensor), (torch.is_tensor, _is_tensor),
     (np.array, _array), (np.asarray, _array), (np.ascontiguousarray, _array), (int, _int), (float, _float),
+    (dict, _dict),
 )  # fmt: skip
 _TENSOR_CASTS = {
     "long": "int64", "int": "int32", "short": "int16", "half": "float16", "float": "float32", "double": "float64", "bool": "bool",
