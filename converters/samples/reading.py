@@ -87,14 +87,12 @@ class _WaitingSample:
     """A sample waiting for its turn: its open files and requested objects, or why there are none."""
 
     planned: PlannedSample
-    files: dict[str, _OpenFile] = field(default_factory=dict)  # by field
-    requested: dict[str, PendingBytes] = field(default_factory=dict)  # by field
+    held: dict[str, _OpenFile | PendingBytes] = field(default_factory=dict)  # by field
     nbytes: int = 0  # of what was requested
     problem: str | None = None
 
     def close(self) -> None:
-        self.files.clear()
-        self.requested.clear()
+        self.held.clear()
 
 
 def read_samples(
@@ -177,7 +175,7 @@ def _open(roots: Roots, opened: _WaitingSample, kept: _Files, *, is_remote: bool
         return
     for name, origin in origins.items():
         if is_remote and not origin.is_spooled:
-            opened.requested[name] = _requested(roots.source, origin)
+            opened.held[name] = _requested(roots.source, origin)
             opened.nbytes += origin.nbytes
             continue
         place = (origin.is_spooled, origin.path)
@@ -197,7 +195,7 @@ def _open(roots: Roots, opened: _WaitingSample, kept: _Files, *, is_remote: bool
                 kept[place] = file
                 if len(kept) > _KEPT_OPEN:
                     kept.popitem(last=False)
-        opened.files[name] = file
+        opened.held[name] = file
         os.posix_fadvise(file.descriptor, origin.offset, origin.nbytes, os.POSIX_FADV_WILLNEED)
 
 
@@ -234,10 +232,8 @@ def _read(roots: Roots, opened: _WaitingSample, contents: dict[str, bytes]) -> s
         return opened.problem
     for name, origin in opened.planned.origins.items():
         try:
-            if name in opened.requested:
-                data = _received(opened.requested[name])
-            else:
-                data = _read_stretch(opened.files[name].descriptor, origin, roots)
+            held = opened.held[name]
+            data = _read_stretch(held.descriptor, origin, roots) if isinstance(held, _OpenFile) else _received(held)
             contents[name] = decode_stored(data, origin.codec)
         except DecodeError as exc:
             return f"field {name!r}: {exc}"
