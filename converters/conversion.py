@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from converters.engines import run_shards
+from converters.engines.local import Workers
 from converters.options import ConvertOptions, Part
 from converters.planning.building import build_plan, list_source
 from converters.planning.listing import first_difference
@@ -59,6 +60,7 @@ from datapipe.stores.location import Location
 
 _PLAN_LOCK = "plan.lock"
 _NUM_SHOWN = 10  # samples in a preview
+_SAMPLES_PER_WORKER = 4096  # listed, before one is started ahead of the plan
 
 
 def convert(
@@ -143,11 +145,13 @@ class _Conversion:
         self.on_progress = on_progress
         self.started = started
         self.delivery = delivery
+        self.workers = Workers(None if options.tokens is None or options.tokens.template else options.tokens)
+        self._num_listed = 0
         self.target = TARGETS[options.to]
         self.part = options.part or Part()
 
     def run(self) -> Report:
-        with hold(self._part_lock(self.part), wait=False) as is_mine:
+        with contextlib.closing(self.workers), hold(self._part_lock(self.part), wait=False) as is_mine:
             if not is_mine:
                 raise StorageError(
                     f"{self.destination}: another process is converting part {self.part} into it; wait for it, or stop it first"
@@ -183,7 +187,7 @@ class _Conversion:
     def _make_plan(self) -> ConversionPlan:
         """Make a new plan; if that fails, leave the destination as it was found."""
         try:
-            plan = _plan(self.building, self.options, self.source, self.on_progress, spool=self.building / SPOOL_NAME)
+            plan = _plan(self.building, self.options, self.source, self._on_listed, spool=self.building / SPOOL_NAME)
             refuse_unreadable(plan, self.options)
         except BaseException:
             shutil.rmtree(self.building, ignore_errors=True)
@@ -191,6 +195,13 @@ class _Conversion:
                 self.destination.rmdir()
             raise
         return plan
+
+    def _on_listed(self, advance: Advance) -> None:
+        """Report what was listed, and start workers while more is: opening a tokenizer takes as long as listing 10,000 lines."""
+        self.on_progress(advance)
+        self._num_listed += advance.num_samples
+        if self.options.engine == "local" and self._num_workers > 1:
+            self.workers.start(min(self._num_workers, self._num_listed // _SAMPLES_PER_WORKER))
 
     def _refuse_other_division(self) -> None:
         """Raise StorageError while runs that divide the shards differently are in progress."""
@@ -251,7 +262,7 @@ class _Conversion:
         for shard in undelivered:
             self._deliver(shard)
         job = self._job(plan, fence)
-        run_shards(job, missing, options=self.options, on_samples=on_samples, on_shard=self._deliver)
+        run_shards(job, missing, options=self.options, on_samples=on_samples, on_shard=self._deliver, workers=self.workers)
         if self.delivery is not None:
             self.delivery.settle(plan)
         return len(missing), sum(map(self._owns, plan.shards)) - len(missing)

@@ -24,6 +24,7 @@ from converters.runs import Fence, read_record, translated
 from converters.samples.examine import Treatment
 from converters.samples.reading import LeftOutSample, PlannedSample, Roots, read_samples
 from converters.samples.tokenising import EncodersDifferError, stored_fields, tokenised_samples
+from converters.tokenizer import Tokenizing
 from converters.writers import Target
 from datapipe import errors
 from datapipe.codecs.field_values import FieldSpec
@@ -231,6 +232,17 @@ def job_to_json(job: ShardJob) -> dict[str, Any]:
 def job_from_json(value: dict[str, Any]) -> ShardJob:
     """Return the job that `job_to_json` was given."""
     return msgspec.convert(value, ShardJob, dec_hook=lambda kind, value: kind(value))
+
+
+def tokenizing_to_json(tokenizing: Tokenizing) -> dict[str, Any]:
+    """Return a tokenizer as JSON for a worker."""
+    value: dict[str, Any] = msgspec.to_builtins(tokenizing, enc_hook=os.fspath)
+    return value
+
+
+def tokenizing_from_json(value: dict[str, Any]) -> Tokenizing:
+    """Return the tokenizer that `tokenizing_to_json` was given."""
+    return msgspec.convert(value, Tokenizing, dec_hook=lambda kind, value: kind(value))
 
 
 def error_to_json(exc: BaseException) -> dict[str, Any]:

@@ -62,8 +62,8 @@ class Tokenizing:
         facts = TokenFacts(
             dtype="uint16" if max(vocabulary.values(), default=0) < 1 << 16 else "uint32",
             vocab_size=max(vocabulary.values(), default=0) + 1,
-            bos=_token(known, path, "bos", bos, _first(known, config)),
-            eos=_token(known, path, "eos", eos, _named(config.get("eos_token"))),
+            bos=_token(known, vocabulary, path, "bos", bos, _first(known, config)),
+            eos=_token(known, vocabulary, path, "eos", eos, _named(config.get("eos_token"))),
             pad=vocabulary.get(pad) if pad else None,
             tokenizer_sha256=hashlib.sha256(data).hexdigest(),
             template_sha256="" if template is None else hashlib.sha256(repr((template, names)).encode()).hexdigest(),
@@ -136,9 +136,8 @@ def _first(known: Any, config: dict[str, Any]) -> str | None:
     return with_added[0] if is_put else NONE
 
 
-def _token(known: Any, path: Path, name: str, asked: str, found: str | None) -> int | None:
+def _token(known: Any, vocabulary: dict[str, int], path: Path, name: str, asked: str, found: str | None) -> int | None:
     """Return the id of a token that documents get; None if they get none. Raises OptionError if that is not known."""
-    vocabulary = known.get_vocab(with_added_tokens=True)
     token = found if asked == AUTO else asked
     if token is None:
         raise OptionError(
@@ -154,7 +153,7 @@ def _token(known: Any, path: Path, name: str, asked: str, found: str | None) -> 
         raise OptionError(
             f"--{name} {token!r:.40}: {what} of {path}; pass a special token of it ({shown or 'it has none'}), or none"
         )
-    return int(vocabulary[token])
+    return vocabulary[token]
 
 
 class Encoder(Protocol):

@@ -32,6 +32,7 @@ from typing import Any
 
 import fuzz_http
 import fuzz_tables
+import fuzz_tokens
 import h5py
 import numpy as np
 import pyarrow as pa
@@ -104,7 +105,7 @@ class Target:
     make: Callable[[], list[bytes]]
     look: Callable[[bytes, Path], object]
     mend: Callable[[bytearray], None] = lambda data: None
-    share: float = 1.0  # of the inputs that others get; less for one that waits
+    share: float = 1.0  # of the inputs that others get; less for one that waits, or reads all that a file holds
 
     def damaged(self, seeds: list[bytes], number: int, changes: Sequence[Change], *, mended: bool) -> bytes:
         data = bytearray(seeds[number % len(seeds)])
@@ -293,6 +294,12 @@ TARGETS = {
     "table-parquet": Target(fuzz_tables.parquet_files, fuzz_tables.look_at_parquet, fuzz_tables.tamper_footer),
     "arrow": Target(fuzz_tables.arrow_files, fuzz_tables.look_at_arrow),
     "recipe": Target(fuzz_tables.recipe_files, fuzz_tables.look_at_recipe, fuzz_tables.tamper_json),
+    "megatron": Target(fuzz_tokens.megatron_files, fuzz_tokens.look_at_megatron, share=0.1),
+    "datatrove": Target(fuzz_tokens.datatrove_files, fuzz_tokens.look_at_datatrove, share=0.1),
+    "token-array": Target(fuzz_tokens.numpy_files, fuzz_tokens.look_at_numpy, share=0.1),
+    "token-index": Target(fuzz_tokens.index_files, fuzz_tokens.look_at_index, share=0.1),
+    "packs": Target(fuzz_tokens.plan_files, fuzz_tokens.look_at_plan),
+    "forged-packs": Target(fuzz_tokens.plan_files, fuzz_tokens.look_at_forged_plan),
     "http": Target(fuzz_http.answers, fuzz_http.look_at_answer, share=0.02),
 }
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from converters.engines.local import run_locally
+from converters.engines.local import Workers, run_locally
 from converters.options import ConvertOptions
 from converters.planning.plan import PlannedShard
 from converters.shards import OnSamples, OnShard, ShardJob
@@ -16,13 +16,19 @@ from datapipe.core.environment import num_usable_cores
 
 
 def run_shards(
-    job: ShardJob, shards: Sequence[PlannedShard], *, options: ConvertOptions, on_samples: OnSamples, on_shard: OnShard
+    job: ShardJob,
+    shards: Sequence[PlannedShard],
+    *,
+    options: ConvertOptions,
+    on_samples: OnSamples,
+    on_shard: OnShard,
+    workers: Workers | None = None,
 ) -> None:
     """Build `shards` by the engine of `options`. Raises what the first failing one raised; the others are stopped.
 
     `on_samples`, and `on_shard` for each one that is complete, are called in the caller's thread, and may raise to stop
-    everything. The counts of `on_samples` are negative for a shard that
-    is built again, as the machine that built it was lost.
+    everything. The counts of `on_samples` are negative for a shard that is built again, as the machine that built it was lost.
+    `workers`: processes of this machine that have been started, which end with the last shard.
     """
     if not shards:
         return
@@ -34,4 +40,5 @@ def run_shards(
         )
     else:
         num_workers = options.num_workers or num_usable_cores()
-        run_locally(job, shards, num_workers=num_workers, on_samples=on_samples, on_shard=on_shard)
+        workers = workers or Workers()
+        run_locally(job, shards, workers=workers, num_workers=num_workers, on_samples=on_samples, on_shard=on_shard)

@@ -2,7 +2,7 @@
 
 A worker is a fresh interpreter (`converters.engines.worker`) that reads jobs as JSON lines and answers in JSON lines. It imports
 neither the caller's main module nor torch, starts in about 0.2 s, works when the caller is a notebook or a script without a
-main guard, and dies with its parent.
+main guard, and dies with its parent. Those of a large source start while it is listed, which one process does.
 """
 
 from __future__ import annotations
@@ -21,31 +21,74 @@ from pathlib import Path
 from typing import Any
 
 from converters.planning.plan import PLAN_NAME, PlannedShard, open_samples, read_plan
-from converters.shards import OnSamples, OnShard, ShardJob, build_shard, error_from_json, job_from_json, job_to_json
+from converters.samples.tokenising import open_encoder
+from converters.shards import (
+    OnSamples,
+    OnShard,
+    ShardJob,
+    build_shard,
+    error_from_json,
+    job_from_json,
+    job_to_json,
+    tokenizing_from_json,
+    tokenizing_to_json,
+)
+from converters.tokenizer import Tokenizing
 from converters.writers import TARGETS
 from datapipe.core.environment import importing_as_here
-from datapipe.errors import StorageError
+from datapipe.errors import DatapipeError, StorageError
+
+
+class Workers:
+    """Worker processes, which may be started while what they are to do is still planned; closing it ends them."""
+
+    def __init__(self, tokenizing: Tokenizing | None = None) -> None:
+        """`tokenizing`: the tokenizer that each opens at its start, if it is known."""
+        self._tokenizing = tokenizing
+        self.processes: list[_Worker] = []
+
+    def start(self, num: int) -> None:
+        """Start workers up to a number."""
+        while len(self.processes) < num:
+            self.processes.append(_start(self._tokenizing))
+
+    def begin(self, job: ShardJob, num: int) -> list[_Worker]:
+        """Return so many workers, to which the job was told."""
+        self.start(num)
+        for worker in self.processes[:num]:
+            worker.building = job.building
+            worker.tell(job_to_json(job))
+        return self.processes[:num]
+
+    def close(self) -> None:
+        while self.processes:
+            self.processes.pop().stop()
 
 
 def run_locally(
-    job: ShardJob, shards: Sequence[PlannedShard], *, num_workers: int, on_samples: OnSamples, on_shard: OnShard
+    job: ShardJob,
+    shards: Sequence[PlannedShard],
+    *,
+    workers: Workers,
+    num_workers: int,
+    on_samples: OnSamples,
+    on_shard: OnShard,
 ) -> None:
     """Build `shards`. Raises what the first failing one raised; the others are stopped.
 
-    `on_samples`, and `on_shard` for each one that is complete, are called in the caller's thread, and may raise to stop
-    everything. No worker gets its next shard before `on_shard` has returned for the last one.
+    `workers`: those that have been started are used first, and all of them end. `on_samples`, and `on_shard` for each one that
+    is complete, are called in the caller's thread, and may raise to stop everything. No worker gets its next shard before
+    `on_shard` has returned for the last one.
     """
     num_workers = min(num_workers, len(shards))
     if num_workers <= 1:
+        workers.close()
         build_shards(job, shards, on_samples=on_samples, on_shard=on_shard)
         return
-    workers: list[_Worker] = []
     try:
-        workers.extend(_start(job) for _ in range(num_workers))
-        _dispatch(workers, deque(shards), on_samples, on_shard)
+        _dispatch(workers.begin(job, num_workers), deque(shards), on_samples, on_shard)
     finally:
-        for worker in workers:
-            worker.stop()
+        workers.close()
 
 
 def build_shards(job: ShardJob, shards: Sequence[PlannedShard], *, on_samples: OnSamples, on_shard: OnShard) -> None:
@@ -59,7 +102,7 @@ def build_shards(job: ShardJob, shards: Sequence[PlannedShard], *, on_samples: O
             on_shard(shard)
 
 
-def _dispatch(workers: list[_Worker], waiting: deque[PlannedShard], on_samples: OnSamples, on_shard: OnShard) -> None:
+def _dispatch(workers: Sequence[_Worker], waiting: deque[PlannedShard], on_samples: OnSamples, on_shard: OnShard) -> None:
     with selectors.DefaultSelector() as selector:
         for worker in workers:
             selector.register(worker.answers, selectors.EVENT_READ, worker)
@@ -88,8 +131,8 @@ class _Worker:
     """A worker process and its output so far."""
 
     process: subprocess.Popen[bytes]
-    building: Path
     answers: int  # file descriptor
+    building: Path = Path()  # of the job
     partial: bytes = b""
     shard: PlannedShard | None = None
 
@@ -133,7 +176,7 @@ def _death(code: int) -> str:
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
 
 
-def _start(job: ShardJob) -> _Worker:
+def _start(tokenizing: Tokenizing | None) -> _Worker:
     process = subprocess.Popen(
         [sys.executable, "-m", "converters.engines.worker"],
         stdin=subprocess.PIPE,
@@ -143,13 +186,17 @@ def _start(job: ShardJob) -> _Worker:
         start_new_session=True,  # Ctrl-C reaches this process only, which then stops its workers
     )
     assert process.stdout is not None
-    worker = _Worker(process, job.building, process.stdout.fileno())
-    worker.tell(job_to_json(job))
+    worker = _Worker(process, process.stdout.fileno())
+    worker.tell(None if tokenizing is None else tokenizing_to_json(tokenizing))
     return worker
 
 
 def worker_main(jobs: Iterator[str], answer: Callable[[dict[str, Any]], None]) -> None:
-    """Run a worker: the first line is the job, each further one the number of a shard."""
+    """Run a worker: the first line is the tokenizer to open, or null; the second the job; each further one a shard's number."""
+    tokenizing = json.loads(next(jobs))
+    if tokenizing is not None:
+        with contextlib.suppress(DatapipeError):  # raised again by the first shard
+            open_encoder(tokenizing_from_json(tokenizing))
     job = job_from_json(json.loads(next(jobs)))
     shards = read_plan(job.building / PLAN_NAME).shards
     target = TARGETS[job.target]

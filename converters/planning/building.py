@@ -196,7 +196,7 @@ def _write_facts(
 ) -> None:
     num_labels, first_class = _labels_met(connection, summary.facts.classes)
     plan = ConversionPlan(
-        version=2,
+        version=3,
         options=options.as_typed(),
         sets=tuple(sets),
         fields=summary.facts.fields,

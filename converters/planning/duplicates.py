@@ -13,7 +13,7 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
-from converters.planning.listing import contents_of
+from converters.planning import places
 from converters.planning.plan import Duplicates
 from converters.samples.examine import main_image
 from converters.samples.reading import PlannedSample, Roots, read_contents
@@ -76,12 +76,12 @@ def named_duplicates(connection: sqlite3.Connection) -> Iterator[tuple[str, str,
 def _samples(connection: sqlite3.Connection, order: tuple[str, ...], image: str | None, *, of: str) -> Iterator[PlannedSample]:
     """Yield the samples that can be read, with what is compared of them; their ids are places in the listing."""
     rows = connection.execute(
-        f"SELECT ordinal, path, name, listing.nbytes, mtime_ns, fields, details FROM {of}"
+        f"SELECT ordinal, path, name, listing.nbytes, fields, {', '.join(places.COLUMNS)} FROM {of}"
         " CROSS JOIN directories USING (directory) WHERE problem IS NULL ORDER BY ordinal"
     )
-    for ordinal, path, name, *columns in rows:
+    for ordinal, path, name, nbytes, fields, *columns in rows:
         source = join(path, name)
-        made_of = contents_of(source, tuple(columns), order)
+        made_of = places.contents_of(source, nbytes, tuple(columns), fields, order)
         origins, values = made_of.origins, made_of.values
         if image is not None:
             origins, values = {key: one for key, one in origins.items() if key == image}, {}

@@ -2,34 +2,29 @@
 
 SQLite (standard library) sorts in runs that spill to temporary files. Tables: `directories(directory, path)`, numbered in
 the order of their paths, and `listing`, one row per sample, numbered in listing order from 0. The bits of `fields` say which
-fields the sample has (bit k is field k of the table `fields`). A sample that is one whole file of the same name needs only
-that file's size and `mtime_ns`; for any other, `details` holds the location of its bytes as JSON.
+fields the sample has (bit k is field k of the table `fields`). Where their bytes lie say the columns of `places`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 import os
-import re
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import msgspec
-
+from converters.planning import places
 from datapipe.codecs.field_values import FieldKind
-from datapipe.codecs.stored import PLAIN, value_nbytes
 from datapipe.core.database import attached, open_read_only
 from datapipe.errors import OptionError
-from datapipe.index.listed import ListedSample, Origin, ScanNotes, Source, SourceFacts, Workspace, join, missing_fields
+from datapipe.index.listed import ListedSample, ScanNotes, Source, SourceFacts, Workspace, join, missing_fields
 
 _ROWS_AT_ONCE = 4096  # between two reports
 _MAX_REMEMBERED = 4096  # directories; a source that returns to older ones lists them again
-_COLUMNS = "name BLOB, label INTEGER, nbytes INTEGER, mtime_ns INTEGER, problem TEXT, fields INTEGER, details TEXT"
+_COLUMNS = ("name", "label", "nbytes", "problem", "fields", *places.COLUMNS)
+_COLUMNS_SQL = f"name BLOB, label INTEGER, nbytes INTEGER, problem TEXT, fields INTEGER, {places.COLUMNS_SQL}"
 _MAX_FIELDS = 62  # bits of an integer in SQLite
 _NUM_NAMED = 3  # unreadable samples to name
 
@@ -66,9 +61,9 @@ def write_listing(
     notes = ScanNotes()
     with attached(connection, space.scratch, "scan"):
         connection.execute("CREATE TABLE scan.directories (id INTEGER PRIMARY KEY, path BLOB)")
-        connection.execute(f"CREATE TABLE scan.samples (place INTEGER, directory INTEGER, {_COLUMNS})")
+        connection.execute(f"CREATE TABLE scan.samples (place INTEGER, directory INTEGER, {_COLUMNS_SQL})")
         inserting = _Inserting(connection)
-        insert = "INSERT INTO scan.samples VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+        insert = f"INSERT INTO scan.samples VALUES (?, ?, {', '.join('?' * len(_COLUMNS))})"
         connection.executemany(insert, map(inserting.row, _counted(source.scan(notes, space), on_samples)))
         facts = source.facts()
         _sort(connection, facts.labels)
@@ -99,8 +94,11 @@ class _Inserting:
         self._num_directories = 0
 
     def row(self, sample: ListedSample) -> tuple[object, ...]:
-        fields = 0
-        for name in (*sample.origins, *sample.values):
+        fields = nbytes = 0
+        sizes = {name: origin.value_nbytes for name, origin in sample.origins.items()}
+        if sample.values:
+            sizes |= {name: len(text) for name, text in sample.values.items()}
+        for name, size in sizes.items():
             bit = self.bits.get(name)
             if bit is None:
                 if len(self.bits) == _MAX_FIELDS:
@@ -108,10 +106,10 @@ class _Inserting:
                 bit = self.bits[name] = len(self.bits)
                 self.nbytes[name] = 0
             fields |= 1 << bit
-            self.nbytes[name] += sample.origins[name].value_nbytes if name in sample.origins else len(sample.values[name])
+            self.nbytes[name] += size
+            nbytes += size
         place = (sample.place, self._directory(sample.directory), sample.name)
-        mtime_ns, details = _as_columns(sample)
-        return (*place, sample.label, sample.nbytes, mtime_ns, sample.problem, fields, details)
+        return (*place, sample.label, nbytes, sample.problem, fields, *places.columns_of(sample))
 
     def _directory(self, path: bytes) -> int:
         known = self._directories.get(path)
@@ -127,7 +125,7 @@ class _Inserting:
 def _sort(connection: sqlite3.Connection, labels: Mapping[int, int] | None) -> None:
     """Sort the scan into the listing's order: blobs compare byte by byte."""
     connection.execute("CREATE TABLE directories (directory INTEGER PRIMARY KEY, path BLOB)")
-    connection.execute(f"CREATE TABLE listing (ordinal INTEGER PRIMARY KEY, directory INTEGER, {_COLUMNS})")
+    connection.execute(f"CREATE TABLE listing (ordinal INTEGER PRIMARY KEY, directory INTEGER, {_COLUMNS_SQL})")
     connection.execute("CREATE TABLE scan.ranks (id INTEGER PRIMARY KEY, directory INTEGER)")
     connection.execute("INSERT INTO scan.ranks SELECT id, dense_rank() OVER (ORDER BY path) - 1 FROM scan.directories")
     connection.execute("INSERT INTO directories SELECT DISTINCT directory, path FROM scan.ranks JOIN scan.directories USING (id)")
@@ -138,86 +136,9 @@ def _sort(connection: sqlite3.Connection, labels: Mapping[int, int] | None) -> N
         label, join_labels = "coalesce(labels.label, samples.label)", " LEFT JOIN scan.labels ON labels.listed = samples.label"
     connection.execute(
         "INSERT INTO listing SELECT row_number() OVER (ORDER BY place, ranks.directory, name) - 1,"
-        f" ranks.directory, name, {label}, nbytes, mtime_ns, problem, fields, details"
+        f" ranks.directory, name, {label}, {', '.join(_COLUMNS[2:])}"
         f" FROM scan.samples JOIN scan.ranks ON ranks.id = samples.directory{join_labels}"
     )
-
-
-# -- one sample as a row ---------------------------------------------------------------------------
-
-
-def _as_columns(sample: ListedSample) -> tuple[int | None, str | None]:
-    """Return (mtime_ns, details): one of them, or neither if there is nothing to read."""
-    if not sample.values and sample.size is None:
-        if not sample.origins:
-            return None, None
-        if len(sample.origins) == 1:
-            (origin,) = sample.origins.values()
-            if origin.is_whole and origin.path == sample.source and not origin.etag:
-                return origin.mtime_ns, None
-    files: dict[tuple[bytes, bool], tuple[int, list[Any]]] = {}  # [path, size, time, is spooled, etag], the last two if needed
-    stretches: dict[str, list[int | str]] = {}
-    for name, origin in sample.origins.items():
-        place = (origin.path, origin.is_spooled)
-        if place not in files:
-            file: list[Any] = [os.fsdecode(origin.path), origin.file_nbytes, origin.mtime_ns]
-            if origin.is_spooled or origin.etag:
-                file += [origin.is_spooled, *([origin.etag] if origin.etag else ())]
-            files[place] = len(files), file
-        stretches[name] = [files[place][0], origin.offset, origin.nbytes, *([origin.codec] if origin.codec else ())]
-    details: dict[str, Any] = {"files": [file for _, file in files.values()], "fields": stretches}
-    if sample.values:
-        details["values"] = sample.values
-    if sample.size is not None:
-        details["size"] = sample.size
-    return None, _dumped(details)
-
-
-_SORTED = json.JSONEncoder(sort_keys=True)
-
-
-def _dumped(value: dict[str, Any]) -> str:
-    """Return compact ASCII JSON."""
-    try:
-        return msgspec.json.encode(value).decode("ascii")  # in a fifth of the time
-    except UnicodeError:
-        return json.dumps(value, separators=(",", ":"))
-
-
-def _loaded(text: str) -> dict[str, Any]:
-    """Return what `_dumped` was given."""
-    try:
-        value: dict[str, Any] = msgspec.json.decode(text)
-    except msgspec.DecodeError:  # names that are not UTF-8
-        value = json.loads(text)
-    return value
-
-
-@dataclass(frozen=True, slots=True)
-class Contents:
-    """The location and values of a sample's fields."""
-
-    origins: dict[str, Origin]  # by field
-    values: dict[str, str]  # by field
-    size: tuple[int, int] | None  # required size of its image
-
-
-def contents_of(source: bytes, row: tuple[int, int | None, int, str | None], field_order: tuple[str, ...]) -> Contents:
-    """Return the contents from the columns nbytes, mtime_ns, fields and details of the row of the sample `source`."""
-    nbytes, mtime_ns, fields, text = row
-    if mtime_ns is not None:
-        return Contents({field_order[fields.bit_length() - 1]: Origin.whole(source, nbytes, mtime_ns)}, {}, None)
-    if text is None:
-        return Contents({}, {}, None)
-    details = _loaded(text)
-    files = [(os.fsencode(path), *rest) for path, *rest in details["files"]]
-    origins = {}
-    for name, (number, offset, field_nbytes, *codec) in details["fields"].items():
-        path, file_nbytes, file_mtime_ns, *rest = files[number]
-        stored, is_spooled, etag = codec[0] if codec else PLAIN, bool(rest and rest[0]), rest[1] if len(rest) > 1 else ""
-        origins[name] = Origin(path, offset, field_nbytes, file_nbytes, file_mtime_ns, stored, is_spooled, etag)
-    size = details.get("size")
-    return Contents(origins, details.get("values", {}), None if size is None else (size[0], size[1]))
 
 
 def _find_unreadable(connection: sqlite3.Connection, facts: SourceFacts, order: tuple[str, ...]) -> Unreadable:
@@ -240,34 +161,22 @@ def _find_unreadable(connection: sqlite3.Connection, facts: SourceFacts, order: 
 def _digest(connection: sqlite3.Connection, order: tuple[str, ...]) -> str:
     """Return the SHA-256 of the listing in hex, the same wherever and whenever its files are listed."""
     digest = hashlib.sha256()
-    names: dict[int, list[str]] = {}  # by the bits of `fields`, which are in the order of first occurrence
-    for row in connection.execute(_IN_ORDER):
-        path, name, nbytes, _, problem, label, fields, details = row
+    names: dict[int, str] = {}  # by the bits of `fields`, which are in the order of first occurrence
+    for path, name, nbytes, problem, label, fields, *columns in connection.execute(_IN_ORDER):
         if fields not in names:
-            names[fields] = sorted(field for bit, field in enumerate(order) if fields >> bit & 1)
-        if details is not None:
-            details = _loaded(details)
-            details["files"] = [file[:2] + file[4:] for file in details["files"]]  # without the time, with the etag
-            details["fields"] = {name: _as_digested(*field) for name, field in details["fields"].items()}
-            details = _SORTED.encode(details)
-        digest.update(repr((path, name, nbytes, problem is None, label, names[fields], details)).encode())
+            names[fields] = repr(sorted(field for bit, field in enumerate(order) if fields >> bit & 1))
+        row = f"({path!r}, {name!r}, {nbytes}, {problem is None}, {label}, {names[fields]}, {places.digested(tuple(columns))})"
+        digest.update(row.encode())
     return digest.hexdigest()
-
-
-def _as_digested(file: int, offset: int, nbytes: int, codec: str = PLAIN) -> list[int | str]:
-    """Return a field's range as digests have always had it: the bytes of the field first, and those stored within `deflate`."""
-    if codec:
-        return [file, offset, value_nbytes(nbytes, codec), re.sub(r"deflate:\d+", f"deflate:{nbytes}", codec)]
-    return [file, offset, nbytes]
 
 
 # -- two listings ----------------------------------------------------------------------------------
 
 _IN_ORDER = (
-    "SELECT path, name, nbytes, mtime_ns, problem, label, fields, details"
+    f"SELECT path, name, nbytes, problem, label, fields, {', '.join(places.COLUMNS)}"
     " FROM listing CROSS JOIN directories USING (directory) ORDER BY ordinal"
 )
-_Row = tuple[bytes, bytes, int, int | None, str | None, int, int, str | None]
+_Row = tuple[bytes, bytes, int, str | None, int, int, int | None, str | None, bytes | None, str | None]
 
 
 def first_difference(planned: Path, fresh: Path) -> str | None:
@@ -289,9 +198,9 @@ def _explain(old: _Row | None, new: _Row | None, before: sqlite3.Connection, now
         return f"{_path(old)} is {'at another place' if _holds(now, old) else 'gone'}"
     if old[2] != new[2]:
         return f"{_path(old)} had {old[2]} bytes and has {new[2]}"
-    if old[5] != new[5]:
+    if old[4] != new[4]:
         return f"{_path(old)} has another label"
-    if old[4] != new[4] or old[6] != new[6]:
+    if old[3] != new[3] or old[5] != new[5]:
         return f"{_path(old)} changed its kind or its fields"
     return f"{_path(old)} was modified"
 

@@ -14,7 +14,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from converters.planning.listing import Unreadable, contents_of
+from converters.planning import places
+from converters.planning.listing import Unreadable
 from converters.samples.reading import PlannedSample
 from datapipe.codecs.field_values import FieldSpec
 from datapipe.core.database import open_read_only
@@ -62,7 +63,7 @@ class Duplicates:
 class ConversionPlan:
     """A finished plan; its samples stay on disk. All but `path` and `shards` is kept as JSON in the table `facts`."""
 
-    version: Literal[2]  # of what the listing holds: a plan of another one is refused
+    version: Literal[3]  # of what the listing holds: a plan of another one is refused
     options: dict[str, Any]  # ConvertOptions.as_typed() of the run that planned
     sets: tuple[PlannedSet, ...]
     fields: tuple[FieldSpec, ...]  # of every sample
@@ -131,14 +132,14 @@ def open_samples(path: Path) -> Iterator[Callable[[PlannedShard], Iterator[Plann
 
         def samples(shard: PlannedShard) -> Iterator[PlannedSample]:
             rows = connection.execute(
-                "SELECT position - ?, id, label, path, name, problem, listing.nbytes, mtime_ns, fields, details"
+                f"SELECT position - ?, id, label, path, name, problem, listing.nbytes, fields, {', '.join(places.COLUMNS)}"
                 " FROM slots CROSS JOIN listing USING (ordinal) CROSS JOIN directories USING (directory)"
                 " WHERE position >= ? AND position < ? ORDER BY position",
                 (shard.first_position - shard.first_slot, shard.first_position, shard.first_position + shard.num_slots),
             )
-            for slot, sample, label, directory, name, problem, *columns in rows:
+            for slot, sample, label, directory, name, problem, nbytes, fields, *columns in rows:
                 source = join(directory, name)
-                made_of = contents_of(source, tuple(columns), order)
+                made_of = places.contents_of(source, nbytes, tuple(columns), fields, order)
                 yield PlannedSample(slot, sample, label, source, problem, made_of.origins, made_of.values, made_of.size)
 
         yield samples

@@ -7,6 +7,7 @@ import os
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from converters.samples.examine import Treatment, examine
 from converters.writers import StoredSample
@@ -27,8 +28,7 @@ _REQUESTED_NBYTES = 64 << 20
 _PLAN = "the plan of the conversion"
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedSample:
+class PlannedSample(NamedTuple):  # made by the million: a dataclass takes three times as long
     """One slot of a shard."""
 
     slot: int
@@ -79,7 +79,7 @@ class _OpenFile:
             close(self.descriptor)
 
 
-_Files = OrderedDict[tuple[bytes, bytes], _OpenFile]  # by root and path, the first opened first
+_Files = OrderedDict[tuple[bool, bytes], _OpenFile]  # by whether it is spooled, and path; the first opened first
 
 
 @dataclass(slots=True)
@@ -87,14 +87,12 @@ class _WaitingSample:
     """A sample waiting for its turn: its open files and requested objects, or why there are none."""
 
     planned: PlannedSample
-    files: dict[tuple[bytes, bytes], _OpenFile] = field(default_factory=dict)  # by root and path
-    requested: dict[str, PendingBytes] = field(default_factory=dict)  # by field
+    held: dict[str, _OpenFile | PendingBytes] = field(default_factory=dict)  # by field
     nbytes: int = 0  # of what was requested
     problem: str | None = None
 
     def close(self) -> None:
-        self.files.clear()
-        self.requested.clear()
+        self.held.clear()
 
 
 def read_samples(
@@ -148,14 +146,15 @@ def _open_ahead(roots: Roots, planned: Iterable[PlannedSample]) -> Iterator[_Wai
     """Yield each sample with its open files. The receiver closes them."""
     waiting: deque[_WaitingSample] = deque()
     kept: _Files = OrderedDict()  # those of which samples are parts
-    most = _REQUESTED_AHEAD if roots.is_remote else _OPEN_AHEAD
+    is_remote = roots.is_remote
+    most = _REQUESTED_AHEAD if is_remote else _OPEN_AHEAD
     nbytes = 0
     try:
         for sample in planned:
             opened = _WaitingSample(sample, problem=sample.problem)
             waiting.append(opened)
             if opened.problem is None:
-                _open(roots, opened, kept)
+                _open(roots, opened, kept, is_remote=is_remote)
             nbytes += opened.nbytes
             while len(waiting) > most or (nbytes > _REQUESTED_NBYTES and waiting):
                 nbytes -= waiting[0].nbytes
@@ -167,23 +166,22 @@ def _open_ahead(roots: Roots, planned: Iterable[PlannedSample]) -> Iterator[_Wai
             opened.close()
 
 
-def _open(roots: Roots, opened: _WaitingSample, kept: _Files) -> None:
-    """Open every file of a sample, once, or record why it cannot be opened. `kept`: files that stay open for others."""
+def _open(roots: Roots, opened: _WaitingSample, kept: _Files, *, is_remote: bool) -> None:
+    """Open the files of a sample, or record why one cannot be opened. `kept`: files that stay open for others."""
     origins = opened.planned.origins
-    nbytes = sum(origin.value_nbytes for origin in origins.values())
+    nbytes = sum([origin.value_nbytes for origin in origins.values()])
     if nbytes > MAX_SAMPLE_NBYTES:
         opened.problem = f"{nbytes} bytes exceed the limit of {MAX_SAMPLE_NBYTES} for one sample"
         return
     for name, origin in origins.items():
-        root = roots.of(origin)
-        place = (root, origin.path)
-        if roots.is_remote and not origin.is_spooled:
-            opened.requested[name] = _requested(root, origin)
+        if is_remote and not origin.is_spooled:
+            opened.held[name] = _requested(roots.source, origin)
             opened.nbytes += origin.nbytes
             continue
-        file = opened.files.get(place) or kept.get(place)
+        place = (origin.is_spooled, origin.path)
+        file = kept.get(place)
         if file is None:
-            path = path_inside(os.fsdecode(root), os.fsdecode(origin.path), named_in=_PLAN, follows=True)  # as listed
+            path = path_inside(os.fsdecode(roots.of(origin)), os.fsdecode(origin.path), named_in=_PLAN, follows=True)  # as listed
             try:
                 file = _OpenFile(path)
             except FileNotFoundError as exc:
@@ -197,7 +195,7 @@ def _open(roots: Roots, opened: _WaitingSample, kept: _Files) -> None:
                 kept[place] = file
                 if len(kept) > _KEPT_OPEN:
                     kept.popitem(last=False)
-        opened.files[place] = file
+        opened.held[name] = file
         os.posix_fadvise(file.descriptor, origin.offset, origin.nbytes, os.POSIX_FADV_WILLNEED)
 
 
@@ -233,12 +231,9 @@ def _read(roots: Roots, opened: _WaitingSample, contents: dict[str, bytes]) -> s
     if opened.problem is not None:
         return opened.problem
     for name, origin in opened.planned.origins.items():
-        root = roots.of(origin)
         try:
-            if name in opened.requested:
-                data = _received(opened.requested[name])
-            else:
-                data = _read_stretch(opened.files[root, origin.path].descriptor, origin, root)
+            held = opened.held[name]
+            data = _read_stretch(held.descriptor, origin, roots) if isinstance(held, _OpenFile) else _received(held)
             contents[name] = decode_stored(data, origin.codec)
         except DecodeError as exc:
             return f"field {name!r}: {exc}"
@@ -249,18 +244,22 @@ def _read(roots: Roots, opened: _WaitingSample, contents: dict[str, bytes]) -> s
     return None
 
 
-def _read_stretch(descriptor: int, origin: Origin, root: bytes) -> bytes:
+def _read_stretch(descriptor: int, origin: Origin, roots: Roots) -> bytes:
     """Return the bytes of a field. Raises IntegrityError if its file is not as planned."""
     status, nbytes = os.fstat(descriptor), origin.nbytes
     if origin.file_nbytes not in (status.st_size, ANY_SIZE) or status.st_mtime_ns != origin.mtime_ns:
-        raise IntegrityError(f"{os.fsdecode(root + b'/' + origin.path)}: changed since the source was listed; {_CHANGED}")
+        raise IntegrityError(f"{_path(roots, origin)}: changed since the source was listed; {_CHANGED}")
     data = os.pread(descriptor, nbytes, origin.offset)
     while len(data) < nbytes:  # network file systems may return less at a time
         more = os.pread(descriptor, nbytes - len(data), origin.offset + len(data))
         if not more:
-            raise IntegrityError(f"{os.fsdecode(root + b'/' + origin.path)}: became shorter during the read; {_CHANGED}")
+            raise IntegrityError(f"{_path(roots, origin)}: became shorter during the read; {_CHANGED}")
         data += more
     return data
+
+
+def _path(roots: Roots, origin: Origin) -> str:
+    return os.fsdecode(roots.of(origin) + b"/" + origin.path)
 
 
 def _name(sample: PlannedSample, origin: Origin) -> str:

@@ -15,7 +15,7 @@ from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.errors import DecodeError
 from datapipe.index.listed import missing_fields
 
-_AT_ONCE = 64  # documents
+_MOST_AT_ONCE, _MOST_NBYTES = 512, 4 << 20  # documents that are encoded at once
 _CHECKED_FIRST = 16  # of a shard
 _CHECKED_EVERY = 1000
 
@@ -51,13 +51,17 @@ def tokenised_samples(
     """
     texts = _names_of_texts(fields)
     names = dict(zip(texts, [field.name for field in stored_fields(fields)], strict=False))
+    needed = {field.name for field in fields}
+
+    def is_complete(sample: PlannedSample) -> bool:
+        return sample.origins.keys() >= needed  # as nearly all are; `missing_fields` knows of values and labels, too
+
     encode = _chats(tokenizing) if tokenizing.template is not None else _plain(tokenizing, is_reference=is_reference)
-    read = read_each(roots, planned)
-    while group := list(itertools.islice(read, _AT_ONCE)):
+    for group in _groups(read_each(roots, planned)):
         found: list[dict[str, str] | str] = []  # of each document, its texts, or what is wrong
         for sample, contents, problem in group:
-            has = frozenset((*sample.origins, *sample.values))
-            problem = problem or missing_fields(fields, has, sample.label)
+            if problem is None and not is_complete(sample):
+                problem = missing_fields(fields, frozenset((*sample.origins, *sample.values)), sample.label)
             found.append(problem or _texts_of(texts, sample.values, contents))
         encoded = iter(encode([text for one in found if isinstance(one, dict) for text in one.values()]))
         for (sample, contents, _), one in zip(group, found, strict=True):
@@ -70,6 +74,23 @@ def tokenised_samples(
             yield sample, StoredSample(sample.id, sample.source, sample.label, (0, 0), stored)
 
 
+_Read = tuple[PlannedSample, dict[str, bytes], str | None]  # as `read_each` yields it
+
+
+def _groups(read: Iterator[_Read]) -> Iterator[list[_Read]]:
+    """Yield documents that are encoded at once: many, and not much more than a few MB of them."""
+    group: list[_Read] = []
+    nbytes = 0
+    for one in read:
+        group.append(one)
+        nbytes += sum(map(len, one[1].values())) + sum(map(len, one[0].values.values()))
+        if len(group) == _MOST_AT_ONCE or nbytes >= _MOST_NBYTES:
+            yield group
+            group, nbytes = [], 0
+    if group:
+        yield group
+
+
 Encoding = Callable[[Sequence[str]], list[StoredField | DecodeError]]
 
 
@@ -79,7 +100,7 @@ def _plain(tokenizing: Tokenizing, *, is_reference: bool) -> Encoding:
 
     def encode(texts: Sequence[str]) -> list[StoredField | DecodeError]:
         try:
-            return [_stored(tokenizing, ids) for ids in encoder.encode(texts)]
+            return _stored(tokenizing, encoder.encode(texts))
         except DecodeError as exc:
             if len(texts) == 1:
                 return [exc]
@@ -99,7 +120,7 @@ def _chats(tokenizing: Tokenizing) -> Encoding:
             ids, runs = renderer.encode(text.encode())
         except DecodeError as exc:
             return exc
-        return _stored(tokenizing, ids, runs)
+        return _stored(tokenizing, [ids], [runs])[0]
 
     return lambda texts: [encode(text) for text in texts]
 
@@ -110,6 +131,10 @@ def _texts_of(names: Sequence[str], values: Mapping[str, str], contents: Mapping
     for name in names:
         if name in values:
             found[name] = values[name]
+            try:
+                found[name].encode()
+            except UnicodeEncodeError:
+                return f"field {name!r}: has half of a surrogate pair, which is no text"
         else:
             try:
                 found[name] = contents[name].decode()
@@ -117,22 +142,29 @@ def _texts_of(names: Sequence[str], values: Mapping[str, str], contents: Mapping
                 return f"field {name!r}: byte 0x{contents[name][exc.start]:02x} at {exc.start} is not UTF-8; save it as UTF-8"
         if not found[name]:
             return f"field {name!r}: has no text"
-        try:
-            found[name].encode()
-        except UnicodeEncodeError:
-            return f"field {name!r}: has half of a surrogate pair, which is no text"
     return found
 
 
-def _stored(tokenizing: Tokenizing, ids: NDArray[np.uint32], runs: NDArray[np.int32] | None = None) -> StoredField:
-    """Return a document in the form to write, with the tokens that begin and end it. `runs`: (k, 2) of those that carry loss."""
+def _stored(
+    tokenizing: Tokenizing, found: Sequence[NDArray[np.uint32]], runs: Sequence[NDArray[np.int32]] | None = None
+) -> list[StoredField | DecodeError]:
+    """Return documents in the form to write, with the tokens that begin and end them.
+
+    `runs`: of each, (k, 2) of the tokens that carry loss.
+    """
+    if not found:
+        return []
     facts = tokenizing.facts
-    parts = [] if facts.bos is None else [np.array([facts.bos], np.uint32)]
-    parts.append(ids)
-    if facts.eos is not None:
-        parts.append(np.array([facts.eos], np.uint32))
-    shifted = b"" if runs is None else (runs + (facts.bos is not None)).astype("<i4").tobytes()
-    return StoredField("tokens", np.concatenate(parts).astype(facts.stored).tobytes(), shifted)
+    begin, end = ([] if one is None else [np.array([one], np.uint32)] for one in (facts.bos, facts.eos))
+    parts = [part for ids in found for part in (*begin, ids, *end)]
+    data = np.concatenate(parts).astype(facts.stored).tobytes()
+    nbytes = [(len(begin) + len(ids) + len(end)) * facts.stored.itemsize for ids in found]
+    bounds = [0, *itertools.accumulate(nbytes)]
+    shifted = [b""] * len(found) if runs is None else [(one + len(begin)).astype("<i4").tobytes() for one in runs]
+    return [
+        StoredField("tokens", data[first:last], carrying)
+        for first, last, carrying in zip(bounds[:-1], bounds[1:], shifted, strict=True)
+    ]
 
 
 def open_encoder(tokenizing: Tokenizing, *, is_reference: bool = False) -> Encoder:

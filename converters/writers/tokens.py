@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 from crc32c import crc32c
 
-from converters.writers import ShardStream, StoredSample, WrittenShard, sample_key
+from converters.writers import ShardStream, StoredField, StoredSample, WrittenShard, sample_key
 from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.errors import OptionError
-from datapipe.index.sidecar import FieldExtent, SidecarRows
+from datapipe.index.sidecar import FieldColumn, SidecarRows
 
 
 def open_shard(path: Path, *, fields: tuple[FieldSpec, ...], classes: Sequence[str] | None) -> TokenShardWriter:
@@ -28,32 +30,43 @@ class TokenShardWriter:
             raise OptionError(f"--to tokens: {others[0]!r} is no text; leave it out with --field {others[0]}=none")
         self._sha256 = hashlib.sha256()
         self._stream = ShardStream(path, on_write=self._sha256.update)
-        self._names = tuple(field.name for field in fields)
-        self._rows = SidecarRows(self._names)
+        self._columns = {field.name: _Column() for field in fields}
+        self._rows = SidecarRows(())
 
     def check(self, sample: StoredSample) -> None:
         """Accept any sample."""
 
     def append(self, sample: StoredSample) -> None:
-        extents: dict[str, FieldExtent] = {}
-        for name in self._names:
+        for name, column in self._columns.items():
             field = sample.fields[name]
-            extents[name] = FieldExtent(
-                field.encoding, self._stream.position, len(field.data), crc32c(field.data), runs=field.runs
-            )
+            column.add(self._stream.position, field)
             self._stream.put(field.data)
-        self._rows.append(
-            id=sample.id,
-            key=sample_key(sample.id).encode(),
-            source=sample.source,
-            label=sample.label,
-            size=sample.size,
-            extents=extents,
-        )
+        key = sample_key(sample.id).encode()
+        self._rows.append(id=sample.id, key=key, source=sample.source, label=sample.label, size=sample.size, extents={})
 
     def finish(self) -> WrittenShard:
         self._stream.finish()
+        for name, column in self._columns.items():
+            self._rows.add_column(name, column.finished())
         return WrittenShard(self._stream.position, self._sha256.hexdigest(), self._rows, {})
 
     def abandon(self) -> None:
         self._stream.abandon()
+
+
+class _Column:
+    """Where the documents of a field lie, as numbers: there is no object for each of them."""
+
+    def __init__(self) -> None:
+        self._offset, self._nbytes, self._crc32c = array("q"), array("q"), array("I")
+        self._runs: list[bytes] = []
+
+    def add(self, offset: int, field: StoredField) -> None:
+        self._offset.append(offset)
+        self._nbytes.append(len(field.data))
+        self._crc32c.append(crc32c(field.data))
+        self._runs.append(field.runs)
+
+    def finished(self) -> FieldColumn:
+        offset, nbytes = (np.array(one, np.int64) for one in (self._offset, self._nbytes))
+        return FieldColumn(offset, nbytes, encoding="tokens", crc32c=np.array(self._crc32c, np.uint32), runs=self._runs)

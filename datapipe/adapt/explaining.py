@@ -8,7 +8,10 @@ from typing import Any
 
 import torch.utils.data
 
+from datapipe.adapt.array_rows import ArrayRows
 from datapipe.adapt.deferral.reports import Tally
+from datapipe.adapt.formulas.values import Position, RowValues
+from datapipe.adapt.hub_columns import ListColumn
 from datapipe.adapt.introspection import handover_point
 from datapipe.adapt.loaders import TorchDataLoader, has_collate_fn
 from datapipe.adapt.number_rows import NumberRows
@@ -19,6 +22,10 @@ from datapipe.kinds.images.choice import Choice
 from datapipe.kinds.images.dali.installation import installation
 from datapipe.transforms import Recipe
 from datapipe.transforms.lowering import described
+
+_GATHERED = (
+    "workers   none: whole batches are gathered in the training process, which is cheaper than receiving them from a worker"
+)
 
 
 def lines_about(
@@ -66,17 +73,38 @@ def _lines_about_backend(decoding: Choice, place: str) -> list[str]:
     ]
 
 
-def lines_about_rows(rows: NumberRows) -> list[str]:
-    """Return the lines about tensors in memory, or columns of numbers."""
+def lines_about_rows(rows: NumberRows | ArrayRows) -> list[str]:
+    """Return the lines about batches that are gathered whole: from arrays, tensors in memory, or columns of numbers."""
+    if isinstance(rows, ArrayRows):
+        return [*_lines_about_arrays(rows), _GATHERED]
     if isinstance(rows.columns, Mapping):
-        what = "columns: " + ", ".join(f"{name} {column.dtype}" for name, column in rows.columns.items())
+        kinds = {name: "lists of " if isinstance(column, ListColumn) else "" for name, column in rows.columns.items()}
+        what = "columns: " + ", ".join(f"{name} {kinds[name]}{column.dtype}" for name, column in rows.columns.items())
     else:
         shapes = (f"{tuple(tensor.shape[1:])} {str(tensor.dtype).removeprefix('torch.')}" for tensor in rows.columns)
         what = "tensors in memory: " + ", ".join(shapes)
-    return [
-        f"data      {counted(len(rows), 'row')} of {what}",
-        "workers   none: whole batches are gathered in the training process, which is cheaper than receiving them from a worker",
-    ]
+    return [f"data      {counted(len(rows), 'row')} of {what}", _GATHERED]
+
+
+def _lines_about_arrays(rows: ArrayRows) -> list[str]:
+    formula, trial = rows.formula, rows.trial
+    parts = "unknown since it changed" if formula is None else ", ".join(map(_part, formula.leaves))
+    lines = [f"data      {counted(len(rows), 'sample')} of parts of arrays, as {rows.source} takes them: {parts}"]
+    if trial is not None:
+        per_batch = f"of CPU for {counted(trial.num_samples, 'sample')}"
+        lines.append(
+            f"          tried: {trial.gathered * 1e6:.0f} us {per_batch} gathered, {trial.plain * 1e6:.0f} us by {rows.source}"
+        )
+    lines.append(f"          compared with {rows.source} in this process since: {counted(rows.num_compared, 'sample')}, ")
+    if rows.difference:
+        lines[-1] += f"of which {rows.difference} differed, so all batches are made by {rows.source}"
+    else:
+        lines[-1] += f"all equal; {rows.num_plain:,} of {counted(rows.num_batches, 'batch')} made by {rows.source}"
+    return lines
+
+
+def _part(leaf: RowValues | Position) -> str:
+    return "whole numbers" if isinstance(leaf, Position) else f"{leaf.shape} {leaf.dtype}"
 
 
 def _workers(loader: TorchDataLoader) -> str:

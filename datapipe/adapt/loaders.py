@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import sys
 import warnings
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
 import torch
 import torch.utils.data
@@ -15,11 +16,13 @@ from datapipe.errors import OptionError
 from datapipe.kernel.prefetching import PrefetchedLoader
 
 TorchDataLoader = torch.utils.data.DataLoader[Any]
+Collation = Literal["torch", "transformers"]
 
 _DECIDES = ("__iter__", "__len__", "_get_iterator", "_index_sampler", "_auto_collation")  # decide which batches come
 _NAMES_OF_OTHERS = ("pipeline", "length", "repetitions", "nsamples", "iterator")  # that webdataset and timm set on theirs
 _MISSING = object()
 _REPEATS = "timm.data.loader.MultiEpochsDataLoader"
+_COLLATORS = "transformers.data.data_collator"
 _TAKEN_OVER = (
     "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator",
     "prefetch_factor", "persistent_workers", "pin_memory_device",
@@ -69,6 +72,23 @@ def has_collate_fn(loader: TorchDataLoader) -> bool:
     """Return whether a function of the user's collates batches."""
     torchs = torch.utils.data.default_convert if loader.batch_size is None and loader.batch_sampler is None else None
     return loader.collate_fn is not (torchs or torch.utils.data.default_collate)
+
+
+def collation_of(loader: TorchDataLoader) -> Collation | None:
+    """Return whose function collates batches: torch's, or the one of transformers for samples of equal shape; None: another's."""
+    if not has_collate_fn(loader):
+        return "torch"
+    given: Any = loader.collate_fn
+    default = collate_of_transformers()
+    if default is None:
+        return None
+    is_object = type(given) is getattr(sys.modules[_COLLATORS], "DefaultDataCollator", None) and given.return_tensors == "pt"
+    return "transformers" if given is default or is_object else None
+
+
+def collate_of_transformers() -> Callable[[list[Any]], Any] | None:
+    """Return the function with which transformers stacks samples of equal shape; None if it is not imported."""
+    return getattr(sys.modules.get(_COLLATORS), "default_data_collator", None)
 
 
 def _is_webloader(loader: object) -> bool:

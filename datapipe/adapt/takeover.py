@@ -32,8 +32,9 @@ from datapipe.adapt.loaders import (
     sampler_of,
     unwrap_torch_loader,
 )
-from datapipe.adapt.number_rows import NumberRows, picked_rows, rows_of
+from datapipe.adapt.number_rows import NumberRows, picked_rows
 from datapipe.adapt.torch_loader import TorchLoader
+from datapipe.adapt.whole_batches import GatheredRows, gathered_rows
 from datapipe.core.deprecation import former_arguments
 from datapipe.datasets import Original, Unseen, converted_index
 from datapipe.errors import OptionError
@@ -72,8 +73,9 @@ def from_torch(
       images, maps them by such transforms, and batches.
     - Such a dataset with transforms of your own after one that cuts or resizes, or a collate_fn that draws or is for samples that
       are not tensors: torch's workers, in which datapipe decodes and runs the transforms that come before.
-    - A `TensorDataset`, a Hugging Face dataset of numbers, or a `Subset` of one: whole batches gathered from its tensors or
-      columns, in the training process.
+    - A `TensorDataset`, a Hugging Face dataset of numbers or of lists of them, or a `Subset` of one: whole batches gathered from
+      its tensors or columns, in the training process. So too a Dataset whose `__getitem__` only takes parts of arrays, such as
+      windows of token ids: its code says which.
     - Any other dataset, and transforms of your own before any that cuts or resizes: their own code, unchanged, in torch's
       workers. JPEGs that it opens with Pillow are decoded, cropped and resized together when a worker's fetch ends, by
       datapipe's engine; Pillow computes as before what is not recorded. For a GPU where DALI is installed, and with
@@ -155,7 +157,7 @@ def from_torch(
     if on_error != "raise":
         _check_policy(taken, found, on_error, why, reseeds=may.reseeds)
     place, is_seen = resolve_device(device)(), isinstance(found, Introspection)
-    rows = None if is_seen or has_collate_fn(taken) or taken.batch_sampler is None else rows_of(taken.dataset)
+    rows = None if is_seen else gathered_rows(taken, tries=on_error == "raise" and backend == "auto")
     decoding = None if is_seen or rows is not None or not defers or _is_stream(taken) else choose_decoder(taken, backend, place)
     if decoding is None:
         _refuse(why if defers or not may.sees else "their images are not deferred", backend=(backend, "auto"))
@@ -195,7 +197,7 @@ def _kept(
     loader: TorchDataLoader,
     found: Introspection | Unseen,
     seed: SeedSource,
-    rows: NumberRows | None,
+    rows: GatheredRows | None,
     *,
     shares: bool,
     decoding: Choice | None,
@@ -216,7 +218,7 @@ def _kept(
             origin=_origin(loader, f"datapipe reads its files, in torch's workers, since {found.in_workers}"),
             is_seeded=reseeds or not (found.recipe.rest or has_collate_fn(loader)),
         )
-    if rows is not None:
+    if isinstance(rows, NumberRows):
         open_rows = functools.partial(picked_keys, loader=loader, key_of=picked_rows, shares=shares, shuffled=ShuffledRows)
         open_rows(SamplerChecksum())  # raises if the samples cannot be shared
         what = "columns" if isinstance(rows.columns, Mapping) else "tensors"
@@ -230,7 +232,7 @@ def _kept(
         )
     open_source: Callable[[SamplerChecksum], KeySource] = functools.partial(given_keys, loader=loader, reseeds=reseeds)
     if is_plain_shuffle(loader) or shares:
-        key_of = request_of_picks if reseeds else places_of
+        key_of = picked_rows if rows is not None else request_of_picks if reseeds else places_of
         open_source = functools.partial(picked_keys, loader=loader, key_of=key_of, shares=shares)
         open_source(SamplerChecksum())  # raises if the samples cannot be shared
     if callable(getattr(loader.dataset, "state_dict", None)):
@@ -238,6 +240,15 @@ def _kept(
             f"{type(loader.dataset).__qualname__} has a state_dict of its own, which the loader's state does not include; save "
             "and load it in addition",
             stacklevel=4,
+        )
+    if rows is not None:
+        return TorchLoader(
+            loader,
+            dataset=rows,
+            open_source=open_source,
+            seed=seed,
+            fingerprint=_name_of(loader.dataset),
+            origin=_origin(loader, f"datapipe gathers whole batches from the arrays that {rows.source} slices"),
         )
     defers, encodes = decoding is not None, decoding is not None and decoding.dali is not None
     own = defers or reseeds or on_error != "raise"

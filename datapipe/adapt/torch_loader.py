@@ -21,8 +21,10 @@ from datapipe.adapt.deferral.requests import BatchRequest
 from datapipe.adapt.explaining import lines_about, lines_about_rows
 from datapipe.adapt.keys import KeyPass, KeySource, SampleDataset
 from datapipe.adapt.loaders import TorchDataLoader, length_of, rebuilt_loader, sampler_of
-from datapipe.adapt.number_rows import WHOLE_BATCHES, NumberRows
+from datapipe.adapt.number_rows import WHOLE_BATCHES
+from datapipe.adapt.readahead import announced
 from datapipe.adapt.torch_iteration import TorchIterator
+from datapipe.adapt.whole_batches import GatheredRows
 from datapipe.core.printable import counted
 from datapipe.errors import OptionError
 from datapipe.kernel.bad_samples import BadSample
@@ -68,7 +70,7 @@ class TorchLoader:
         self.origin = origin  # what was taken over, and how, for `explain`
         self._epochs = Epochs()
         self._batches = _Batches(open_source, self._checksum, batch_size=inner.batch_size or _size_of(inner.batch_sampler))
-        changes = WHOLE_BATCHES if isinstance(dataset, NumberRows) else {}
+        changes = WHOLE_BATCHES if isinstance(dataset, GatheredRows) else {}
         self._tally = Tally()
         self._loader = rebuilt_loader(inner, dataset=dataset, batch_sampler=self._batches, changes=changes)
         if isinstance(dataset, DeferringDataset):
@@ -79,7 +81,7 @@ class TorchLoader:
     def __repr__(self) -> str:
         num, kind = length_of(self._inner.dataset), type(self._inner.dataset).__qualname__
         samples = "samples" if num is None else counted(num, "sample")
-        way = "gathered in whole batches" if isinstance(self._dataset, NumberRows) else "read by torch's workers"
+        way = "gathered in whole batches" if isinstance(self._dataset, GatheredRows) else "read by torch's workers"
         size = self._inner.batch_size
         return shown_loader("from_torch", f"{samples} of {kind}, {way}", batch_size=size, device=self.device)
 
@@ -103,7 +105,7 @@ class TorchLoader:
             return
         if name == "in_order" and not value:
             raise OptionError("in_order=False is not available: a place that can be saved needs batches in order; leave it out")
-        gathers = isinstance(self._dataset, NumberRows) and name in WHOLE_BATCHES
+        gathers = isinstance(self._dataset, GatheredRows) and name in WHOLE_BATCHES
         if gathers and name == "collate_fn":
             raise OptionError("collate_fn cannot be set: batches are gathered whole; give it to torch's loader before from_torch")
         setattr(self._inner, name, value)  # torch refuses what may not change
@@ -168,7 +170,7 @@ class TorchLoader:
         read = self._dataset.dataset if isinstance(self._dataset, DeferringDataset) else self._dataset
         recipe = read.recipe if isinstance(read, SampleDataset) else None
         seed = [] if self._source.rank is None else [f"seed      {self._seed.describe()}"]
-        if isinstance(self._dataset, NumberRows):
+        if isinstance(self._dataset, GatheredRows):
             return [*seed, *lines_about_rows(self._dataset)]
         deferral = self._tally if isinstance(self._dataset, DeferringDataset) and self._dataset.defers else None
         return [*seed, *lines_about(self._inner, recipe, deferral, self.decoding)]
@@ -221,6 +223,9 @@ class TorchLoader:
         keys = source.keys(start, seed)
         if isinstance(self._dataset, DeferringDataset) and self._dataset.may_leave_out:
             keys = self._tally.paying.marked(keys)
+        if isinstance(self._dataset, GatheredRows) and self._inner.num_workers:
+            tell, num_ahead = self._dataset.announce, self._inner.num_workers * (self._inner.prefetch_factor or 2)
+            keys = announced(keys, lambda pair: tell(pair[0]), num_ahead=num_ahead)
         walk = self._batches.walk = KeyPass(keys, start.epoch)
         return iter(self._loader), walk
 

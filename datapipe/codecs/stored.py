@@ -13,9 +13,10 @@ An index and a plan keep them as text beside the range, so that a reader needs n
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from crc32c import crc32c
@@ -138,8 +139,11 @@ def _steps(codec: str) -> tuple[_Step, ...]:
 
 def _member_of(data: bytes, step: _Step) -> bytes:
     """Return a member of a JSON object: the UTF-8 of its text, or its JSON."""
-    try:
-        value = _object_with(step.name).decode(data).value  # type: ignore[attr-defined]
+    if step.kind == "text":
+        with contextlib.suppress(msgspec.MsgspecError, ValueError, RecursionError, AttributeError):
+            return _object_with(step.name, str).decode(data).value.encode()  # type: ignore[attr-defined,no-any-return]
+    try:  # once more, in two steps, of which the errors are those of the member alone
+        value = _object_with(step.name, msgspec.Raw).decode(data).value  # type: ignore[attr-defined]
         if value is msgspec.UNSET:
             raise DecodeError(f"its object has no member {step.name!r}")
         return msgspec.json.decode(value, type=str).encode() if step.kind == "text" else bytes(value)
@@ -149,9 +153,9 @@ def _member_of(data: bytes, step: _Step) -> bytes:
 
 
 @functools.lru_cache(maxsize=64)
-def _object_with(name: str) -> msgspec.json.Decoder[msgspec.Struct]:
+def _object_with(name: str, kind: type[Any]) -> msgspec.json.Decoder[msgspec.Struct]:
     """Return what parses one member of objects, and leaves the others alone."""
-    fields = [("value", msgspec.Raw | msgspec.UnsetType, msgspec.UNSET)]
+    fields = [("value", kind | msgspec.UnsetType, msgspec.UNSET)]
     return msgspec.json.Decoder(msgspec.defstruct("Object", fields, rename={"value": name}))
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from datapipe.core.checks import whole_number
 from datapipe.errors import OptionError
 
 STORED_DTYPES = ("uint16", "uint32")  # of the shards that datapipe writes
@@ -15,7 +16,7 @@ READ_DTYPES = ("uint8", "int16", *STORED_DTYPES, "int32", "int64")  # of files o
 
 @dataclass(frozen=True, slots=True)
 class TokenFacts:
-    """The ids of a corpus, and the tokenizer that made them, as far as it is known."""
+    """The ids of a corpus, and the tokenizer that made them, as far as it is known. Raises OptionError for what none has."""
 
     dtype: str  # of an id, little-endian
     vocab_size: int | None = None  # all ids are below it
@@ -28,6 +29,10 @@ class TokenFacts:
     def __post_init__(self) -> None:
         if self.dtype not in READ_DTYPES:
             raise OptionError(f"dtype is {self.dtype!r:.40}; token ids are one of {', '.join(READ_DTYPES)}")
+        for name in ("vocab_size", "bos", "eos", "pad"):
+            value = getattr(self, name)
+            if value is not None and whole_number(value, name, least=int(name == "vocab_size")) >= 1 << 63:
+                raise OptionError(f"{name} is {value!r:.40}; ids have 63 bits at most")
 
     @property
     def stored(self) -> np.dtype[Any]:

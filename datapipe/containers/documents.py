@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import codecs
 import glob
+import itertools
 import json
 import os
 import tempfile
@@ -127,12 +128,10 @@ class DocumentSource:
                 yield self._text_file(file)
             else:
                 several.append(file)
-        number = 0
+        places = itertools.count(1)
         for file in sorted(several, key=lambda one: (one.directory, one.name)):
             notes.files[join(file.directory, file.name)] = file.nbytes, file.mtime_ns
-            for sample in self._lines(file, space) if is_lines_name(file.name) else self._rows(file, space):
-                number += 1
-                yield sample._replace(place=number)
+            yield from self._lines(file, space, places) if is_lines_name(file.name) else self._rows(file, space, places)
 
     def facts(self) -> SourceFacts:
         fields = self._kinds or {"text": FieldKind.TEXT}
@@ -192,7 +191,7 @@ class DocumentSource:
 
     # -- JSON lines --------------------------------------------------------------------------------------
 
-    def _lines(self, file: ListedFile, space: Workspace) -> Iterator[ListedSample]:
+    def _lines(self, file: ListedFile, space: Workspace, places: Iterator[int]) -> Iterator[ListedSample]:
         path = join(file.directory, file.name)
         held = self._held(path, file, space)
         if not self._kinds:
@@ -203,7 +202,7 @@ class DocumentSource:
                 name: Origin(held.name, start, end - start, held.nbytes, held.mtime_ns, codec, held.is_spooled)
                 for name, codec in steps.items()
             }
-            yield ListedSample(path, b"line %d" % line, origins=origins)
+            yield ListedSample(path, b"line %d" % line, next(places), origins=origins)
 
     def _held(self, path: bytes, file: ListedFile, space: Workspace) -> _Held:
         """Return the file in which the lines can be read at random: itself, or one in the spool."""
@@ -243,7 +242,7 @@ class DocumentSource:
 
     # -- rows -----------------------------------------------------------------------------------------------
 
-    def _rows(self, file: ListedFile, space: Workspace) -> Iterator[ListedSample]:
+    def _rows(self, file: ListedFile, space: Workspace, places: Iterator[int]) -> Iterator[ListedSample]:
         path = join(file.directory, file.name)
         here = self.root / os.fsdecode(path)
         if space.spool is None:
@@ -270,7 +269,7 @@ class DocumentSource:
                         for name, value in zip(names, values, strict=True)
                         if (data := _bytes_of(value)) is not None
                     }
-                    yield ListedSample(path, b"row %d" % number, origins=origins)
+                    yield ListedSample(path, b"row %d" % number, next(places), origins=origins)
 
 
 class _Held(NamedTuple):

@@ -13,35 +13,36 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from crc32c import crc32c
 from numpy.typing import NDArray
 
 from datapipe.core import arrow_maps, atomic
 from datapipe.core.user_cache import one_at_a_time
 from datapipe.core.waiting import reported_wait
 from datapipe.errors import FormatError, StorageError
-from datapipe.index.packs import WINDOW, Ints, PackSettings, Segments, by_number, kept_documents, loss_of, refuse_long
+from datapipe.index.pack_windows import Field, fitted, grouped, windows_of
+from datapipe.index.packs import WINDOW, Ints, PackSettings, Segments, by_number, loss_of
 from datapipe.index.tokens import TokenIndex
 from datapipe.order.draws import key64
-from datapipe.order.packing import best_fit, like_lengths
 from datapipe.order.sample_order import Permutation
-
-Field = tuple[TokenIndex, PackSettings]  # one of those whose documents are packed together
 
 _REPACK = 0x7265706163  # purpose of a key
 _PLAN_COLUMNS = {
     "shard_of_window": np.int64, "first_document": np.int64, "first_pack": np.int64, "num_fitted": np.int64,
     "first_part": np.int64, "ends": np.int64, "items": np.uint16, "parts": np.uint32, "losses": np.uint32, "costs": np.float32,
+    "checksums": np.uint32,
 }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackPlan:
-    """The packs of all windows, mapped from a file; see `Packs`."""
+    """The packs of all windows, mapped from a file; see `Packs`. A window is checked when a pack of it is first asked for."""
 
+    path: Path
     index: TokenIndex
     settings: PackSettings
     repack: bool  # put other documents of the same lengths together in each epoch
@@ -55,6 +56,8 @@ class PackPlan:
     parts: NDArray[np.uint32]  # which part of its document each full pack is
     losses: NDArray[np.uint32]  # (p,)
     costs: NDArray[np.float32]  # (p,)
+    checksums: NDArray[np.uint32]  # (w,) of what the others have of each window; see `checksum`
+    is_checked: NDArray[np.bool_]  # (w,) windows whose checksum was found to be right; threads may write the same value
     is_of_several: bool  # fields, of which `index` has one
 
     def of_field(self, index: TokenIndex, settings: PackSettings) -> PackPlan:
@@ -73,26 +76,38 @@ class PackPlan:
             segments = self.segments(packs, seed=seed, epoch=epoch)
             losses = loss_of(self.index, segments, self.settings.labels)
             return np.bincount(segments.row, weights=losses, minlength=len(packs)).astype(np.int64)
+        self._windows_of(packs)
         return self.losses[packs].astype(np.int64)
 
     def cost(self, packs: Ints, *, seed: int | None, epoch: int) -> NDArray[np.float64]:
+        self._windows_of(packs)
         return self.costs[packs].astype(np.float64)
 
+    def checksum(self, window: int) -> int:
+        """Return the crc32c of what is planned for a window."""
+        first, end = self.first_pack[window : window + 2].tolist()
+        begin = int(self.ends[first - 1]) if first else 0
+        part = int(self.first_part[window])
+        items = self.items[begin : int(self.ends[end - 1]) if end > first else begin]
+        parts = self.parts[part : part + end - first - int(self.num_fitted[window])]
+        of_packs = (self.ends[first:end], self.losses[first:end], self.costs[first:end])
+        return int(crc32c(b"".join(values.tobytes() for values in (self.num_fitted[window], items, parts, *of_packs))))
+
     def segments(self, packs: Ints, *, seed: int | None, epoch: int) -> Segments:
+        windows, length = self._windows_of(packs), self.settings.length
+        most = self.settings.max_tokens or length  # of a pack
         ends = self.ends[packs]
         begins = np.where(packs > 0, self.ends[np.maximum(packs - 1, 0)], 0)
         num_items = ends - begins
-        if len(packs) and (num_items.min() < 1 or ends.max() > len(self.items)):
+        if len(packs) and (begins.min() < 0 or ends.max() > len(self.items) or num_items.min() < 1 or num_items.max() > most):
             raise self._damaged()
         row = np.repeat(np.arange(len(packs)), num_items)
         places = np.repeat(begins - (np.cumsum(num_items) - num_items), num_items) + np.arange(len(row))
         items = self.items[places].astype(np.int64)
-        windows = np.searchsorted(self.first_pack, packs, side="right") - 1
         if self.repack and seed is not None:
             items = self._repacked(items, windows[row], seed, epoch)
         shard, document = self.shard_of_window[windows][row], self.first_document[windows][row] + items
         total = self._totals(shard, document)
-        length = self.settings.length
         first = total // length * length if self.settings.long == "split" else np.zeros(len(row), np.int64)
         beyond = packs - self.first_pack[windows] - self.num_fitted[windows]
         full = np.flatnonzero(beyond >= 0)
@@ -101,9 +116,18 @@ class PackPlan:
                 self.parts[self.first_part[windows[full]] + beyond[full]].astype(np.int64) * length
             )
         num = np.minimum(total - first, length)
-        if len(num) and (num.min() < 1 or np.bincount(row, num).max() > (self.settings.max_tokens or length)):
+        if len(num) and (num.min() < 1 or np.bincount(row, num).max() > most):
             raise self._damaged()
         return Segments(row, shard, document, first, num, total)
+
+    def _windows_of(self, packs: Ints) -> Ints:
+        """Return (m,) the window of each pack. Raises FormatError for one that is not as it was written."""
+        windows = np.searchsorted(self.first_pack, packs, side="right") - 1
+        for window in set(windows[~self.is_checked[windows]].tolist()):
+            if self.checksum(window) != int(self.checksums[window]):
+                raise self._damaged()
+            self.is_checked[window] = True
+        return windows
 
     def _totals(self, shard: Ints, document: Ints) -> Ints:
         """Return (s,) the tokens of each of these documents."""
@@ -116,7 +140,7 @@ class PackPlan:
         return total
 
     def _damaged(self) -> FormatError:
-        return FormatError(f"{self.index.where}: its plan of packs is damaged; delete it, and it is made again")
+        return FormatError(f"{self.path}: the plan of packs is damaged; delete it, and it is made again")
 
     def _has_runs(self) -> bool:
         return any(self.index.shard(number).loss is not None for number in range(self.index.num_shards))
@@ -135,75 +159,6 @@ class PackPlan:
             rank[plain] = np.arange(len(lengths))
             found[here] = shuffled[rank[items[here]]]
         return found
-
-
-class _Window(NamedTuple):
-    """The packs of one window."""
-
-    num_fitted: int
-    ends: Ints
-    items: NDArray[np.uint16]
-    parts: NDArray[np.uint32]
-    losses: NDArray[np.uint32]
-    costs: NDArray[np.float32]
-
-
-def _grouped(fields: Sequence[Field], number: int, first: int) -> _Window:
-    """Group the documents of a shard from `first` on, as many as a window has, by their lengths."""
-    settings = fields[0][1]
-    assert settings.max_tokens is not None
-    totals = [np.asarray(index.shard(number).num_tokens[first : first + WINDOW], np.int64) for index, _ in fields]
-    kept = np.ones(len(totals[0]), np.bool_)
-    for (index, of_field), total in zip(fields, totals, strict=True):
-        refuse_long(index, number, first, total, of_field, can_split=False)
-        kept &= kept_documents(total, of_field)
-    some = np.flatnonzero(kept)
-    lengths = np.stack([np.minimum(total[some], of.length) for (_, of), total in zip(fields, totals, strict=True)])
-    order, ends = like_lengths(lengths, settings.max_tokens)
-    items, lengths = some[order], lengths[:, order]
-    row = np.repeat(np.arange(len(ends)), np.diff(ends, prepend=0))
-    losses = np.zeros(len(items), np.int64)
-    for (index, _), total, num in zip(fields, totals, lengths, strict=True):
-        whole = Segments(row, np.full(len(items), number), first + items, np.zeros(len(items), np.int64), num, total[items])
-        losses += loss_of(index, whole, settings.labels)
-    costs = np.bincount(row, weights=(lengths.astype(np.float64) ** 2).sum(0), minlength=len(ends))
-    return _Window(
-        len(ends),
-        ends,
-        items.astype(np.uint16),
-        np.zeros(0, np.uint32),
-        np.bincount(row, weights=losses, minlength=len(ends)).astype(np.uint32),
-        costs.astype(np.float32),
-    )
-
-
-def _fitted(index: TokenIndex, settings: PackSettings, number: int, first: int) -> _Window:
-    """Pack the documents of a shard from `first` on, as many as a window has."""
-    length, shard = settings.length, index.shard(number)
-    total = np.asarray(shard.num_tokens[first : first + WINDOW], np.int64)
-    refuse_long(index, number, first, total, settings, can_split=True)
-    if settings.long == "split":
-        num_parts = total // length
-        left = total - num_parts * length
-    else:
-        num_parts = np.zeros(len(total), np.int64)
-        left = np.where(total > length, 0, total) if settings.long == "drop" else np.minimum(total, length)
-    some = np.flatnonzero(left)
-    order, ends = best_fit(left[some].astype(np.uint16 if length < WINDOW else np.int64), length, most=settings.max_documents)
-    whole = np.repeat(np.arange(len(total)), num_parts)
-    parts = np.arange(len(whole)) - np.repeat(np.cumsum(num_parts) - num_parts, num_parts)
-    items = np.concatenate([some[order], whole])
-    num_fitted = len(ends)
-    ends = np.concatenate([ends, (ends[-1] if num_fitted else 0) + 1 + np.arange(len(whole))])
-    first_token = np.concatenate([(num_parts * length)[some[order]], parts * length])
-    row = np.repeat(np.arange(len(ends)), np.diff(ends, prepend=0))
-    num = np.minimum(total[items] - first_token, length)
-    segments = Segments(row, np.full(len(items), number), first + items, first_token, num, total[items])
-    losses = np.bincount(row, weights=loss_of(index, segments, settings.labels), minlength=len(ends))
-    costs = np.bincount(row, weights=num.astype(np.float64) ** 2, minlength=len(ends))
-    return _Window(
-        num_fitted, ends, items.astype(np.uint16), parts.astype(np.uint32), losses.astype(np.uint32), costs.astype(np.float32)
-    )
 
 
 def open_plan(
@@ -234,45 +189,36 @@ def open_plan(
     return _mapped(home / name, index, settings, repack)
 
 
-def measured_fill(index: TokenIndex, settings: PackSettings, *, most_windows: int) -> float:
-    """Return which share of their rows the tokens of a corpus fill when fitted, by some windows spread over it."""
-    windows = _windows(index)
-    some = windows[:: max(1, -(-len(windows) // most_windows))]
-    fitted = [(_fitted(index, settings, *window), window) for window in some]
-    num_tokens = sum(int(index.shard(number).num_tokens[first : first + WINDOW].sum()) for _, (number, first) in fitted)
-    return num_tokens / max(1, sum(len(window.ends) for window, _ in fitted) * settings.length)
-
-
-def _windows(index: TokenIndex) -> list[tuple[int, int]]:
-    """Return the shard and the first document of each window."""
-    nums = np.diff(index.starts).tolist()
-    return [(number, first) for number, num in enumerate(nums) for first in range(0, num, WINDOW)]
-
-
 def _write_plan(path: Path, fields: Sequence[Field]) -> None:
-    (index, settings), spans = fields[0], _windows(fields[0][0])
+    (index, settings), spans = fields[0], windows_of(fields[0][0])
     if settings.max_tokens is None:
-        windows = [_fitted(index, settings, number, first) for number, first in spans]
+        windows = [fitted(index, settings, number, first) for number, first in spans]
     else:
-        windows = [_grouped(fields, number, first) for number, first in spans]
+        windows = [grouped(fields, number, first) for number, first in spans]
     num_packs = [len(window.ends) for window in windows]
     num_items = np.cumsum([0, *(len(window.items) for window in windows)])
-    columns = {
+    columns: dict[str, NDArray[Any]] = {
         "shard_of_window": np.array([number for number, _ in spans], np.int64),
         "first_document": np.array([first for _, first in spans], np.int64),
         "first_pack": np.cumsum([0, *num_packs], dtype=np.int64),
         "num_fitted": np.array([window.num_fitted for window in windows], np.int64),
         "first_part": np.cumsum([0, *(len(window.parts) for window in windows)], dtype=np.int64)[:-1],
-        "ends": np.concatenate([before + window.ends for before, window in zip(num_items.tolist(), windows, strict=False)]),
-        "items": np.concatenate([window.items for window in windows]),
-        "parts": np.concatenate([window.parts for window in windows]),
-        "losses": np.concatenate([window.losses for window in windows]),
-        "costs": np.concatenate([window.costs for window in windows]),
+        "ends": _joined([before + window.ends for before, window in zip(num_items.tolist(), windows, strict=False)], np.int64),
     }
-    arrays = {name: _as_list(values) for name, values in columns.items()}
-    table = pa.table(arrays)
+    for name in ("items", "parts", "losses", "costs"):
+        columns[name] = _joined([getattr(window, name) for window in windows], _PLAN_COLUMNS[name])
+    unchecked = np.zeros(len(spans), np.bool_)
+    columns["checksums"] = np.zeros(len(spans), np.uint32)
+    plan = PackPlan(path, index, settings, False, **columns, is_checked=unchecked, is_of_several=False)
+    columns["checksums"] = np.array([plan.checksum(number) for number in range(len(spans))], np.uint32)
+    table = pa.table({name: _as_list(values) for name, values in columns.items()})
     with atomic.atomic_writer(path) as file, pa.ipc.new_stream(file, table.schema) as writer:
         writer.write_table(table)
+
+
+def _joined(parts: list[NDArray[Any]], dtype: type) -> NDArray[Any]:
+    """Return these arrays one after the other; there may be none."""
+    return np.concatenate([np.zeros(0, dtype), *parts])
 
 
 def _as_list(values: NDArray[Any]) -> pa.Array:
@@ -286,23 +232,28 @@ def _as_list(values: NDArray[Any]) -> pa.Array:
 def _mapped(path: Path, index: TokenIndex, settings: PackSettings, repack: bool) -> PackPlan:
     """Map a plan. Raises FileNotFoundError if there is none, FormatError if it is not one."""
     try:
-        batch = pa.ipc.open_stream(arrow_maps.stream_of(arrow_maps.map_file(path))).read_next_batch()
+        (batch,) = pa.ipc.open_stream(arrow_maps.stream_of(arrow_maps.map_file(path)))
         batch.validate(full=True)
         arrays = {name: _values(batch.column(name), np.dtype(dtype)) for name, dtype in _PLAN_COLUMNS.items()}
         sizes = {name: len(values) for name, values in arrays.items()}
-        per_window = {sizes[name] for name in ("shard_of_window", "first_document", "num_fitted", "first_part")}
+        per_window = {sizes[name] for name in ("shard_of_window", "first_document", "num_fitted", "first_part", "checksums")}
         per_pack = {sizes[name] for name in ("ends", "losses", "costs")}
         if per_window != {sizes["first_pack"] - 1} or per_pack != {int(arrays["first_pack"][-1])}:
             raise ValueError("its columns differ in length")
-        if not np.array_equal(np.stack([arrays["shard_of_window"], arrays["first_document"]]), np.transpose(_windows(index))):
+        spans = np.array(windows_of(index), np.int64).reshape(-1, 2)
+        if not np.array_equal(np.stack([arrays["shard_of_window"], arrays["first_document"]], axis=1), spans):
             raise ValueError("it is of other documents")
-        if arrays["first_pack"][0] or (np.diff(arrays["first_pack"]) < 0).any() or (arrays["num_fitted"] < 0).any():
+        first_pack, num_fitted = arrays["first_pack"], arrays["num_fitted"]
+        if first_pack[0] or (first_pack[1:] < first_pack[:-1]).any() or (num_fitted < 0).any():
             raise ValueError("its packs do not ascend")
+        num_full = np.diff(first_pack) - num_fitted
+        if (num_full < 0).any() or [*arrays["first_part"], sizes["parts"]] != [0, *np.cumsum(num_full)]:
+            raise ValueError("its packs do not have the parts that there are")
     except FileNotFoundError:
         raise
     except arrow_maps.DAMAGE as exc:
         raise FormatError(f"{path}: no plan of packs ({exc}); delete it, and it is made again") from exc
-    return PackPlan(index, settings, repack, **arrays, is_of_several=False)
+    return PackPlan(path, index, settings, repack, **arrays, is_checked=np.zeros(len(spans), np.bool_), is_of_several=False)
 
 
 def _values(column: pa.Array, dtype: np.dtype[Any]) -> NDArray[Any]:

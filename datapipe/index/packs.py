@@ -28,7 +28,7 @@ Long = Literal["split", "truncate", "drop", "error"]
 Labels = Literal["same", "shifted", "whole"]
 
 WINDOW = 1 << 16  # documents, whose numbers in a window take 16 bits
-_VERSION = 1
+_VERSION = 2
 _OFFSET = 0x6F6666  # purpose of a key
 
 
@@ -60,8 +60,7 @@ class PackSettings:
     @property
     def name(self) -> str:
         """A name for the plan by these settings."""
-        said = {name: value for name, value in asdict(self).items() if name != "max_tokens" or value is not None}
-        digest = hashlib.sha256(json.dumps([_VERSION, WINDOW, said]).encode()).hexdigest()
+        digest = hashlib.sha256(json.dumps([_VERSION, WINDOW, asdict(self)]).encode()).hexdigest()
         return f"{self.packing}-{self.length}-{digest[:12]}"
 
 

@@ -22,7 +22,7 @@ import hashlib
 import itertools
 import json
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -67,6 +67,8 @@ class FieldColumn:
     prefix: bytes = b""  # bytes that belong before those of every sample
     column: str | None = None  # the name in the shard of a field that is addressed by rows
     encoding: str = ""  # as of `FieldExtent`
+    crc32c: NDArray[np.uint32] | None = None  # (n,)
+    runs: Sequence[bytes] = ()  # n of them, as of `FieldExtent`; or none
 
 
 @dataclass(slots=True)
@@ -146,13 +148,15 @@ class SidecarRows:
                 metadata[ROWS_KEY + name] = found.column.encode(errors="surrogateescape")
         if self.row_groups:
             metadata[ROW_GROUPS_KEY] = json.dumps(self.row_groups)
-        metadata |= {FURTHER_KEY + name: ",".join(parts) for name in self.extents if (parts := self._further(name))}
+        metadata |= {FURTHER_KEY + name: ",".join(parts) for name in self.field_names if (parts := self._further(name))}
         metadata |= {RANGES_KEY + name: "1" for name in sorted(self.ranges)}
         metadata |= {VALUES_KEY + name: file for name, file in self.values_file.items()}
         return pa.table(columns).replace_schema_metadata(metadata)
 
     def _further(self, name: str) -> list[str]:
         """Return which further columns a field needs."""
+        if name in self.columns:
+            return ["runs"] if any(self.columns[name].runs) else []
         extents = self.extents[name]
         return [part for part in FURTHER if any(map(operator.attrgetter(part), extents))]
 
@@ -179,8 +183,9 @@ class SidecarRows:
             f"{name}.encoding": _byte_strings([found.encoding.encode()] * num, pa.string()),
             f"{name}.offset": _numbers(found.offset),
             f"{name}.nbytes": _numbers(found.nbytes),
-            f"{name}.crc32c": _numbers(np.zeros(num, np.uint32)),
-            f"{name}.has_crc": _numbers(np.zeros(num, np.uint8)),
+            f"{name}.crc32c": _numbers(np.zeros(num, np.uint32) if found.crc32c is None else found.crc32c),
+            f"{name}.has_crc": _numbers(np.full(num, found.crc32c is not None, np.uint8)),
+            **{f"{name}.{part}": _byte_strings(found.runs, FURTHER[part]) for part in self._further(name)},
         }
 
 
@@ -194,7 +199,7 @@ def _numbers(values: NDArray[Any]) -> pa.Array:
     )
 
 
-def _byte_strings(values: list[bytes], kind: pa.DataType) -> pa.Array:
+def _byte_strings(values: Sequence[bytes], kind: pa.DataType) -> pa.Array:
     ends = np.array([0, *itertools.accumulate(map(len, values))], np.int32)
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(ends), pa.py_buffer(b"".join(values))])
 

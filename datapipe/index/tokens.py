@@ -24,6 +24,7 @@ from datapipe.index.sample_index import SampleIndex
 
 Ints = NDArray[np.int64]
 TOKENS_CONTAINER = "tokens"  # of the shards that datapipe writes
+_MOST = 1 << 59  # bytes or tokens; the sum of a place and a size fits 63 bits
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,12 +38,20 @@ class LossRuns:
         """Return (k, 2) the runs of a document."""
         return self.runs[self.ends[document] : self.ends[document + 1]]
 
+    def fit(self, num_tokens: Ints) -> bool:
+        """Return True if the runs of each document ascend, do not overlap, and lie in its tokens. `num_tokens`: (n,) of each."""
+        document = np.repeat(np.arange(len(num_tokens)), np.diff(self.ends))
+        begin, end = self.runs[self.ends[0] : self.ends[-1]].T
+        overlap = (document[1:] == document[:-1]) & (begin[1:] < end[:-1])
+        return not ((begin < 0).any() or (end < begin).any() or (end > num_tokens[document]).any() or overlap.any())
+
 
 @dataclass(frozen=True, eq=False)
 class TokenShard:
     """The documents of one file, one after the other. The arrays may be mapped.
 
-    Between documents may be those of another field. Raises FormatError for documents that overlap.
+    Between documents may be those of another field. Raises FormatError for documents that overlap or lie nowhere, and for runs
+    of tokens with loss that are not theirs.
     """
 
     path: str  # or its URL
@@ -55,6 +64,8 @@ class TokenShard:
 
     def __post_init__(self) -> None:
         size = self.dtype.itemsize
+        if max(int(self.num_tokens.max(initial=0)), int(self.offset.max(initial=0))) > _MOST:
+            raise FormatError(f"{self.path}: its index names places that no file has; make its index again")
         if (
             (self.num_tokens < 0).any()
             or (self.offset[:1] < 0).any()
@@ -63,6 +74,8 @@ class TokenShard:
             raise FormatError(f"{self.path}: its documents overlap; make its index again")
         if ((self.offset - self.offset[:1]) % size).any():
             raise FormatError(f"{self.path}: a document does not begin at a token; make its index again")
+        if self.loss is not None and not self.loss.fit(self.num_tokens):
+            raise FormatError(f"{self.path}: tokens with loss lie outside of their document, or overlap; convert again")
 
     def __len__(self) -> int:
         return len(self.offset)

@@ -82,7 +82,9 @@ def test_a_shuffled_loader_resumes(capsys: pytest.CaptureFixture[str]) -> None:
 LEFT: dict[str, Any] = {
     "strings": lambda data: data.add_column("s", ["x"] * NUM),
     "nulls": lambda data: data.add_column("n", [None, *range(1, NUM)]),
-    "lists": lambda data: data.add_column("l", [[1, 2]] * NUM),
+    "lists of lists": lambda data: data.add_column("l", [[[1, 2]]] * NUM),
+    "lists of bools": lambda data: data.add_column("l", [[True, False]] * NUM),
+    "lists with nulls": lambda data: data.add_column("l", [[1, None]] * NUM),
     "numpy's format": lambda data: data.with_format("numpy"),
     "a transform": lambda data: data.with_transform(lambda batch: batch),
     "a dtype of one's own": lambda data: data.with_format("torch", dtype=torch.float16),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
 import numpy as np
 import pytest
 from token_corpora import random_documents, write_datatrove, write_megatron
 
+import datapipe as dp
 from datapipe.containers.tokens.opening import open_tokens
 from datapipe.errors import DatapipeError, FormatError, MissingDataError, OptionError
 from datapipe.index.tokens import TokenIndex
@@ -104,6 +106,46 @@ def test_sequences_of_megatron_that_lie_nowhere(place: int, value: int, tmp_path
         open_tokens(path).shard(0)
 
 
+@pytest.mark.parametrize("values", [(1 << 62, -(1 << 62) - 1), (5, 4), (-1, 0), (0, 1 << 62)])
+def test_ends_of_documents_that_do_not_ascend(values: tuple[int, int], tmp_path: Path) -> None:
+    """Also where their differences fit no 64 bits, and seem to ascend."""
+    path = write_megatron(tmp_path / "a", DOCUMENTS, per_document=2)
+    index = bytearray(path.with_suffix(".idx").read_bytes())
+    for place, value in enumerate(values):
+        begin = len(index) - 8 * (26 - 3 - place)
+        index[begin : begin + 8] = value.to_bytes(8, "little", signed=True)
+    path.with_suffix(".idx").write_bytes(index)
+    with pytest.raises(FormatError, match=r"a\.idx: its documents do not ascend"):
+        open_tokens(path).shard(0)
+    other = write_datatrove(tmp_path / "b", DOCUMENTS) / "x.ds.index"
+    ends = np.fromfile(other, "<i8")
+    ends[[0, 1] if values[0] < 0 else [3, 4]] = values
+    ends.tofile(other)
+    with pytest.raises(FormatError, match=r"x\.ds\.index: the ends of documents do not ascend"):
+        open_tokens(tmp_path / "b").shard(0)
+
+
+def test_a_corpus_without_documents_has_no_rows(tmp_path: Path) -> None:
+    data = struct.pack("<9sQBQQ", b"MMIDIDX\x00\x00", 1, 8, 0, 1) + bytes(8)
+    (tmp_path / "a.idx").write_bytes(data)
+    (tmp_path / "a.bin").write_bytes(b"")
+    for packing in ("best-fit", "concat", "pad"):
+        with pytest.raises(MissingDataError, match=r"a\.bin: no rows of 8 tokens"):
+            dp.Tokens(tmp_path / "a.bin", 8, packing=packing)  # type: ignore[arg-type]
+
+
+def test_kept_ends_that_are_not_those_of_the_file_are_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = plain(tmp_path / "train.bin")
+    expected = read(open_tokens(path, dtype="uint16", eos=EOS))
+    (kept,) = (tmp_path / "cache").rglob("ends")
+    sound = kept.read_bytes()
+    for damaged in (b"", sound[:-3], sound[:-8], bytes(len(sound)), sound[8:16] + sound):
+        kept.write_bytes(damaged)
+        assert read(open_tokens(path, dtype="uint16", eos=EOS)) == expected
+        assert kept.read_bytes() == sound
+
+
 WRONG = {
     "no such file": (lambda path: path / "x.bin", {}, MissingDataError, "no such file"),
     "empty folder": (lambda path: path, {}, MissingDataError, "no converted set, and no files of token ids"),
@@ -123,6 +165,7 @@ WRONG = {
     "short index": (lambda path: _cut(_megatron(path).with_suffix(".idx"), 990), {}, FormatError, "too short|need"),
     "matrix": (lambda path: _saved(path / "x.npy", np.zeros((3, 3), np.uint16)), {}, FormatError, "not one row of"),
     "big-endian": (lambda path: _saved(path / "x.npy", np.arange(3, dtype=">u2")), {}, FormatError, "little-endian"),
+    "large numbers": (lambda path: _saved(path / "x.npy", np.zeros(3, np.uint64)), {}, FormatError, "x.npy: holds <u8 .* int64"),
     "numbers": (lambda path: _saved(path / "x.npy", np.zeros(3)), {}, FormatError, "not one row of little-endian"),
     "forms": (lambda path: [_datatrove(path) / "x.ds", plain(path / "y.bin")], {}, FormatError, "several forms"),
 }  # fmt: skip

@@ -31,8 +31,13 @@ class Own(Dataset[Any]):
         return self.x[row]
 
 
+class Noisy(Own):
+    def __getitem__(self, row: int) -> Any:
+        return self.x[row] + torch.rand(8)
+
+
 def test_what_from_torch_does_not_gather_is_left_alone() -> None:
-    assert try_rows(DataLoader(Own(), batch_size=64), seconds=0.1) == {}
+    assert try_rows(DataLoader(Noisy(), batch_size=64), seconds=0.1) == {}
 
 
 def test_gathering_is_measured_in_a_fork() -> None:
@@ -40,6 +45,11 @@ def test_gathering_is_measured_in_a_fork() -> None:
     found = try_rows(held, seconds=0.2)["rows"]
     assert 0 < found["ratio"] < 0.5
     assert found["spread"] >= 0.05
+
+
+def test_a_dataset_that_takes_rows_of_a_tensor_is_measured() -> None:
+    held = held_for_trial(DataLoader(Own(), batch_size=1024))
+    assert 0 < try_rows(held, seconds=0.2)["rows"]["ratio"] < 0.9
 
 
 def test_a_diagnosis_predicts_what_was_measured() -> None:

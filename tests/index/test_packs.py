@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from fixtures import quick
 from hypothesis import given
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from datapipe.codecs.tokens import TokenFacts
 from datapipe.errors import FormatError, OptionError
-from datapipe.index import pack_plan
+from datapipe.index import pack_plan, pack_windows
 from datapipe.index.joined_tokens import JoinedPacks, joined_index
 from datapipe.index.pack_plan import open_plan
 from datapipe.index.packs import DocumentPacks, Packs, PackSettings, Segments, StreamPacks, loss_of
@@ -75,6 +76,36 @@ def test_fitted_packs_have_each_token_once(
         assert [column[asked.row == row].tolist() for column in asked[1:]] == [
             column[everything.row == pack].tolist() for column in everything[1:]
         ]
+
+
+@quick
+@given(SHARD_SIZES, st.integers(2, 40), st.sampled_from(["truncate", "drop"]), st.integers(1, 200), st.booleans())
+def test_batches_of_so_many_tokens_have_each_document_once_in_all_fields(
+    tmp_path_factory: pytest.TempPathFactory, shards: list[list[int]], length: int, long: str, more: int, has_other: bool
+) -> None:
+    most = length * (1 + has_other) + more
+    lengths = [np.random.default_rng(number).permutation(sizes).tolist() for number, sizes in enumerate(shards)]
+    fields = [(index_of(sizes), PackSettings(length, "pad", long, max_tokens=most)) for sizes in (shards, lengths)]  # type: ignore[arg-type]
+    fields = fields if has_other else fields[:1]
+    plan = open_plan(*fields[0], [tmp_path_factory.mktemp("plans")], beside=fields[1:])
+    all_kept = [
+        [min(size) > 0 and (long == "truncate" or max(size) <= length) for size in zip(*sizes, strict=True)]
+        for sizes in zip(*([shards, lengths][: len(fields)]), strict=True)
+    ]
+    of_fields = [all_segments(plan.of_field(*field)) for field in fields]
+    widths = np.zeros(len(plan), np.int64)
+    for segments, (index, settings) in zip(of_fields, fields, strict=True):
+        assert Counter(zip(segments.shard.tolist(), segments.document.tolist(), strict=True)) == Counter(
+            (shard, document) for shard, kept in enumerate(all_kept) for document, is_kept in enumerate(kept) if is_kept
+        )
+        assert (segments.num == np.minimum(segments.total, length)).all()
+        assert (segments.document == of_fields[0].document).all()
+        np.maximum.at(found := np.zeros(len(plan), np.int64), segments.row, segments.num)
+        widths += found
+        expected = np.bincount(segments.row, weights=loss_of(index, segments, settings.labels), minlength=len(plan))
+        assert (plan.of_field(index, settings).loss(np.arange(len(plan)), seed=None, epoch=0) == expected).all()
+    num_rows = np.bincount(of_fields[0].row, minlength=len(plan))
+    assert (widths * num_rows <= most).all()
 
 
 def losses(index: TokenIndex, segments: Segments, settings: PackSettings, num: int) -> np.ndarray:
@@ -144,7 +175,8 @@ def test_repacking_changes_which_documents_share_a_row_and_no_row_is_added(tmp_p
 
 
 def test_windows_are_packed_by_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pack_plan, "WINDOW", 100)
+    for module in (pack_plan, pack_windows):
+        monkeypatch.setattr(module, "WINDOW", 100)
     index = index_of([[30] * 250, [7] * 30])
     plan = open_plan(index, PackSettings(60), [tmp_path])
     segments = all_segments(plan)
@@ -161,13 +193,13 @@ def test_windows_are_packed_by_themselves(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_plan_is_made_once_and_another_corpus_has_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     index = index_of([[3, 4, 5]])
     open_plan(index, PackSettings(8), [tmp_path])
-    monkeypatch.setattr(pack_plan, "best_fit", None)
+    monkeypatch.setattr(pack_windows, "best_fit", None)
     assert len(open_plan(index, PackSettings(8), [tmp_path])) == 2
     with pytest.raises(TypeError):
         open_plan(index, PackSettings(9), [tmp_path])
 
 
-@pytest.mark.parametrize("damage", ["cut", "empty", "noise", "items", "ends"])
+@pytest.mark.parametrize("damage", ["cut", "empty", "no batch", "noise", "items", "other items", "ends", "losses", "costs"])
 def test_a_damaged_plan_is_refused(damage: str, tmp_path: Path) -> None:
     index = index_of([[3, 4, 5, 9]])
     plan = open_plan(index, PackSettings(8), [tmp_path])
@@ -176,12 +208,27 @@ def test_a_damaged_plan_is_refused(damage: str, tmp_path: Path) -> None:
     if damage == "items":
         at = data.index(plan.items.tobytes())
         data[at : at + 2] = b"\xff\xff"
+    elif damage == "other items":  # which fit their rows too
+        at = data.index(plan.items.tobytes())
+        assert plan.items.tolist() == [0, 2, 1, 3, 3]
+        data[at : at + 2] = b"\1\0"
+    elif damage in ("losses", "costs"):
+        at = data.index(getattr(plan, damage).tobytes())
+        data[at] ^= 1
     elif damage == "ends":
         at = data.index(plan.ends.tobytes())
         data[at : at + 8] = np.array([1 << 40], np.int64).tobytes()
-    path.write_bytes({"cut": data[:200], "empty": b"", "noise": b"x" * 500}.get(damage, bytes(data)))
-    with pytest.raises(FormatError, match="delete it, and it is made again"):
-        all_segments(open_plan(index, PackSettings(8), [tmp_path]))
+    schema = pa.ipc.open_stream(path).schema.serialize().to_pybytes()
+    whole = {"cut": data[:200], "no batch": schema + b"\xff\xff\xff\xff" + bytes(4), "empty": b"", "noise": b"x" * 500}
+    path.write_bytes(whole.get(damage, bytes(data)))
+    for ask in (Packs.segments, Packs.loss, Packs.cost):
+        with pytest.raises(FormatError, match=r"packs-.*\.arrow: .*delete it, and it is made again"):
+            getattr(open_plan(index, PackSettings(8), [tmp_path]), ask.__name__)(np.arange(2), seed=None, epoch=0)
+
+
+def test_a_plan_of_no_documents_has_no_rows(tmp_path: Path) -> None:
+    for _ in range(2):
+        assert len(open_plan(index_of([]), PackSettings(8), [tmp_path])) == 0
 
 
 def test_a_document_that_is_too_long_can_be_an_error(tmp_path: Path) -> None:
@@ -215,7 +262,17 @@ def test_documents_that_overlap_are_refused_and_a_stream_has_no_gaps() -> None:
         TokenShard("x.ds", np.dtype("<u2"), np.array([0, 4]), np.array([3, 4]))
     with pytest.raises(FormatError, match="does not begin at a token"):
         TokenShard("x.ds", np.dtype("<u2"), np.array([0, 7]), np.array([3, 4]))
+    with pytest.raises(FormatError, match="places that no file has"):
+        TokenShard("x.ds", np.dtype("<u2"), np.array([0, 1 << 62]), np.array([3, 4]))
     gaps = TokenShard("x.ds", np.dtype("<u2"), np.array([0, 10]), np.array([3, 4]))
     index = TokenIndex("x", [2], lambda number: gaps, fingerprint="f", facts=TokenFacts("uint16"))
     with pytest.raises(OptionError, match="several fields"):
         StreamPacks(index, PackSettings(4, "concat"))
+
+
+@pytest.mark.parametrize("runs", [[(-1, 2)], [(2, 1)], [(0, 4)], [(0, 2), (1, 3)], [(2, 3), (0, 1)]])
+def test_tokens_with_loss_lie_in_their_document_once(runs: list[tuple[int, int]]) -> None:
+    """They would be counted in the loss of a step, and not be in a batch."""
+    loss = LossRuns(np.array([0, 1, 1 + len(runs)]), np.array([(0, 2), *runs], np.int32))
+    with pytest.raises(FormatError, match=r"x\.ds: tokens with loss lie outside of their document, or overlap"):
+        TokenShard("x.ds", np.dtype("<u2"), np.array([0, 4]), np.array([2, 3]), loss=loss)

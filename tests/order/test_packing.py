@@ -10,7 +10,7 @@ from fixtures import quick
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datapipe.order.packing import best_fit
+from datapipe.order.packing import best_fit, like_lengths
 
 
 def one_by_one(lengths: list[int], capacity: int, most: int) -> list[int]:
@@ -58,3 +58,21 @@ def test_rows_of_web_like_documents_are_full(capacity: int, dtype: type) -> None
     lengths = np.clip(np.exp(rng.normal(np.log(415), 1.2, 65_536)), 16, capacity).astype(dtype)
     _, ends = best_fit(lengths, capacity)
     assert int(lengths.astype(np.int64).sum()) / (len(ends) * capacity) > 0.999
+
+
+@quick
+@given(st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=3), min_size=0, max_size=60), st.integers(90, 300))
+def test_batches_of_like_lengths_take_as_many_documents_as_fit(rows: list[list[int]], most: int) -> None:
+    num_fields = max(map(len, rows), default=1)
+    lengths = np.array([row + [1] * (num_fields - len(row)) for row in rows], np.int64).reshape(-1, num_fields).T
+    order, ends = like_lengths(lengths, most)
+    assert sorted(order.tolist()) == list(range(len(rows)))
+    begin = 0
+    for end in ends.tolist():
+        assert end > begin
+        here = lengths[:, order[begin:end]]
+        assert here.max(axis=1).sum() * (end - begin) <= most
+        if end < len(rows):
+            assert lengths[:, order[begin : end + 1]].max(axis=1).sum() * (end + 1 - begin) > most
+        begin = end
+    assert begin == len(rows)

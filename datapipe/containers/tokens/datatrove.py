@@ -49,5 +49,7 @@ def _open(path: Path, index_path: Path, dtype: str) -> TokenShard:
         ends = np.frombuffer(map_file(index_path), "<i8")
     except (OSError, ValueError) as exc:
         raise FormatError(f"{index_path}: no list of the ends of documents ({exc}); get the file again") from exc
+    if (ends[:1] < 0).any() or (ends[1:] < ends[:-1]).any():  # differences of such ends need not fit 64 bits
+        raise FormatError(f"{index_path}: the ends of documents do not ascend; get the file again")
     stored, num_tokens = TokenFacts(dtype).stored, np.diff(ends, prepend=0)
     return TokenShard(str(path), stored, (ends - num_tokens) * stored.itemsize, num_tokens)

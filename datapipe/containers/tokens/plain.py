@@ -5,6 +5,7 @@ The ends of documents are found by reading the whole file once, and kept in the 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from pathlib import Path
@@ -14,7 +15,7 @@ from crc32c import crc32c
 from numpy.typing import NDArray
 
 from datapipe.codecs.npy import NPY_MAGIC, read_npy_header
-from datapipe.codecs.tokens import TokenFacts
+from datapipe.codecs.tokens import READ_DTYPES, TokenFacts
 from datapipe.core import atomic
 from datapipe.core.regular_files import open_file, read_bytes
 from datapipe.core.user_cache import INDEXES, index_directory
@@ -63,8 +64,8 @@ def _array(path: Path, head: bytes, nbytes: int) -> tuple[int, int, str]:
     except DecodeError as exc:
         raise FormatError(f"{path}: {exc}; save it again") from exc
     is_little = header.dtype == header.dtype.newbyteorder("<")
-    if len(header.shape) != 1 or header.start + header.nbytes > nbytes or header.dtype.kind not in "ui" or not is_little:
-        found = f"holds {header.dtype.str} {header.shape}, and not one row of little-endian whole numbers"
+    if len(header.shape) != 1 or header.start + header.nbytes > nbytes or header.dtype.name not in READ_DTYPES or not is_little:
+        found = f"holds {header.dtype.str} {header.shape}, and not one row of little-endian {', '.join(READ_DTYPES)}"
         raise FormatError(f"{path}: {found}; save it as one")
     return header.start, header.start + header.nbytes, header.dtype.name
 
@@ -80,21 +81,29 @@ def _ends(
         repr((os.path.realpath(path), start, dtype.str, eos, stamp)).encode(errors="surrogateescape")
     ).hexdigest()
     kept = index_directory(INDEXES, name[:32]) / "ends"
-    try:
-        return np.frombuffer(read_bytes(kept, at_most=1 << 40), np.int64)
-    except FileNotFoundError:
-        pass
+    with contextlib.suppress(FileNotFoundError):
+        found = read_bytes(kept, at_most=1 << 40)
+        if _are_ends(found, num_tokens):
+            return np.frombuffer(found, np.int64)
     with reported_wait(f"the documents of {path}", "it is read once, to find their ends"):
-        found = [
+        parts = [
             _ends_in(path, place, end, dtype, eos) + (place - start) // dtype.itemsize
             for place in range(start, end, _READ_NBYTES)
         ]
-    ends = np.concatenate([np.zeros(0, np.int64), *found])
+    ends = np.concatenate([np.zeros(0, np.int64), *parts])
     if num_tokens and (not len(ends) or ends[-1] != num_tokens):
         ends = np.append(ends, num_tokens)
     with atomic.atomic_writer(kept, mode=0o600) as file:
         file.write(ends.tobytes())
     return ends
+
+
+def _are_ends(data: bytes, num_tokens: int) -> bool:
+    """Return True if kept bytes are the ends of documents of a file of so many tokens."""
+    if len(data) % 8:
+        return False
+    ends = np.frombuffer(data, np.int64, len(data) // 8)
+    return (int(ends[-1]) if len(ends) else 0) == num_tokens and not (np.diff(ends, prepend=0) < 1).any()
 
 
 def _ends_in(path: Path, place: int, end: int, dtype: np.dtype[np.generic], eos: int) -> NDArray[np.int64]:

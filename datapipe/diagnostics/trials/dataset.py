@@ -82,10 +82,10 @@ def try_rows(loader: Any, *, seconds: float) -> dict[str, Any]:
 
     Forks, and waits for the child for at most `seconds` and some more.
     """
-    from datapipe.adapt.number_rows import rows_of
+    from datapipe.adapt.whole_batches import gathered_rows
 
     dataset = loader.dataset
-    rows = None if loader.batch_sampler is None or not hasattr(dataset, "__len__") or not len(dataset) else rows_of(dataset)
+    rows = None if not hasattr(dataset, "__len__") or not len(dataset) else gathered_rows(loader)
     if rows is None:
         return {}
 

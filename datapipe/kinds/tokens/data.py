@@ -163,7 +163,9 @@ class Tokens(Data):
             known = [one for one in (facts.pad, facts.eos) if one is not None]
             settings = replace(settings, pad=known[0] if known else 0)
         if facts.vocab_size is not None and settings.pad >= facts.vocab_size:
-            raise OptionError(f"pad is {settings.pad}, beyond the vocabulary of {facts.vocab_size}; pass an id of it")
+            raise OptionError(
+                f"{self.index.where}: pad is {settings.pad}, beyond the vocabulary of {facts.vocab_size}; pass an id of it"
+            )
         self.settings = settings
         self.corpora = [Corpus(*pair) for pair in zip(indexes, _packs(indexes, settings), strict=True)]
         self._parts: tuple[Tokens, ...] = ()

@@ -15,7 +15,7 @@ from datapipe.containers.tokens.opening import MEGATRON, form_of, open_tokens, t
 from datapipe.core.printable import counted
 from datapipe.errors import DatapipeError, OptionError
 from datapipe.index.manifest import MANIFEST_NAME, read_manifest
-from datapipe.index.pack_plan import measured_fill
+from datapipe.index.pack_windows import measured_fill
 from datapipe.index.packs import PackSettings
 from datapipe.index.sample_index import SampleIndex
 from datapipe.index.tokens import TOKENS_CONTAINER, TokenIndex

@@ -227,6 +227,18 @@ def _no_tokens(made: Path) -> dp.Tokens:
     return dp.Tokens(made / "plain", LENGTH)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("vocab_size", 0), ("eos", -1), ("eos", 1 << 63), ("pad", 10**30), ("bos", -(1 << 70))]
+)
+def test_ids_that_no_tokenizer_has_are_refused(name: str, value: int, tokens: Path) -> None:
+    manifest = json.loads((tokens / "dataset.json").read_text())
+    del manifest["checksum"]
+    manifest["tokens"] |= {"vocab_size": None, name: value}
+    (tokens / "dataset.json").write_text(json.dumps(manifest))
+    with pytest.raises(FormatError, match=rf"dataset\.json: .*{name} is"):
+        dp.Tokens(tokens, LENGTH)
+
+
 @pytest.mark.parametrize("what", ["pipe", "link"])
 def test_shards_that_are_no_files_of_the_set_are_refused(what: str, tokens: Path, tmp_path: Path) -> None:
     shard = min(tokens.glob("*.tokens"))
