@@ -25,6 +25,7 @@ from datapipe.index.videos import VideoIndex
 Ints = NDArray[np.int64]
 Short = Literal["repeat", "drop", "error"]
 
+_RUN_FRAMES = 32  # of the grid: the least in which the clips of a run begin
 _EARLY = 1e-6  # seconds by which a frame may come after its moment, as times are rounded
 
 
@@ -183,14 +184,27 @@ class ClipIndex:
         is_pad = places >= grid.num
         return ClipFrames(int(self.parts.video[part]), grid.frames(np.minimum(places, grid.num - 1)), is_pad)
 
-    def run_starts(self, num_frames: int) -> Ints:
-        """Return (r + 1,) the clips at which runs begin that share their decoding, and in all: about `num_frames` of the grid."""
-        each = max(1, num_frames // self.settings.distance)
+    def run_starts(self, num_clips: int) -> Ints:
+        """Return (r + 1,) the clips at which runs begin that share their decoding, and in all.
+
+        Runs begin where groups of pictures do; groups that are shorter than `num_clips` clips, or half a second of frames or so,
+        are put together, and much longer ones are divided.
+        """
+        least = max(_RUN_FRAMES, num_clips * self.settings.distance)
         num = np.diff(self.starts)
-        runs = -(-num // each)
-        first = np.repeat(self.starts[:-1], runs)
-        within = np.arange(len(first)) - np.repeat(np.cumsum(runs) - runs, runs)
-        return np.append(first + within * each, self.starts[-1])
+        part = np.repeat(np.arange(len(num)), num)
+        begin = (np.arange(len(part)) - self.starts[part]) * self.settings.distance
+        cell = begin // least if self.settings.fps is not None or not self.parts.are_whole else self._cells(part, begin, least)
+        is_first = np.ones(len(part), np.bool_)
+        is_first[1:] = (part[1:] != part[:-1]) | (cell[1:] != cell[:-1])
+        return np.append(np.flatnonzero(is_first), self.starts[-1])
+
+    def _cells(self, part: Ints, begin: Ints, least: int) -> Ints:
+        """Return (m,) a number for each clip that begins at a frame of a part: that of its run among those of the part."""
+        videos = self.parts.videos
+        group = videos.groups_at(self.parts.video[part], begin)
+        first = videos.group_frames[group]  # where the group begins
+        return first // least * least + (begin - first) // (2 * least) * least
 
     def describe(self, clip: int) -> Description:
         """Return a description of a clip, for messages."""

@@ -92,6 +92,22 @@ class VideoIndex:
             found.append(np.where(is_turned[:, None], sizes[:, ::-1], sizes))
         return np.concatenate(found)
 
+    @functools.cached_property
+    def group_frames(self) -> NDArray[np.int32]:
+        """The (g,) frames at which groups of pictures begin, of all videos one after the other."""
+        return np.concatenate([np.zeros(0, np.int32), *(batch.group_frames for batch in self._batches)])
+
+    @functools.cached_property
+    def _group_starts(self) -> Ints:
+        """The (n + 1,) groups before each video, and in all."""
+        return np.cumsum(np.concatenate([np.zeros(1, np.int64), *(batch.num_groups for batch in self._batches)]))
+
+    def groups_at(self, videos: Ints, frames: Ints) -> Ints:
+        """Return (k,) the groups in which frames of videos lie, as numbers in `group_frames`."""
+        starts, most = self._group_starts, int(self.num_frames.max(initial=0)) + 1
+        of_group = np.repeat(np.arange(len(self)), np.diff(starts)) * most + self.group_frames  # ascending
+        return np.searchsorted(of_group, videos * most + frames, side="right") - 1
+
     def source(self, number: int) -> VideoSource:
         """Return where a video lies."""
         batch, row = self._place(number)
@@ -135,6 +151,17 @@ class _Columns:
         self.numbers = {name: _values(batch.column(name), dtype) for name, dtype in _NUMBERS.items()}
         self._texts = {name: _strings(batch.column(name)) for name in _STRINGS}
         self._packets, self._frames, self._groups = (_list(batch.column(name)) for name in ("packets", "frames", "groups"))
+
+    @property
+    def group_frames(self) -> NDArray[np.int32]:
+        """The (g,) frames at which groups begin, of all rows one after the other."""
+        ends, values = self._groups
+        return _values(values.field(1), np.int32)[int(ends[0]) : int(ends[-1])]
+
+    @property
+    def num_groups(self) -> Ints:
+        """The (n,) numbers of groups."""
+        return np.diff(self._groups[0])
 
     def text(self, name: str, row: int) -> bytes:
         ends, data = self._texts[name]

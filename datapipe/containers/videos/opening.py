@@ -39,9 +39,9 @@ def is_video_name(name: bytes) -> bool:
 def open_parts(source: ClipSource) -> tuple[VideoParts, str]:
     """Return the parts of the videos that a source means, in order, and where they lie, for people.
 
-    `source`: a folder of videos, whose top folders are classes if all of them lie in such; a file, a glob pattern or a list of files;
-    or a list of parts, CSV or JSON lines, with a path, and start, end (seconds) and label if there are any. Raises
-    MissingDataError, StorageError, FormatError or OptionError.
+    `source`: a folder of videos, whose top folders are classes if all of them lie in such; a file, a glob pattern or a list of
+    files; or a list of parts, CSV or JSON lines, with a path, and start, end (seconds) and label if there are any.
+    Raises MissingDataError, StorageError, FormatError or OptionError.
     """
     if not isinstance(source, (str, os.PathLike)):
         names = [path_name(one, "the path to a video") for one in source]

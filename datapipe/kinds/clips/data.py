@@ -42,12 +42,12 @@ class Clips(Data):
     layout: of `video`: "BTCHW", "BCTHW" or "BTHWC"; views of the same memory.
     fields: which of `video`, `label`, `is_pad`, `times` and `id` a batch has; the first two by default.
 
-    A batch is a dict: `video` (b, t, 3, h, w) in the layout, uint8 or what the loader's transforms make of it, which draw once for
-    a clip; `label` (b,) int64; `is_pad` (b, t) bool, True where a frame is repeated; `times` (b, t) float64, the seconds at
+    A batch is a dict: `video` (b, t, 3, h, w) in the layout, uint8 or what the loader's transforms make of it, which draw once
+    for a clip; `label` (b,) int64; `is_pad` (b, t) bool, True where a frame is repeated; `times` (b, t) float64, the seconds at
     which frames are shown; `id` (b,) int64, the clips' numbers. With tail="mask" also `real` (b,) bool.
 
-    Raises OptionError for settings that do not fit, FormatError for a video that cannot be decoded, MissingDataError where there is
-    none, and DependencyError without PyAV.
+    Raises OptionError for settings that do not fit, FormatError for a video that cannot be decoded, MissingDataError where
+    there is none, and DependencyError without PyAV.
     """
 
     def __init__(

@@ -29,8 +29,6 @@ from datapipe.order.visits import RunsInOrder, VisitOrder
 from datapipe.transforms import Recipe
 from datapipe.transforms.lowering import described
 
-RUN_FRAMES = 64  # of the grid, in which the clips of a run begin
-
 # Arguments of a loader that clips do not serve, and what to do instead.
 _NOT_SERVED = {
     "sampler": "leave it out: clips are decoded by visits, which shuffle=True shuffles",
@@ -77,11 +75,13 @@ class ClipKind(Kind):
         return self.index.settings.frames * math.prod(self.size) * 3
 
     def order(self, seed: int, *, shuffle: Shuffle, global_batch: int) -> Order:
-        starts = self.index.run_starts(RUN_FRAMES)
+        starts = self.index.run_starts(self.settings.per_visit)
         if not shuffle:
             return RunsInOrder(starts)
-        num_lanes = 1 if self.settings.per_visit == 1 else self.settings.num_lanes(global_batch, self.clip_nbytes)
-        return VisitOrder(starts, seed, self.settings.per_visit, num_lanes)
+        num_lanes = (
+            1 if self.settings.per_visit == 1 else self.settings.num_lanes(len(self.index), global_batch, self.clip_nbytes)
+        )
+        return VisitOrder(starts, seed, each, num_lanes)
 
     def open_pass(self, settings: Pass) -> ClipMaker:
         if self._files is None:

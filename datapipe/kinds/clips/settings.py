@@ -15,6 +15,7 @@ FIELDS = ("video", "label", "is_pad", "times", "id")
 
 _MEMORY_NBYTES = 2 << 30  # of the decoded clips of a process, where the number of lanes is chosen
 _MOST_PER_RANK = 128  # clips of a step of a rank that it is chosen for
+_LEAST_VISITS = 8  # of a lane, whose ends divide visits
 _MOST_STEPS = 16  # over which the clips of a visit are spread: batches vary as in a full shuffle
 
 
@@ -39,13 +40,15 @@ class ClipSettings:
                 found = f"has {unknown[0]!r:.40}" if unknown else "is empty"
                 raise OptionError(f"fields {found}; choose of {', '.join(FIELDS)}")
 
-    def num_lanes(self, global_batch: int, clip_nbytes: int) -> int:
+    def num_lanes(self, num_clips: int, global_batch: int, clip_nbytes: int) -> int:
         """Return the number of lanes: a multiple of the clips of a step over all ranks, so that each rank has its own."""
         if self.lanes != "auto":
             if self.lanes % global_batch:
                 raise OptionError(
-                    f"lanes is {self.lanes}, and a step has {global_batch} clips over all ranks; pass a multiple of that, or 'auto'"
+                    f"lanes is {self.lanes}, and a step has {global_batch} clips over all ranks; pass a multiple of that, or "
+                    "'auto'"
                 )
             return self.lanes
         nbytes = self.per_visit * clip_nbytes * min(global_batch, _MOST_PER_RANK)
-        return global_batch * min(_MOST_STEPS, max(1, _MEMORY_NBYTES // nbytes))
+        visits = num_clips // (self.per_visit * global_batch)  # of each lane, if there were as many lanes as clips of a step
+        return global_batch * max(1, min(_MOST_STEPS, _MEMORY_NBYTES // nbytes, visits // _LEAST_VISITS))
