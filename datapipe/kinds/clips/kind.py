@@ -78,9 +78,8 @@ class ClipKind(Kind):
         starts = self.index.run_starts(self.settings.per_visit)
         if not shuffle:
             return RunsInOrder(starts)
-        num_lanes = (
-            1 if self.settings.per_visit == 1 else self.settings.num_lanes(len(self.index), global_batch, self.clip_nbytes)
-        )
+        each = self.settings.per_visit
+        num_lanes = 1 if each == 1 else self.settings.num_lanes(len(self.index), global_batch, self.clip_nbytes)
         return VisitOrder(starts, seed, each, num_lanes)
 
     def open_pass(self, settings: Pass) -> ClipMaker:
