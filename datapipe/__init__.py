@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from datapipe.kernel.explanation import explain
     from datapipe.kernel.prefetching import prefetch
     from datapipe.kernel.samplers import WeightedSampler
+    from datapipe.kinds.clips.data import Clips
     from datapipe.kinds.images.dali.settings import Dali
     from datapipe.kinds.images.data import Images
     from datapipe.kinds.loader import DataLoader
@@ -38,6 +39,7 @@ __version__ = "0.1.0"
 __all__ = [
     "BadSample",
     "Cache",
+    "Clips",
     "Columns",
     "Dali",
     "DataLoader",
@@ -66,6 +68,7 @@ __all__ = [
 _HOMES = {
     "BadSample": "datapipe.kernel.bad_samples",
     "Cache": "datapipe.kernel.cache_settings",
+    "Clips": "datapipe.kinds.clips.data",
     "Columns": "datapipe.columns.recipe",
     "Dali": "datapipe.kinds.images.dali.settings",
     "DataLoader": "datapipe.kinds.loader",

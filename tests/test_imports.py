@@ -53,7 +53,7 @@ CONVERTS = "datapipe.diagnostics.trials.process"  # the one module below cli tha
 # Rooms, and those of their members that do not import each other.
 SIBLINGS = {
     "datapipe.containers": ("folder", "tar", "tfrecord", "hdf5", "parquet"),
-    "datapipe.kinds": ("images", "tables", "tokens"),
+    "datapipe.kinds": ("clips", "images", "tables", "tokens"),
     "datapipe.kinds.images": ("images_cpu", "dali"),
     "datapipe.kinds.tables": ("arrow", "cudf"),
 }

@@ -28,7 +28,12 @@ if TYPE_CHECKING:
 
 # Where each kind is. Asked in this order whether a local path is theirs: images last, as they keep an index next to shards that
 # others wrote. What lies in a store is asked for in reverse, since no index is kept there.
-KINDS = {"tokens": "datapipe.kinds.tokens", "tables": "datapipe.kinds.tables", "images": "datapipe.kinds.images"}
+KINDS = {
+    "tokens": "datapipe.kinds.tokens",
+    "tables": "datapipe.kinds.tables",
+    "clips": "datapipe.kinds.clips",
+    "images": "datapipe.kinds.images",
+}
 
 
 def part(kind: str, name: str) -> Any:

@@ -24,7 +24,7 @@ from datapipe.stores.location import is_url
 
 ClipSource = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
-SUFFIXES = (".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".ts", ".m2ts", ".wmv", ".flv", ".3gp", ".ogv")
+SUFFIXES = (".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".m2ts", ".wmv", ".flv", ".3gp", ".ogv")
 LIST_SUFFIXES = (".csv", ".tsv", *JSON_SUFFIXES)
 _PATHS = ("path", "video", "video_path", "file", "file_name", "filename", "filepath")  # columns of lists: the first that there is
 _STARTS, _ENDS = ("start", "start_time", "time_start", "t_start"), ("end", "end_time", "time_end", "t_end")
