@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -234,6 +235,14 @@ def test_errors_of_reading_are_raised(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="the disk is gone"):
         list(decoder.decode(track, broken, wanted(3)))
     assert dict(decoder.decode(track, read, wanted(3))).keys() == {3}
+
+
+def test_a_codec_that_pyav_does_not_decode_is_named(tmp_path: Path) -> None:
+    track, read = opened(KINDS["h264.mp4"](tmp_path / "a.mp4"))
+    unknown = dataclasses.replace(track, coding=dataclasses.replace(track.coding, codec="nothing"))
+    found = dict(VideoDecoder().decode(unknown, read, wanted(3, 4)))
+    assert sorted(found) == [3, 4]
+    assert all(str(error).startswith("this PyAV has no decoder for nothing") for error in found.values())
 
 
 def test_contexts_are_kept_for_codings_that_come_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
