@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,22 @@ def test_one_decoder_serves_many_videos_in_turn(tmp_path: Path) -> None:
         track, read, expected = videos[rng.integers(len(videos))]
         number = int(rng.integers(len(track)))
         assert same(dict(decoder.decode(track, read, wanted(number)))[number], expected[number])
+
+
+def test_threads_decode_side_by_side(tmp_path: Path) -> None:
+    """Each has a decoder of its own; the track and what reads are shared."""
+    path = KINDS["h264.mp4"](tmp_path / "a.mp4")
+    track, read = opened(path)
+    expected = [planes(frame) for frame in decoded_in_order(path)]
+
+    def decoded(seed: int) -> bool:
+        decoder, rng = VideoDecoder(), np.random.default_rng(seed)
+        requests = [np.sort(rng.choice(40, 5, replace=False)) for _ in range(20)]
+        found = [pair for request in requests for pair in decoder.decode(track, read, request)]
+        return len(found) == 100 and all(same(frame, expected[number]) for number, frame in found)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(decoded, range(8)))
 
 
 @pytest.mark.parametrize("name", ["h264.mp4", "hevc.mp4", "mpeg4.mp4"])
