@@ -20,8 +20,10 @@ from datapipe.codecs.video import decoding  # noqa: E402
 from datapipe.codecs.video.conversion import FrameConverter  # noqa: E402
 from datapipe.codecs.video.decoding import VideoDecoder  # noqa: E402
 from datapipe.codecs.video.filling import fill_frames  # noqa: E402
+from datapipe.codecs.video.nal_units import is_never_referenced  # noqa: E402
 from datapipe.codecs.video.runs import runs_of  # noqa: E402
 from datapipe.codecs.video.track import ReadAt, VideoTrack  # noqa: E402
+from datapipe.containers.videos.presentation import track_of  # noqa: E402
 from datapipe.containers.videos.reading import read_track  # noqa: E402
 from datapipe.errors import DecodeError  # noqa: E402
 
@@ -85,6 +87,24 @@ def test_videos_that_begin_within_a_group(name: str, ending: str, tmp_path: Path
         assert track.frame_pts.tolist() == [frame.pts for frame in expected]
         for number, frame in VideoDecoder().decode(track, read, np.arange(len(track))):
             assert same(frame, planes(expected[number]))
+
+
+def test_empty_packets_are_left_out(tmp_path: Path) -> None:
+    """To a decoder they would be the end of the video."""
+    path = KINDS["h264.mp4"](tmp_path / "a.mp4")
+    track, read = opened(path)
+    expected = [planes(frame) for frame in decoded_in_order(path)]
+    packets = track.packets
+    empty = np.array([8, 15, 20])
+    empty = empty[[is_never_referenced("h264", read(int(packets.offset[one]), int(packets.size[one])), 4) for one in empty]]
+    assert len(empty)
+    size = packets.size.copy()
+    size[empty] = 0
+    made = track_of(track.coding, track.time_base, dataclasses.replace(packets, size=size), read)
+    kept = np.flatnonzero(~np.isin(track.frame_packet, empty))
+    assert made.frame_packet.tolist() == track.frame_packet[kept].tolist()
+    for number, frame in VideoDecoder(skips=False).decode(made, read, np.arange(len(made))):
+        assert same(frame, expected[kept[number]])
 
 
 def test_one_decoder_serves_many_videos_in_turn(tmp_path: Path) -> None:
