@@ -50,7 +50,7 @@ class VideoDecoder:
         """Yield the number of each wanted frame with the frame, a `VideoFrame` of PyAV, or the DecodeError that it has.
 
         `frames`: numbers of presented frames, ascending without repeats. They come as they are decoded, which is not in order.
-        The bytes come from `read`, whose errors are raised.
+        The bytes come from `read`, whose errors are raised. One call at a time: exhaust or close it before the next.
         """
         for run in runs_of(track, frames):
             rest = [(run, True)]
