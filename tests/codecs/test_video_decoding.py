@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,10 @@ from datapipe.codecs.video import decoding  # noqa: E402
 from datapipe.codecs.video.conversion import FrameConverter  # noqa: E402
 from datapipe.codecs.video.decoding import VideoDecoder  # noqa: E402
 from datapipe.codecs.video.filling import fill_frames  # noqa: E402
+from datapipe.codecs.video.nal_units import is_never_referenced  # noqa: E402
 from datapipe.codecs.video.runs import runs_of  # noqa: E402
 from datapipe.codecs.video.track import ReadAt, VideoTrack  # noqa: E402
+from datapipe.containers.videos.presentation import track_of  # noqa: E402
 from datapipe.containers.videos.reading import read_track  # noqa: E402
 from datapipe.errors import DecodeError  # noqa: E402
 
@@ -85,6 +89,24 @@ def test_videos_that_begin_within_a_group(name: str, ending: str, tmp_path: Path
             assert same(frame, planes(expected[number]))
 
 
+def test_empty_packets_are_left_out(tmp_path: Path) -> None:
+    """To a decoder they would be the end of the video."""
+    path = KINDS["h264.mp4"](tmp_path / "a.mp4")
+    track, read = opened(path)
+    expected = [planes(frame) for frame in decoded_in_order(path)]
+    packets = track.packets
+    empty = np.array([8, 15, 20])
+    empty = empty[[is_never_referenced("h264", read(int(packets.offset[one]), int(packets.size[one])), 4) for one in empty]]
+    assert len(empty)
+    size = packets.size.copy()
+    size[empty] = 0
+    made = track_of(track.coding, track.time_base, dataclasses.replace(packets, size=size), read)
+    kept = np.flatnonzero(~np.isin(track.frame_packet, empty))
+    assert made.frame_packet.tolist() == track.frame_packet[kept].tolist()
+    for number, frame in VideoDecoder(skips=False).decode(made, read, np.arange(len(made))):
+        assert same(frame, expected[kept[number]])
+
+
 def test_one_decoder_serves_many_videos_in_turn(tmp_path: Path) -> None:
     names = ["h264.mp4", "hevc-open.mp4", "vp9.webm", "h264-444.mp4", "h264-size-change.mp4", "av1.mp4", "h264-odd.mp4"]
     paths = [KINDS[name](tmp_path / name) for name in names]
@@ -94,6 +116,22 @@ def test_one_decoder_serves_many_videos_in_turn(tmp_path: Path) -> None:
         track, read, expected = videos[rng.integers(len(videos))]
         number = int(rng.integers(len(track)))
         assert same(dict(decoder.decode(track, read, wanted(number)))[number], expected[number])
+
+
+def test_threads_decode_side_by_side(tmp_path: Path) -> None:
+    """Each has a decoder of its own; the track and what reads are shared."""
+    path = KINDS["h264.mp4"](tmp_path / "a.mp4")
+    track, read = opened(path)
+    expected = [planes(frame) for frame in decoded_in_order(path)]
+
+    def decoded(seed: int) -> bool:
+        decoder, rng = VideoDecoder(), np.random.default_rng(seed)
+        requests = [np.sort(rng.choice(40, 5, replace=False)) for _ in range(20)]
+        found = [pair for request in requests for pair in decoder.decode(track, read, request)]
+        return len(found) == 100 and all(same(frame, expected[number]) for number, frame in found)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(decoded, range(8)))
 
 
 @pytest.mark.parametrize("name", ["h264.mp4", "hevc.mp4", "mpeg4.mp4"])
@@ -234,6 +272,14 @@ def test_errors_of_reading_are_raised(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="the disk is gone"):
         list(decoder.decode(track, broken, wanted(3)))
     assert dict(decoder.decode(track, read, wanted(3))).keys() == {3}
+
+
+def test_a_codec_that_pyav_does_not_decode_is_named(tmp_path: Path) -> None:
+    track, read = opened(KINDS["h264.mp4"](tmp_path / "a.mp4"))
+    unknown = dataclasses.replace(track, coding=dataclasses.replace(track.coding, codec="nothing"))
+    found = dict(VideoDecoder().decode(unknown, read, wanted(3, 4)))
+    assert sorted(found) == [3, 4]
+    assert all(str(error).startswith("this PyAV has no decoder for nothing") for error in found.values())
 
 
 def test_contexts_are_kept_for_codings_that_come_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

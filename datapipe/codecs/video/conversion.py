@@ -18,14 +18,15 @@ Pixels = NDArray[np.uint8] | NDArray[np.uint16]
 
 DEPTH_FORMATS = ("gray9le", "gray10le", "gray12le", "gray14le", "gray16le")  # of one channel of more than 8 bits
 
+_PACKED = {3: "rgb24", 4: "rgba"}  # by the bytes of a pixel
 _FULL_RANGE, _DEFAULT_SPACE = 2, 5  # of FFmpeg's AVColorRange and SwsColorspace
 
 
 class Resize(enum.Enum):
     """How RGB gets another size. Both are bilinear, and look at all pixels where it becomes smaller."""
 
-    EXACT = "exact"  # within 1 of torchcodec's, which resizes brightness and, more coarsely, colour
-    FAST = "fast"  # each channel by itself, in less than half the time: within 2 of Pillow's
+    EXACT = "exact"  # RGB first, then the size: within 1 of torchcodec's
+    FAST = "fast"  # the size first, of brightness and of coarser colour, if of 8 bits in even sizes; regions grow to even places
 
 
 class FrameConverter:
@@ -39,7 +40,9 @@ class FrameConverter:
         self._interpolations = {"colour": how.BICUBIC, "size": how.BILINEAR, "depth": how.POINT}
         self._new_frame = av.VideoFrame
         self._new_reformatter = av.video.reformatter.VideoReformatter
-        self._is_old = int(av.__version__.split(".")[0]) < 17  # before, PyAV has one thread here, and has to be told the colours
+        # Before 17, PyAV converts with one thread, has to be told the colours, and gives swscale memory that ends with the last
+        # line, beyond which it writes if a line is not a multiple of 16 pixels.
+        self._is_old = int(av.__version__.split(".")[0]) < 17
         self._reformatters: dict[tuple[str, str], Any] = {}  # each keeps what it has prepared for the last sizes
 
     def convert(self, frame: Any, coding: VideoCoding, out: Pixels, *, region: Region | None = None) -> None:
@@ -67,40 +70,43 @@ class FrameConverter:
     def _rgb(self, frame: Any, region: Region, out: Pixels) -> None:
         """Write the RGB of a region of a frame into `out`, which is turned as the frame is."""
         size = (out.shape[0], out.shape[1])
-        frame, region = self._colour_of(frame, region)
-        if size == (region[2], region[3]):
-            out[:] = _cut(_pixels(self._in_rgb(frame)), region)
-        elif self._resize is Resize.EXACT:
-            pixels = _cut(_pixels(self._in_rgb(frame)), region)
-            part = self._new_frame.from_numpy_buffer(pixels, "rgb24")
+        is_resized = size != (region[2], region[3])
+        can_be_fast = is_exact(frame) and not (self._is_old and size[1] % 16)
+        if is_resized and self._resize is Resize.FAST and can_be_fast:
+            if (region[2], region[3]) != (frame.height, frame.width):
+                frame = cut_out(frame, even_region(region, frame), self._new_frame)
+            frame = self._reformatted("size", frame, frame.format.name, size)
+            out[:] = _pixels(self._reformatted("colour", frame, "rgb24", size))
+            return
+        pixels = self._exact_pixels(frame, region, 4 if is_resized else 3)
+        if not is_resized:
+            out[:] = pixels
+            return
+        part = self._new_frame.from_numpy_buffer(pixels, _PACKED[pixels.shape[2]])
+        if self._is_old:
             out[:] = _pixels(self._reformatted("size", part, "rgb24", size))
-        else:
-            for channel, values in enumerate(self._channels(frame, region)):
-                part = self._new_frame.from_numpy_buffer(values, "gray")
-                out[:, :, channel] = _samples(self._reformatted("size", part, "gray", size).planes[0], size)
+            return
+        # Planes: swscale takes as long again to write whole pixels.
+        for plane, channel in zip(self._reformatted("size", part, "gbrp", size).planes, (1, 2, 0), strict=True):
+            out[:, :, channel] = _samples(plane, size)
 
-    def _colour_of(self, frame: Any, region: Region) -> tuple[Any, Region]:
-        """Return what is to be converted for a region of a frame, the whole frame or a part of it, and the region in that."""
+    def _exact_pixels(self, frame: Any, region: Region, num_bytes: int) -> NDArray[np.uint8]:
+        """Return the RGB of a region as (h, w, 3 or 4), the same as that of the whole frame.
+
+        `num_bytes`: of a pixel; 4 are faster to resize, and are 3 where swscale makes others of them.
+        """
         top, left, rows, columns = region
         if not is_exact(frame):
-            whole = (0, 0, frame.height, frame.width)
-            return (cut_out(frame, whole, self._new_frame) if can_be_cut(frame) else frame), region
-        if (rows, columns) == (frame.height, frame.width):
-            return frame, region
-        around = even_region(region, frame)
-        return cut_out(frame, around, self._new_frame), (top - around[0], left - around[1], rows, columns)
-
-    def _in_rgb(self, frame: Any) -> Any:
-        return self._reformatted("colour", frame, "rgb24", (frame.height, frame.width))
-
-    def _channels(self, frame: Any, region: Region) -> list[NDArray[np.uint8]]:
-        """Return the red, green and blue of a region, each as an array whose lines are contiguous."""
-        size = (frame.height, frame.width)
-        if 0 < frame.width % 16 < 10:  # swscale leaves the last columns of planes unwritten
-            pixels = _cut(_pixels(self._in_rgb(frame)), region)
-            return [np.ascontiguousarray(pixels[:, :, channel]) for channel in range(3)]
-        planes = self._reformatted("colour", frame, "gbrp", size).planes
-        return [_cut(_samples(planes[number], size), region) for number in (2, 0, 1)]
+            num_bytes = 3
+            frame = cut_out(frame, (0, 0, frame.height, frame.width), self._new_frame) if can_be_cut(frame) else frame
+        elif (rows, columns) != (frame.height, frame.width) or (self._is_old and frame.width % 16):
+            around = even_region(region, frame)
+            frame = cut_out(frame, around, self._new_frame, multiple=16 if self._is_old else 1)
+            top, left = top - around[0], left - around[1]
+        if 0 < frame.width % 16 < 6 or self._is_old:  # it leaves the last columns unwritten
+            num_bytes = 3
+        frame = self._reformatted("colour", frame, _PACKED[num_bytes], (frame.height, frame.width))
+        return _pixels(frame, num_bytes)[top : top + rows, left : left + columns]
 
     def _depth(self, frame: Any, region: Region, out: Pixels) -> None:
         form = frame.format.name
@@ -130,11 +136,7 @@ def _samples(plane: Any, size: tuple[int, int], dtype: Any = np.uint8) -> NDArra
     return lines[: size[0], : size[1]]
 
 
-def _pixels(frame: Any) -> NDArray[np.uint8]:
-    """Return the (h, w, 3) pixels of a `VideoFrame` in rgb24 as a view of its memory."""
-    return _samples(frame.planes[0], (frame.height, 3 * frame.width)).reshape(frame.height, frame.width, 3)
-
-
-def _cut(values: NDArray[np.uint8], region: Region) -> NDArray[np.uint8]:
-    top, left, rows, columns = region
-    return values[top : top + rows, left : left + columns]
+def _pixels(frame: Any, num_bytes: int = 3) -> NDArray[np.uint8]:
+    """Return the (h, w, bytes) pixels of a packed `VideoFrame` as a view of its memory."""
+    lines = _samples(frame.planes[0], (frame.height, num_bytes * frame.width))
+    return lines.reshape(frame.height, frame.width, num_bytes)

@@ -50,7 +50,7 @@ class VideoDecoder:
         """Yield the number of each wanted frame with the frame, a `VideoFrame` of PyAV, or the DecodeError that it has.
 
         `frames`: numbers of presented frames, ascending without repeats. They come as they are decoded, which is not in order.
-        The bytes come from `read`, whose errors are raised.
+        The bytes come from `read`, whose errors are raised. One call at a time: exhaust or close it before the next.
         """
         for run in runs_of(track, frames):
             rest = [(run, True)]
@@ -64,7 +64,11 @@ class VideoDecoder:
         reason = "the decoder gives no such frame"
         damaged: int | None = None  # packet
         is_open = False
-        context = self._context(key)
+        try:
+            context = self._context(key)
+        except DecodeError as exc:
+            yield from ((frame, exc) for frame in missing.values())
+            return []
         try:
             for number, data in self._needed(track, read, run):
                 is_open = is_open or (number == run.first and self._is_open(track.coding, data))
@@ -144,7 +148,7 @@ class VideoDecoder:
                 yield number, data
 
     def _context(self, key: _Key) -> Any:
-        """Return a codec context that has decoded nothing, or has been flushed."""
+        """Return a codec context that has decoded nothing, or has been flushed. Raises DecodeError if PyAV has no decoder."""
         context = self._contexts.get(key)
         if context is not None:
             self._contexts.move_to_end(key)

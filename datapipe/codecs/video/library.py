@@ -7,14 +7,17 @@ from typing import Any
 
 from datapipe.errors import DependencyError
 
+_OLDEST = 15  # major version
 _REMEDY = "pip install 'gpu-datapipe[video]'"
 
 
 @functools.cache
 def import_av() -> Any:
-    """Return PyAV. Raises DependencyError, with the remedy, if it is not installed or does not load."""
+    """Return PyAV. Raises DependencyError, with the remedy, if it is not installed, too old, or does not load."""
     try:
         import av
     except ImportError as exc:
         raise DependencyError(f"videos need PyAV, which is not installed ({exc}); {_REMEDY}") from exc
+    if int(av.__version__.split(".")[0]) < _OLDEST:
+        raise DependencyError(f"PyAV {av.__version__} is too old for videos (from {_OLDEST} on); {_REMEDY}")
     return av

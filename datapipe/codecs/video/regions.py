@@ -43,30 +43,27 @@ def decoded_region(region: Region, height: int, width: int, rotation: int) -> tu
 
 
 def even_region(region: Region, frame: Any) -> tuple[int, int, int, int]:
-    """Return a region around another one of a frame in even sizes, whose sides lie at even places.
-
-    Its width is a multiple of 16 pixels, or that of the frame, as swscale likes it.
-    """
+    """Return the least region around another one of a frame in even sizes whose sides lie at even places."""
     top, left, rows, columns = region
-    top, bottom = top - top % 2, min(frame.height, top + rows + (top + rows) % 2)
-    left, right = left - left % 2, left + columns
-    width = min(frame.width, -(-(right - left) // 16) * 16)
-    left = min(left, frame.width - width)
-    return top, left, bottom - top, width
+    bottom, right = top + rows + (top + rows) % 2, left + columns + (left + columns) % 2
+    top, left = top - top % 2, left - left % 2
+    return top, left, min(bottom, frame.height) - top, min(right, frame.width) - left
 
 
-def cut_out(frame: Any, region: Region, new_frame: Any) -> Any:
+def cut_out(frame: Any, region: Region, new_frame: Any, *, multiple: int = 1) -> Any:
     """Return a copy of a region of a frame in planes; it begins at even places if colour is coarser.
 
-    `new_frame`: PyAV's `VideoFrame`. The copy does not say how its lines are interlaced, or where its colour was sampled: swscale
-    would convert it otherwise than torchcodec does, each field by itself, and colour moved by half a pixel.
+    `new_frame`: PyAV's `VideoFrame`. `multiple`: of which the width of the copy is one; what is beyond the region is undefined.
+    The copy does not say how its lines are interlaced, or where its colour was sampled: swscale would convert it otherwise than
+    torchcodec does, each field by itself, and colour moved by half a pixel.
     """
     top, left, height, width = region
-    copy = new_frame(width, height, frame.format.name)
+    copy = new_frame(-(-width // multiple) * multiple, height, frame.format.name)
     nbytes = 2 if max(one.bits for one in frame.format.components) > 8 else 1  # of a sample
     for source, target in zip(frame.planes, copy.planes, strict=True):
         rows, into = (np.frombuffer(plane, np.uint8).reshape(-1, plane.line_size) for plane in (source, target))
         y, x = top * source.height // frame.height, left * source.width // frame.width * nbytes
-        into[: target.height, : target.width * nbytes] = rows[y : y + target.height, x : x + target.width * nbytes]
+        columns = nbytes * (-(-width * target.width // copy.width))
+        into[: target.height, :columns] = rows[y : y + target.height, x : x + columns]
     copy.colorspace, copy.color_range = frame.colorspace, frame.color_range
     return copy

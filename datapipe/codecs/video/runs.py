@@ -73,7 +73,7 @@ def runs_of(track: VideoTrack, frames: Ints) -> list[Run]:
 
 
 def packets_in(packets: VideoPackets, run: Run, read: ReadAt) -> Iterator[tuple[int, memoryview]]:
-    """Yield each packet of a run with its bytes, which are fewer where the file ends early."""
+    """Yield each packet of a run that is not empty with its bytes, which are fewer where the file ends early."""
     first, last = run.first, run.last
     offset, size = packets.offset[first : last + 1], packets.size[first : last + 1]
     ends = offset + size
@@ -86,6 +86,6 @@ def packets_in(packets: VideoPackets, run: Run, read: ReadAt) -> Iterator[tuple[
             stop += 1
         start = int(offset[place])
         data = memoryview(read(start, int(ends[stop - 1]) - start))
-        for number in range(place, stop):
+        for number in filter(size.__getitem__, range(place, stop)):
             yield first + number, data[int(offset[number]) - start : int(ends[number]) - start]
         place = stop

@@ -9,10 +9,9 @@ from typing import NamedTuple
 from datapipe.codecs.video.track import ReadAt
 from datapipe.errors import FormatError
 
-MAX_MOOV_NBYTES = 1 << 30
+MAX_BOX_NBYTES = 1 << 30  # of a box that is read as a whole
 _HEADER = struct.Struct(">I4s")
 _HEADER_NBYTES = 16  # of a box whose size has eight bytes
-_TOP = (b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"pnot", b"styp", b"sidx", b"moof", b"uuid", b"meta", b"emsg")
 
 # The exceptions that the parsers raise for boxes that end too early or lead nowhere.
 DAMAGE = (ValueError, struct.error, IndexError, KeyError, OverflowError)  # KeyError: a box is missing
@@ -49,25 +48,44 @@ def children(data: bytes, parent: Box) -> dict[bytes, Box]:
     return found
 
 
-def read_moov(read: ReadAt, nbytes: int, where: str) -> bytes:
-    """Return the contents of the box `moov` of a file of `nbytes` bytes. Raises FormatError if it has none, or was cut."""
+def top_boxes(read: ReadAt, nbytes: int) -> Iterator[tuple[int, Box]]:
+    """Yield the boxes of a file of `nbytes` bytes with where each begins; the last one may end after the file.
+
+    Raises ValueError for what no box is.
+    """
     place = 0
     while place + 8 <= nbytes:
         header = read(place, _HEADER_NBYTES)
         if len(header) < 8:
-            break
+            return
         size, kind = _HEADER.unpack_from(header)
         start = 8
         if size == 1 and len(header) == _HEADER_NBYTES:
             size, start = struct.unpack_from(">Q", header, 8)[0], _HEADER_NBYTES
         elif size == 0:
             size = nbytes - place
-        if size < start or (not place and kind not in _TOP):
-            raise FormatError(f"{where}: not an mp4 or mov file, or damaged at byte {place}; get the file again")
-        if kind == b"moov":
-            if place + size > nbytes or size > MAX_MOOV_NBYTES:
-                raise FormatError(f"{where}: its table of contents (moov) has {size} bytes of {nbytes}: cut; get the file again")
-            return read(place + start, size - start)
+        if size < start:
+            raise ValueError(f"a box of {size} bytes at byte {place}")
+        yield place, Box(kind, place + start, place + size)
         place += size
-    missing = f"its data ends at byte {place} of {nbytes}: cut" if place > nbytes else "its recording was not finished"
+
+
+def read_moov(read: ReadAt, nbytes: int, where: str) -> bytes:
+    """Return the contents of the box `moov` of a file of `nbytes` bytes. Raises FormatError if it has none, or was cut."""
+    end = 0
+    try:
+        for _, box in top_boxes(read, nbytes):
+            end = box.end
+            if box.kind == b"moov":
+                size = box.end - box.start
+                if box.end > nbytes or size > MAX_BOX_NBYTES:
+                    raise FormatError(
+                        f"{where}: its table of contents (moov) has {size} bytes of {nbytes}: cut; get the file again"
+                    )
+                return read(box.start, size)
+    except ValueError as exc:
+        if isinstance(exc, FormatError):
+            raise
+        raise FormatError(f"{where}: not an mp4 or mov file, or damaged ({exc}); get the file again") from exc
+    missing = f"its data ends at byte {end} of {nbytes}: cut" if end > nbytes else "its recording was not finished"
     raise FormatError(f"{where}: it has no table of contents (moov); {missing}; get the file again")

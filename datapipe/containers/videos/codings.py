@@ -51,6 +51,11 @@ def rotation_of(data: bytes, tkhd: Box) -> int:
     return {(1, 0): 0, (0, 1): 90, (-1, 0): 180, (0, -1): 270}.get((_sign(a), _sign(b)), 0) if abs(a * d - b * c) else 0
 
 
+def track_number(data: bytes, tkhd: Box) -> int:
+    """Return the number by which fragments name a track."""
+    return int(struct.unpack_from(">I", data, tkhd.start + (20 if data[tkhd.start] == 1 else 12))[0])
+
+
 def _sign(number: int) -> int:
     return (number > 0) - (number < 0)
 

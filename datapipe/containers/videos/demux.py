@@ -1,4 +1,4 @@
-"""The video track of a file by FFmpeg's demultiplexers, for all that is not a plain mp4: Matroska, WebM, fragments, AVI, FLV.
+"""The video track of a file by FFmpeg's demultiplexers, for all that is not such an mp4: Matroska, WebM, AVI, FLV, other codecs.
 
 FFmpeg says what the packets are; where they lie is looked up in the file, as decoding reads them from there.
 """

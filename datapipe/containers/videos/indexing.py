@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,6 +25,7 @@ _NUM_THREADS = 2  # one reads while the other parses; more fight over the interp
 _CHUNK = 64  # files that a thread reads at once
 _MAX_ROWS, _MAX_PACKETS = 4096, 1 << 20  # of a batch in the file
 _SMALL_NBYTES = 1 << 20
+_local = threading.local()  # memory of each thread for small files: new memory for each takes longer than reading it
 _UNREAD = (-1, 0)  # the stamp of a file that could not be read: it is tried again
 
 
@@ -136,10 +138,13 @@ def look_at(source: VideoSource) -> VideoEntry:
 
 def _reader(descriptor: int, start: int, nbytes: int) -> ReadAt:
     """Return what reads a range of a file; a small one is read at once, as each read gives up the interpreter's lock."""
-    if nbytes <= _SMALL_NBYTES:
-        data = os.pread(descriptor, nbytes, start)
-        return lambda offset, size: data[offset : offset + size]
-    return lambda offset, size: os.pread(descriptor, size, start + offset)
+    if nbytes > _SMALL_NBYTES:
+        return lambda offset, size: os.pread(descriptor, size, start + offset)
+    if not hasattr(_local, "memory"):
+        _local.memory = bytearray(_SMALL_NBYTES)
+    data = memoryview(_local.memory)[:nbytes]
+    data = data[: os.preadv(descriptor, [data], start)] if nbytes else data
+    return lambda offset, size: bytes(data[offset : offset + size])
 
 
 def _stamp(path: str) -> tuple[int, int]:

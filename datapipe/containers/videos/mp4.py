@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from datapipe.codecs.video.track import ReadAt, VideoTrack
 from datapipe.containers.videos.boxes import DAMAGE, Box, boxes, children, read_moov
-from datapipe.containers.videos.codings import coding_of, is_video, time_scale
+from datapipe.containers.videos.codings import coding_of, is_video, time_scale, track_number
+from datapipe.containers.videos.fragments import UnusualError, fragmented_packets
 from datapipe.containers.videos.presentation import track_of
 from datapipe.containers.videos.sample_tables import packets_of
 from datapipe.errors import FormatError
@@ -27,7 +28,7 @@ class _Edit(NamedTuple):
 def read_mp4(read: ReadAt, nbytes: int, where: str) -> VideoTrack | None:
     """Return the video track of a file of `nbytes` bytes.
 
-    None for what is left to FFmpeg: fragments, other codecs, edit lists of several parts. Raises FormatError, which names
+    None for what is left to FFmpeg: other codecs, edit lists of several parts, some fragments. Raises FormatError, which names
     `where`, if there is no video or several, and for a file that is cut or damaged.
     """
     moov = read_moov(read, nbytes, where)
@@ -36,12 +37,11 @@ def read_mp4(read: ReadAt, nbytes: int, where: str) -> VideoTrack | None:
         if len(tracks) != 1:
             remedy = "keep one: ffmpeg -i IN -map 0:v:0 -c copy OUT" if tracks else "remove it from the data"
             raise FormatError(f"{where}: has {len(tracks)} video tracks, expected 1; {remedy}")
-        top = children(moov, Box(b"moov", 0, len(moov)))
-        if b"mvex" in top:
-            return None
-        return _track(moov, top[b"mvhd"], *tracks[0], read=read, nbytes=nbytes)
+        return _track(moov, *tracks[0], read=read, nbytes=nbytes)
     except FormatError:
         raise
+    except UnusualError:
+        return None
     except DAMAGE as exc:
         what = f"it has no box {exc.args[0]!r}" if isinstance(exc, KeyError) else str(exc)
         raise FormatError(f"{where}: damaged mp4: {what}; get the file again") from exc
@@ -57,7 +57,8 @@ def _video_tracks(moov: bytes) -> Iterator[tuple[Children, Children]]:
                 yield trak, mdia
 
 
-def _track(moov: bytes, mvhd: Box, trak: Children, mdia: Children, *, read: ReadAt, nbytes: int) -> VideoTrack | None:
+def _track(moov: bytes, trak: Children, mdia: Children, *, read: ReadAt, nbytes: int) -> VideoTrack | None:
+    top = children(moov, Box(b"moov", 0, len(moov)))
     tables = children(moov, children(moov, mdia[b"minf"])[b"stbl"])
     coding = coding_of(moov, trak[b"tkhd"], tables[b"stsd"])
     if coding is None:
@@ -65,9 +66,14 @@ def _track(moov: bytes, mvhd: Box, trak: Children, mdia: Children, *, read: Read
     scale = time_scale(moov, mdia[b"mdhd"])
     packets = packets_of(moov, tables, nbytes)
     elst = children(moov, trak[b"edts"]).get(b"elst") if b"edts" in trak else None
-    if elst is None or not struct.unpack_from(">I", moov, elst.start + 4)[0]:
+    has_edits = elst is not None and struct.unpack_from(">I", moov, elst.start + 4)[0] > 0
+    if b"mvex" in top:
+        if len(packets) or has_edits:
+            return None
+        packets = fragmented_packets(moov, track_number(moov, trak[b"tkhd"]), read, nbytes)
+    if elst is None or not has_edits:
         return track_of(coding, (1, scale), packets, read)
-    edit = _edit(moov, elst, scale, time_scale(moov, mvhd))
+    edit = _edit(moov, elst, scale, time_scale(moov, top[b"mvhd"]))
     if edit is None:
         return None
     is_shown = (packets.pts >= edit.start) & (packets.pts < edit.end)

@@ -29,20 +29,22 @@ def track_of(
     beginnings of key packets: what the container calls a key may need what lies before it.
     """
     access, changes = _access(coding, packets, read)
-    starts = np.flatnonzero(access)
+    starts = access.nonzero()[0]
     if not len(starts) and len(packets):  # from the first packet on it is as in sequential decoding
         starts, access[0] = np.zeros(1, np.int64), Access.CLOSED
-    order = np.argsort(packets.pts, kind="stable")
+    order = packets.pts.argsort(kind="stable")
+    if len(packets) and not packets.size.min():  # an empty packet says that the frame before stays
+        is_shown = packets.size > 0 if is_shown is None else is_shown & (packets.size > 0)
     if is_shown is not None:
         order = order[is_shown[order]]
-    group = np.searchsorted(starts, order, side="right") - 1
+    group = starts.searchsorted(order, side="right") - 1
     first = starts[group]  # of packets before the first group: any, they are left out
     group -= (access[first] == int(Access.OPEN)) & (packets.pts[order] < packets.pts[first])
     if len(group) and group.min() < 0:
         order, group = order[group >= 0], group[group >= 0]
     is_first = np.ones(len(group), np.bool_)
     np.not_equal(group[1:], group[:-1], out=is_first[1:])
-    group_frame = np.flatnonzero(is_first)
+    group_frame = is_first.nonzero()[0]
     return VideoTrack(
         coding=dataclasses.replace(coding, changes_parameters=changes) if changes else coding,
         time_base=time_base,
@@ -61,7 +63,7 @@ def _access(coding: VideoCoding, packets: VideoPackets, read: ReadAt) -> tuple[I
         return access, False
     length = length_nbytes(coding.codec, coding.extradata)
     num_with_sets = num_new = num_keys = 0
-    for packet in np.flatnonzero(packets.is_key).tolist():
+    for packet in packets.is_key.nonzero()[0].tolist():
         found = _look(coding.codec, length, read, int(packets.offset[packet]), int(packets.size[packet]))
         access[packet], sets = found
         if found[0] != Access.NONE:

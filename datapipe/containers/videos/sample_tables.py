@@ -81,15 +81,15 @@ def _offsets(data: bytes, tables: dict[bytes, Box], size: Ints) -> Ints:
     np.subtract(first[1:], first[:-1], out=num_chunks[:-1])
     if first[0] or num_chunks.min() < 1:
         raise ValueError("its table of chunks (stsc) does not ascend")
-    end = np.cumsum(np.repeat(per_chunk, num_chunks))  # the packets before the end of each chunk
+    end = per_chunk.repeat(num_chunks).cumsum()  # the packets before the end of each chunk
     if end[-1] < num:
         raise ValueError(f"its chunks have {end[-1]} of {num} packets")
-    end = end[: int(np.searchsorted(end, num)) + 1]  # the chunks that have all packets
+    end = end[: int(end.searchsorted(num)) + 1]  # the chunks that have all packets
     end[-1] = num
     start = np.zeros(len(end), np.int64)
     start[1:] = end[:-1]
-    before = np.cumsum(size) - size
-    offset: Ints = before + np.repeat(chunks[: len(end)] - before[np.minimum(start, num - 1)], end - start)
+    before = size.cumsum() - size
+    offset: Ints = before + (chunks[: len(end)] - before[np.minimum(start, num - 1)]).repeat(end - start)
     return offset
 
 
@@ -108,7 +108,7 @@ def _expanded(data: bytes, box: Box, dtype: str, num: int) -> Ints:
     if lengths.sum() > num:
         ends = np.minimum(np.cumsum(lengths), num)
         lengths = ends - np.append(0, ends[:-1])
-    return np.repeat(values, lengths)
+    return values.repeat(lengths)
 
 
 def _numbers(data: bytes, place: int, num: int, dtype: str, end: int | None = None) -> NDArray[Any]:

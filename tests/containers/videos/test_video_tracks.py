@@ -51,6 +51,27 @@ def test_boxes_say_what_the_demultiplexer_says(name: str, tmp_path: Path) -> Non
         assert ours.tolist() == theirs.tolist()
 
 
+FRAGMENTS = (
+    "frag_keyframe+empty_moov", "frag_keyframe+empty_moov+default_base_moof", "frag_keyframe+empty_moov+separate_moof", "dash",
+    "frag_keyframe+empty_moov+omit_tfhd_offset", "frag_keyframe+empty_moov+negative_cts_offsets", "frag_keyframe",
+    "frag_every_frame+empty_moov+default_base_moof", "cmaf+frag_keyframe+empty_moov",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("flags", FRAGMENTS)
+@pytest.mark.parametrize("name", ["h264-open.mp4", "h264.mp4", "hevc.mp4"])
+def test_fragments_of_every_kind(name: str, flags: str, tmp_path: Path) -> None:
+    whole = KINDS[name](tmp_path / name)
+    path = remux(whole, tmp_path / "fragments.mp4", container={"movflags": flags})
+    data = path.read_bytes()
+    track = track_at(path)
+    demuxed = read_demuxed(lambda offset, size: data[offset : offset + size], len(data), str(path), form="mov")
+    assert track.coding == demuxed.coding
+    assert track.frame_pts.tolist() == demuxed.frame_pts.tolist()
+    for column in ("offset", "size", "is_key"):
+        assert getattr(track.packets, column).tolist() == getattr(demuxed.packets, column).tolist()
+
+
 def test_leading_frames_of_open_groups_belong_to_the_group_before(tmp_path: Path) -> None:
     for name in ("h264-open.mp4", "hevc-open.mp4", "mpeg4.mp4"):
         track = track_at(KINDS[name](tmp_path / name))
@@ -78,10 +99,11 @@ def test_a_delayed_track_begins_late(tmp_path: Path) -> None:
     assert track_at(KINDS["h264-late.mp4"](tmp_path / "a.mp4")).times[0] == 1.5
 
 
-def test_no_library_opens_plain_mp4(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = KINDS["h264-cut.mp4"](tmp_path / "a.mp4")
+@pytest.mark.parametrize(("name", "num_frames"), [("h264-cut.mp4", 23), ("h264-fragments.mp4", 40)])
+def test_no_library_opens_mp4(name: str, num_frames: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = KINDS[name](tmp_path / "a.mp4")
     monkeypatch.setattr(reading, "read_demuxed", None)
-    assert len(track_at(path)) == 23
+    assert len(track_at(path)) == num_frames
 
 
 def two_videos(path: Path) -> Path:
@@ -170,9 +192,9 @@ def test_long_runs_are_cut_to_the_packets(tmp_path: Path) -> None:
     assert len(track_at(path)) == NUM_FRAMES
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(5))
 def test_damage_gives_a_track_or_an_error_of_ours(seed: int, tmp_path: Path) -> None:
-    path = KINDS[["h264-cut.mp4", "hevc.mp4", "av1.mp4", "mpeg4.mp4"][seed]](tmp_path / "a.mp4")
+    path = KINDS[["h264-cut.mp4", "hevc.mp4", "av1.mp4", "mpeg4.mp4", "h264-fragments.mp4"][seed]](tmp_path / "a.mp4")
     whole = path.read_bytes()
     moov = whole.rfind(b"moov")
     rng = random.Random(seed)
