@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import linecache
+import threading
 import types
 from collections.abc import Iterator
 
@@ -11,6 +12,7 @@ _COMPARED = (
     "co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_argcount", "co_kwonlyargcount", "co_posonlyargcount",
     "co_flags", "co_qualname",
 )  # fmt: skip
+_ONE_AT_A_TIME = threading.Lock()  # Python 3.11 raises SystemError in one of two threads that parse (python/cpython#106905)
 
 
 def statements_of(function: types.FunctionType) -> list[ast.stmt] | None:
@@ -22,11 +24,11 @@ def statements_of(function: types.FunctionType) -> list[ast.stmt] | None:
     linecache.checkcache(code.co_filename)
     source = "".join(linecache.getlines(code.co_filename, function.__globals__))
     try:
-        tree = ast.parse(source)
-        module = compile(
-            source, code.co_filename, "exec", dont_inherit=True
-        )  # the whole file: its imports change how calls compile
-    except (SyntaxError, ValueError, RecursionError):
+        with _ONE_AT_A_TIME:
+            tree = ast.parse(source)
+        # The whole file: its imports change how calls compile.
+        module = compile(source, code.co_filename, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError, RecursionError, SystemError):
         return None
     is_same = any(_is_same(one, code) for one in _nested(module) if one.co_firstlineno == code.co_firstlineno)
     parsed = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and _first_line(node) == code.co_firstlineno]
