@@ -89,10 +89,8 @@ class VideoParts:
     @classmethod
     def of(cls, videos: VideoIndex, parts: Sequence[VideoPart], classes: tuple[str, ...] | None = None) -> VideoParts:
         """Return these parts."""
-        video, start, end, labels = (
-            np.array([part[column] for part in parts], dtype)
-            for column, dtype in enumerate((np.int64, np.float64, np.float64, np.int64))
-        )
+        video, labels = (np.array([part[column] for part in parts], np.int64) for column in (0, 3))
+        start, end = (np.array([part[column] for part in parts], np.float64) for column in (1, 2))
         return cls(videos, video, start, end, labels, classes)
 
     def __len__(self) -> int:

@@ -15,9 +15,12 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from fixtures import make_folder
+from video_files import write_video
 
 import datapipe as dp
 from datapipe.cli.main import main
+from datapipe.containers.videos.indexing import look_at
+from datapipe.index.videos import VideoSource
 from datapipe.kernel.loader import Loader
 from datapipe.kinds import registry
 from datapipe.kinds.images.dali.installation import installation
@@ -30,6 +33,7 @@ sys.path.insert(0, str(EXTENDING))
 from kind_numbers.data import Numbers  # noqa: E402
 
 TOKENS = 8  # of a row
+CLIPS = 10  # of a video
 PER_FILE, BAD_NUMBER, BAD_GROUP = 8, 11, slice(10, 12)
 
 
@@ -108,6 +112,38 @@ def ids_of_tokens(batch: Any) -> list[int]:
     return [int(row[0]) for row in batch["input_ids"]]
 
 
+def make_clips(path: Path, num: int) -> Path:
+    """Clips of two frames, ten in a video."""
+    path.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    for video, first in enumerate(range(0, num, CLIPS)):
+        frames = rng.integers(0, 255, (2 * min(CLIPS, num - first), 16, 16, 3), np.uint8)
+        write_video(path / f"{video}.mov", "mjpeg", frames=frames, pixel_format="yuvj420p")
+    return path
+
+
+def spoil_clip(path: Path) -> set[int]:
+    """One frame of a clip."""
+    number, clip = divmod(BAD_NUMBER, CLIPS)
+    file = path / f"{number}.mov"
+    packets = look_at(VideoSource(str(file))).track.packets
+    offset, size = int(packets.offset[2 * clip]), int(packets.size[2 * clip])
+    data = bytearray(file.read_bytes())
+    data[offset : offset + size] = bytes(size)
+    file.write_bytes(data)
+    return {BAD_NUMBER}
+
+
+def open_clips(path: Path, **options: Any) -> Loader:
+    transform = [dp.transforms.RandomCrop(12), dp.transforms.RandomHorizontalFlip()]
+    data = dp.Clips(path, frames=2, fields=["video", "id"], per_visit=3)
+    return dp.DataLoader(data, **{"transform": transform} | options)
+
+
+def ids_of_clips(batch: Any) -> list[int]:
+    return [int(clip) for clip in batch["id"]]
+
+
 def make_numbers(path: Path, num: int) -> Path:
     path.mkdir(parents=True)
     for start in range(0, num, PER_FILE):
@@ -131,6 +167,7 @@ KINDS = {
     "images_by_dali": LoaderOf(make_images, spoil_image, open_images_by_dali, ids_of, most_threads=2),
     "tables": LoaderOf(make_table, spoil_row_group, open_table, ids_of),
     "tokens": LoaderOf(make_tokens, spoil_document, open_tokens, ids_of_tokens),
+    "clips": LoaderOf(make_clips, spoil_clip, open_clips, ids_of_clips),
     "numbers": LoaderOf(make_numbers, spoil_number, open_numbers, ids_of),
 }
 

@@ -78,7 +78,9 @@ def _of_files(paths: Sequence[str], where: str) -> tuple[VideoParts, str]:
 
 def _of_folder(root: Path) -> tuple[VideoParts, str]:
     kind = FileKind(FieldSpec("video", FieldKind.BYTES), is_video_name, "videos", ", ".join(SUFFIXES[:5]) + ", ...")
-    has_classes = not any(is_video_name(os.fsencode(one.name)) for one in os.scandir(root) if not one.is_dir())
+    has_classes = not any(is_video_name(os.fsencode(name)) for name in os.listdir(root)) and any(
+        map(os.path.isdir, root.iterdir())
+    )
     folder = FolderSource(root, Form("image-folder", class_from=ClassFrom.FOLDER if has_classes else ClassFrom.NONE), kind)
     notes = ScanNotes()
     samples = sorted(folder.scan(notes, Workspace(root, None)), key=lambda one: (one.place, one.directory, one.name))

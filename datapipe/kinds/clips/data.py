@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from datapipe.codecs.video.conversion import Resize
 from datapipe.containers.videos.opening import ClipSource, open_parts
 from datapipe.core.printable import counted, printable
 from datapipe.errors import MissingDataError, OptionError
@@ -39,6 +40,8 @@ class Clips(Data):
     lanes: visits that are open side by side, a multiple of the clips of a step over all ranks: the more, the more varied are
       batches, and the more memory is used; "auto": up to 16 times those of a step, so that batches vary as in a full shuffle,
       but no more than 2 GB of decoded clips.
+    resize: how transforms that resize are carried out: "exact", on the RGB of torchcodec as torchvision's Resize does;
+      "fast", in one pass from YUV, in half the time: about 38 dB from the exact ones.
     layout: of `video`: "BTCHW", "BCTHW" or "BTHWC"; views of the same memory.
     fields: which of `video`, `label`, `is_pad`, `times` and `id` a batch has; the first two by default.
 
@@ -62,11 +65,14 @@ class Clips(Data):
         skip_bad: bool = False,
         per_visit: int = 4,
         lanes: int | str = "auto",
+        resize: str = "exact",
         layout: Layout = "BTCHW",
         fields: Sequence[str] | None = None,
     ) -> None:
         windows = WindowSettings(frames, stride, step, fps, short)
-        settings = ClipSettings(per_visit, lanes, layout, None if fields is None else tuple(fields))  # type: ignore[arg-type]
+        if resize not in [one.value for one in Resize]:
+            raise OptionError(f"resize is {resize!r:.40}; choose 'exact' or 'fast'")
+        settings = ClipSettings(per_visit, lanes, Resize(resize), layout, None if fields is None else tuple(fields))  # type: ignore[arg-type]
         self._set(source, windows, settings, bool(skip_bad))
 
     def _set(self, source: ClipSource, windows: WindowSettings, settings: ClipSettings, skip_bad: bool) -> None:

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from datapipe.codecs.video.conversion import FrameConverter
+from datapipe.codecs.video.conversion import FrameConverter, Resize
 from datapipe.codecs.video.decoding import VideoDecoder
+from datapipe.codecs.video.track import VideoCoding
 from datapipe.errors import DecodeError, IntegrityError
 from datapipe.fetch.local import LocalFiles
 from datapipe.index.clips import ClipIndex
@@ -24,12 +25,16 @@ Reason = DecodeError | IntegrityError
 
 
 class ClipDecoder:
-    """Decodes clips for one thread. `recipe`: its geometry is carried out on each frame, with one draw for a clip."""
+    """Decodes clips for one thread. `recipe`: its geometry is carried out on each frame, with one draw for a clip.
 
-    def __init__(self, index: ClipIndex, recipe: Recipe, files: LocalFiles) -> None:
-        self._index, self._recipe, self._files = index, recipe, files
-        self._decoder, self._converter = VideoDecoder(), FrameConverter()
-        self._whole = np.empty((0, 0, 3), np.uint8)  # a frame before it is cut
+    `resize`: EXACT: frames are resized as images are, by the transforms; FAST: by the converter, if all of the geometry is a
+    crop, a bilinear resize and flips.
+    """
+
+    def __init__(self, index: ClipIndex, recipe: Recipe, files: LocalFiles, resize: Resize) -> None:
+        self._index, self._recipe, self._files, self._resize = index, recipe, files, resize
+        self._decoder, self._converter = VideoDecoder(), FrameConverter(resize)
+        self._memory = np.empty(0, np.uint8)  # of a frame, or a part of it, before it is cut
 
     def decode(self, clips: Ints, draws: Draws, out: torch.Tensor) -> dict[int, Reason]:
         """Write clips of one part into `out`, (k, t, h, w, 3) uint8; return what is wrong with the bad ones, by their places.
@@ -43,41 +48,72 @@ class ClipDecoder:
         for clip, one in enumerate(found):
             for place, frame in enumerate(one.frames.tolist()):
                 shows[frame].append((clip, place))
-        size = track.coding.shown_size
-        chain = self._recipe.draw_cuts(draws, np.array([size] * len(clips), np.int64))
+        chain = self._recipe.draw_cuts(draws, np.array([track.coding.shown_size] * len(clips), np.int64))
         steps = list(zip(*map(row_cuts, chain), strict=True))
         alike = _firsts(steps)
-        if self._whole.shape[:2] != size:
-            self._whole = np.empty((*size, 3), np.uint8)
         pixels = out.numpy()
         bad: dict[int, Reason] = {}
         read = functools.partial(self._read, source.path, source.start)
-        for frame, decoded in self._decoder.decode(track, read, np.array(sorted(shows), np.int64)):
-            if isinstance(decoded, DecodeError):
-                bad = {clip: decoded for clip, _ in shows[frame]} | bad
+        for number, frame in self._decoder.decode(track, read, np.array(sorted(shows), np.int64)):
+            if isinstance(frame, DecodeError):
+                bad.update((clip, frame) for clip, _ in shows[number] if clip not in bad)
                 continue
-            self._converter.convert(decoded, track.coding, self._whole)
-            made: dict[int, NDArray[Any]] = {}  # by the first clip that is cut alike
-            for clip, place in shows[frame]:
-                target = pixels[clip, place]
-                if alike[clip] in made:
-                    target[:] = made[alike[clip]]
-                    continue
-                try:
-                    cut_through(self._whole[_box(steps[clip])], steps[clip], target)
-                except DecodeError as exc:
-                    bad.setdefault(clip, exc)
-                made[alike[clip]] = target
+            of_cut: dict[int, list[NDArray[np.uint8]]] = defaultdict(list)  # where the results of each cut go
+            for clip, place in shows[number]:
+                of_cut[alike[clip]].append(pixels[clip, place])
+            how, firsts = {clip: steps[clip] for clip in of_cut}, {clip: targets[0] for clip, targets in of_cut.items()}
+            try:
+                self._cut(frame, track.coding, how, firsts)
+            except DecodeError as exc:
+                bad.update((clip, exc) for clip, _ in shows[number] if clip not in bad)
+                continue
+            for first, *others in of_cut.values():
+                for target in others:
+                    target[:] = first
         return bad
+
+    def _cut(
+        self, frame: Any, coding: VideoCoding, steps: dict[int, tuple[RowCut, ...]], out: dict[int, NDArray[np.uint8]]
+    ) -> None:
+        """Write what each chain of cuts makes of a frame."""
+        is_fast = {key: self._resize is Resize.FAST and _is_crop_and_resize(chain) for key, chain in steps.items()}
+        for key, chain in steps.items():
+            if is_fast[key]:
+                self._converter.convert(frame, coding, out[key], region=chain[0].region)
+                vertically, horizontally = chain[0].flip
+                if vertically or horizontally:
+                    flipped = out[key][:: -1 if vertically else 1, :: -1 if horizontally else 1]
+                    out[key][:] = flipped.copy()
+        others = [key for key, is_done in is_fast.items() if not is_done]
+        if len(others) == 1:  # only what it needs of the frame
+            chain = steps[others[0]]
+            cut_through(self._converted(frame, coding, chain[0].region), chain, out[others[0]])
+        elif others:
+            height, width = coding.shown_size
+            whole = self._converted(frame, coding, [0, 0, height, width])
+            for key in others:
+                top, left, height, width = steps[key][0].region
+                cut_through(whole[top : top + height, left : left + width], steps[key], out[key])
+
+    def _converted(self, frame: Any, coding: VideoCoding, region: list[int]) -> NDArray[np.uint8]:
+        """Return the RGB of a region of a frame, in memory that the next call overwrites."""
+        height, width = region[2:]
+        nbytes = 3 * height * width
+        if len(self._memory) < nbytes:
+            self._memory = np.empty(nbytes, np.uint8)
+        pixels = self._memory[:nbytes].reshape(height, width, 3)
+        is_whole = (height, width) == coding.shown_size
+        self._converter.convert(frame, coding, pixels, region=None if is_whole else (region[0], region[1], height, width))
+        return pixels
 
     def _read(self, path: str, start: int, offset: int, nbytes: int) -> bytes:
         return self._files.read_at(path, start + offset, nbytes)
 
 
-def _box(steps: tuple[RowCut, ...]) -> tuple[slice, slice]:
-    """Return the part of a frame from which a chain of cuts begins."""
-    top, left, height, width = steps[0].region
-    return slice(top, top + height), slice(left, left + width)
+def _is_crop_and_resize(steps: tuple[RowCut, ...]) -> bool:
+    """Return True for cuts that only take a region, resize it, and flip the result."""
+    first = steps[0]
+    return len(steps) == 1 and first.window == [0, 0, *first.size] and first.interpolation == "bilinear"
 
 
 def _firsts(steps: list[tuple[RowCut, ...]]) -> list[int]:

@@ -97,7 +97,7 @@ class ClipKind(Kind):
         geometry = self.recipe.geometry_alone()
 
         def open_worker() -> ClipDecoder:
-            return ClipDecoder(self.index, geometry, files)
+            return ClipDecoder(self.index, geometry, files, self.settings.resize)
 
         resources = Resources(settings.options, ObjectPool(open_worker), runtime, shared=visits)
         return ClipMaker(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from datapipe.codecs.video.conversion import Resize
 from datapipe.core.checks import whole_number
 from datapipe.errors import OptionError
 
@@ -25,6 +26,7 @@ class ClipSettings:
 
     per_visit: int = 4
     lanes: int | Literal["auto"] = "auto"
+    resize: Resize = Resize.EXACT
     layout: Layout = "BTCHW"
     fields: tuple[str, ...] | None = None  # None: the video, and the label if there are labels
 
