@@ -91,8 +91,7 @@ class SamplerChecksum:
         States of other ranks, whose samplers give them other positions, are not compared.
         """
         resumed, expected = self._resumed
-        rank = checksum.partition(" ")[0]
-        if place == resumed and checksum != expected and expected.startswith(f"{rank} "):
+        if place == resumed and checksum != expected and expected.partition(" ")[0] == checksum.partition(" ")[0]:
             raise StateError(
                 "the sampler does not give the positions that it gave before the state was saved, or before Ctrl-C "
                 f"(epoch {place.epoch}), so the rest of the epoch is unknown; use datapipe.WeightedSampler, shuffle=True "

@@ -1,0 +1,50 @@
+"""Find whether samples need seeds. Most Datasets draw no random numbers, and seeds cost more than many a sample.
+
+A process seeds its first samples, and watches whether they draw. If none does, and no code may read the random state without
+drawing, later batches are made without seeds. The random state is compared before and after each; if it changed, the batch is
+made again, with seeds, and so are all batches from then on. Hence every batch is as if its samples had been seeded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from datapipe.kernel.random_state import random_mark
+from datapipe.kernel.state_readers import may_read_state
+
+MIN_SAMPLES = 64  # seeded and watched in each process before seeds are left out
+
+
+class SeedNeed:
+    """What is known of the draws of a Dataset, in this process."""
+
+    def __init__(self) -> None:
+        self.draws = False  # whether a sample has drawn
+        self._num_watched = 0
+        self._looked_at: tuple[int, ...] | None = None  # ids of the Dataset and the values of its attributes
+        self._may_read = True
+
+    @property
+    def is_watching(self) -> bool:
+        """Whether samples that are seeded are to be made by `watched`."""
+        return not self.draws and self._num_watched < MIN_SAMPLES
+
+    def look_at(self, dataset: Any) -> None:
+        """Look whether code of a Dataset may read the random state, if its attributes are others than before."""
+        attributes = tuple(map(id, (dataset, *getattr(dataset, "__dict__", {}).values())))
+        if attributes != self._looked_at:
+            self._looked_at, self._may_read = attributes, may_read_state(dataset) is not None
+
+    def watched(self, make: Callable[[Any], Any], key: Any) -> Any:
+        """Return `make(key)`, and note whether it draws. Raises what it raises."""
+        before = random_mark()
+        try:
+            return make(key)
+        finally:
+            self._num_watched += 1
+            self.draws = self.draws or before is None or random_mark() != before
+
+    def may_leave_out(self) -> bool:
+        """Return whether a batch may be made without seeds, if the random state is compared before and after it."""
+        return not self.draws and not self._may_read and self._num_watched >= MIN_SAMPLES
