@@ -74,7 +74,9 @@ class GivenKeys:
         """Accept any place: only iterating the sampler tells how far it goes."""
 
 
-def _key_bytes(keys: Any) -> bytes:
+def _key_bytes(keys: Any) -> bytes | tuple[int, ...]:
+    if type(keys) is list and keys and type(keys[0]) is int:
+        return tuple(keys)
     if isinstance(keys, (torch.Tensor, np.ndarray)):  # their repr leaves values out
         return np.asarray(keys).tobytes()
     return repr(keys).encode()
