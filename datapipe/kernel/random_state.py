@@ -20,15 +20,19 @@ from datapipe.order.draws import key64
 from datapipe.order.plan import Rank
 
 _COLLATION = 0xC011A7E  # separates these draws from those of samples and operations
+ALL_STATES = frozenset(["torch", "python", "numpy"])
 _HEAD = object.__basicsize__  # of an object in CPython's memory: the count of its references, and its type
 _NUM_WORDS, _NUM_COMPARED = 624, 24  # of a MT19937, 32 bits each
 
 
-def reseed(seed: int) -> None:
-    """Seed torch's default CPU generator, `random` and numpy's global state. `seed`: from 0 to 2^63 - 1."""
-    torch.default_generator.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed & 0xFFFFFFFF)
+def reseed(seed: int, states: frozenset[str] = ALL_STATES) -> None:
+    """Seed torch's default CPU generator, `random` and numpy's global state, or some. `seed`: from 0 to 2^63 - 1."""
+    if "torch" in states:
+        torch.default_generator.manual_seed(seed)
+    if "python" in states:
+        random.seed(seed)
+    if "numpy" in states:
+        np.random.seed(seed & 0xFFFFFFFF)
 
 
 class RandomMark(NamedTuple):
@@ -37,6 +41,12 @@ class RandomMark(NamedTuple):
     torch: bytes  # the whole state
     python: tuple[bytes, float | None]  # some words, and the normal number that it has in store
     numpy: tuple[bytes, bytes, bytes]  # the normal number, some words, the place among them
+
+    def changed(self, after: RandomMark | None) -> frozenset[str]:
+        """Return the names of the states that differ from those of a later mark, of `ALL_STATES`."""
+        if self == after:
+            return frozenset()
+        return frozenset(name for name in ALL_STATES if after is None or getattr(self, name) != getattr(after, name))
 
 
 def random_mark() -> RandomMark | None:

@@ -53,6 +53,7 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
         self._engine: Engine | None = None
         self._process = 0  # whose engine that is, as decoders do not survive a fork
         self.seed_need = SeedNeed()  # what is known of draws in this process
+        self._watched_fetch: Fetch | None = None  # one that has seen nothing, to be used again
         self._has_images = False  # whether the latest fetch without recording had an image that would have been recorded
         self._num_recorded = self._num_plain = self._num_failures = 0  # fetches of this process, and samples
         self._first_failure = ""
@@ -83,19 +84,24 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
         if request.seeds is None:
             return self._fetch(request)
         states = RandomStates() if torch.utils.data.get_worker_info() is None else None
-        is_unchanged = False
+        is_unchanged, need = False, self.seed_need
         try:
             before = None if not self._may_leave_seeds_out(request) else random_mark() if states is None else states.mark
             if before is not None:
                 try:
-                    made = self._without_seeds(request)
+                    made = self._with_few_seeds(request)
                 except Exception:
-                    if is_unchanged := random_mark() == before:
+                    changed = before.changed(random_mark())
+                    is_unchanged = not changed
+                    if changed <= need.drawn:
                         raise
                 else:
-                    if is_unchanged := random_mark() == before and made is not None:
+                    changed = before.changed(random_mark())
+                    is_unchanged = not changed
+                    if changed <= need.drawn and made is not None:
                         return made
-                self.seed_need.draws = self.seed_need.draws or random_mark() != before
+                need.drawn |= changed  # so the samples are made again, with all seeds
+                is_unchanged = False
             return self._fetch(request)
         finally:
             if states is not None and not is_unchanged:
@@ -105,21 +111,36 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
         is_recorded = self.defers and (request.is_recorded or self._has_images)
         return self.on_error == "raise" and not is_recorded and self.seed_need.may_leave_out()
 
-    def _without_seeds(self, request: BatchRequest) -> Any:
+    def _with_few_seeds(self, request: BatchRequest) -> Any:
         """Return the samples as the user's code makes them, as fast as torch does; None if an image is to be recorded."""
-        dataset, keys, watched = self.dataset, request.keys, Fetch(is_plain=True)
+        dataset, keys, seeds, drawn = self.dataset, request.keys, request.seeds or (), self.seed_need.drawn
+        watched, self._watched_fetch = self._watched_fetch or Fetch(is_plain=True), None
         num_replaced = len(torchvision_seams.TENSOR_STEPS)
-        with recording(watched) if self.defers else contextlib.nullcontext():
-            made = dataset.__getitems__(keys) if reads_batches(dataset) else [dataset[key] for key in keys]
+        watches = self.defers and pillow_seams.is_available()
+        if watches:
+            pillow_seams.install()
+        with recording(watched) if watches else contextlib.nullcontext():
+            if reads_batches(dataset):
+                if drawn:
+                    reseed(seeds[0], drawn)
+                made = dataset.__getitems__(keys)
+            elif drawn:
+                made = []
+                for key, seed in zip(keys, seeds, strict=True):
+                    reseed(seed, drawn)
+                    made.append(dataset[key])
+            else:
+                made = [dataset[key] for key in keys]
         self._has_images = watched.has_traced
-        if self.defers:
+        self._watched_fetch = None if watched.has_traced or not watched.is_exact else watched
+        if watches:
             torchvision_seams.install()
             watched.end_sample()
             if not watched.is_exact or num_replaced != len(torchvision_seams.TENSOR_STEPS):
                 return None
         num = len(request) if isinstance(keys, Sized) else 1
         stopwatch = _NOT_STOPPED._replace(has_images=True) if watched.has_traced else _NOT_STOPPED
-        leave_report(FetchReport((), num, stopwatch=stopwatch if self.defers else None, collation=request.collation))
+        leave_report(FetchReport((), num, stopwatch=stopwatch if watches else None, collation=request.collation))
         return made
 
     def _fetch(self, request: BatchRequest) -> Any:

@@ -53,7 +53,10 @@ class Paying:
         for key, after in keys:
             is_plain = self._chooses_plain()
             (self.plain if is_plain else self.recorded).num_asked += 1
-            yield (BatchRequest.of(key).without_recording() if is_plain else key), after
+            if is_plain:
+                key = BatchRequest.of(key)
+                key.is_recorded = False
+            yield key, after
 
     def take(self, cost: Cost) -> None:
         """Learn from a batch."""
