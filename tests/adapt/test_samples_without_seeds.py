@@ -207,7 +207,7 @@ def test_the_cost_is_a_small_multiple_of_torchs() -> None:
     theirs, ours = DataLoader(dataset, 64), loader(dataset, batch_size=64)
     cost(ours)
     pairs = [(cost(theirs), cost(ours)) for _ in range(5)]
-    assert min(one for _, one in pairs) < 3 * min(one for one, _ in pairs)
+    assert min(one for _, one in pairs) < 5 * min(one for one, _ in pairs)  # twice; it was twelve times with seeds
 
 
 # -- what is told of code ------------------------------------------------------------------------------
