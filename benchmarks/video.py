@@ -136,7 +136,8 @@ def _scene(rng: np.random.Generator) -> NDArray[np.uint8]:
         upper = coarse[top][:, left] * (1 - x) + coarse[top][:, left + 1] * x
         lower = coarse[top + 1][:, left] * (1 - x) + coarse[top + 1][:, left + 1] * x
         found += (upper * (1 - y) + lower * y) * size**0.6
-    return np.clip(128 + 40 * found / found.std(), 0, 255).astype(np.uint8)
+    pixels: NDArray[np.uint8] = np.clip(128 + 40 * found / found.std(), 0, 255).astype(np.uint8)
+    return pixels
 
 
 def _write_videos(directory: Path, num_videos: int, num_frames: int) -> None:

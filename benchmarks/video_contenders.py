@@ -55,7 +55,7 @@ def by_torchcodec(name: str, directory: str, crop: str) -> Iterator[int]:
             if path not in self.decoders:
                 options = {"transforms": [_resize()]} if crop == "resize" else {}
                 self.decoders[path] = VideoDecoder(path, num_ffmpeg_threads=1, **options)
-            frames = self.decoders[path].get_frames_at(list(range(begin, begin + FRAMES * STRIDE, STRIDE))).data
+            frames: torch.Tensor = self.decoders[path].get_frames_at(list(range(begin, begin + FRAMES * STRIDE, STRIDE))).data
             if crop == "resize":
                 return frames
             scale = float(torch.empty(1).uniform_(0.08, 1.0).sqrt())  # RandomResizedCrop's, of the frame's own aspect

@@ -63,7 +63,8 @@ class GivenKeys:
         """Yield the keys from `start` on, each with the place after it."""
         first, add = start.samples_done // self.global_batch, self.checksum.begin(self.own_rank)
         for step, given in enumerate(self.batch_sampler):
-            keys = list(given) if isinstance(given, Iterator) else given  # an iterator can be read only once
+            # an iterator can be read only once
+            keys = list(given) if type(given) is not list and isinstance(given, Iterator) else given
             after = Cursor(start.epoch, (step + 1) * self.global_batch)
             add(_key_bytes(keys), after)
             if step >= first:
@@ -73,8 +74,10 @@ class GivenKeys:
         """Accept any place: only iterating the sampler tells how far it goes."""
 
 
-def _key_bytes(keys: Any) -> bytes:
-    if isinstance(keys, torch.Tensor | np.ndarray):  # their repr leaves values out
+def _key_bytes(keys: Any) -> bytes | tuple[int, ...]:
+    if type(keys) is list and keys and type(keys[0]) is int:
+        return tuple(keys)
+    if isinstance(keys, (torch.Tensor, np.ndarray)):  # their repr leaves values out
         return np.asarray(keys).tobytes()
     return repr(keys).encode()
 

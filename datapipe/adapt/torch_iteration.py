@@ -27,7 +27,7 @@ class TorchIterator(Iterator[Any]):
         self._one_thread = OneThread()
         self._batches: Iterator[Any] | None = None
         self._walk: KeyPass | None = None
-        self._is_over = False
+        self._is_over = self._has_workers = False
         self._num_handed_out = 0
 
     def __len__(self) -> int:
@@ -58,8 +58,9 @@ class TorchIterator(Iterator[Any]):
             raise StopIteration
         if self._batches is None or self._walk is None:
             self._batches, self._walk = self._begin()
+            self._has_workers = self._num_received() is not None
         lending.settle()
-        walk, num_received = self._walk, self._num_received()
+        walk, num_received = self._walk, self._num_received() if self._has_workers else None
         try:
             batch = next(self._batches)
         except StopIteration:

@@ -118,7 +118,7 @@ class TorchLoader:
             return value
         if name == "collate_fn":
             self._dataset.stacks = value is torch.utils.data.default_collate
-            return DeliveringCollate(value)
+            return DeliveringCollate.of(value)
         return WorkerStart(value) if name == "worker_init_fn" else value
 
     @property
@@ -221,8 +221,9 @@ class TorchLoader:
         seed = 0 if rank is None else self._seed.settle(rank, self._fingerprint)
         start = self._epochs.claim()
         keys = source.keys(start, seed)
-        if isinstance(self._dataset, DeferringDataset) and self._dataset.may_leave_out:
-            keys = self._tally.paying.marked(keys)
+        if isinstance(self._dataset, DeferringDataset):
+            self._dataset.seed_need.look_at(self._dataset.dataset)
+            keys = self._tally.paying.marked(keys) if self._dataset.may_leave_out else keys
         if isinstance(self._dataset, GatheredRows) and self._inner.num_workers:
             tell, num_ahead = self._dataset.announce, self._inner.num_workers * (self._inner.prefetch_factor or 2)
             keys = announced(keys, lambda pair: tell(pair[0]), num_ahead=num_ahead)

@@ -6,6 +6,7 @@ import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from datapipe.order.plan import Cursor, Picks, Rank
 from datapipe.order.sampling import WeightedOrder, checked_weights
 
 _MAX_KNOWN = 4096  # places after batches that are in the making
+_MAX_GIVEN = 64  # batches whose checksums are calculated at once
 
 
 @dataclass
@@ -64,24 +66,40 @@ class SamplerChecksum:
     def __init__(self) -> None:
         self._resumed = Cursor(), ""
         self._known: dict[Cursor, str] = {}
+        # what passes gave that is not hashed yet: many at once take a quarter of the time
+        self._given: list[tuple[Any, str, bytes | tuple[int, ...], Cursor]] = []
 
     def resume(self, place: Cursor, checksum: str) -> None:
         """Prepare for a pass from that place, up to which the sampler must give positions with this checksum."""
+        self._settle()
         self._resumed = place, checksum
         self._known.clear()
 
-    def begin(self, rank: Rank) -> Callable[[bytes, Cursor], None]:
+    def begin(self, rank: Rank) -> Callable[[bytes | tuple[int, ...], Cursor], None]:
         """Begin a pass over the sampler. Call the result with the positions of each batch in turn, and the place after it."""
         running, name = hashlib.sha256(), f"{rank.rank}/{rank.world_size}"
 
-        def add(given: bytes, after: Cursor) -> None:
-            running.update(given)
-            self._note(after, f"{name} {running.hexdigest()[:16]}")
+        def add(given: bytes | tuple[int, ...], after: Cursor) -> None:
+            self._given.append((running, name, given, after))
+            if len(self._given) >= _MAX_GIVEN or after.samples_done == self._resumed[0].samples_done:
+                self._settle()
 
         return add
 
+    def __getstate__(self) -> dict[str, Any]:
+        self._settle()  # what is not hashed yet cannot be pickled
+        return vars(self)
+
+    def _settle(self) -> None:
+        """Calculate the checksums of all that was given. Raises StateError as `_note` does."""
+        given, self._given = self._given, []
+        for running, name, positions, after in given:
+            running.update(positions if isinstance(positions, bytes) else repr(list(positions)).encode())
+            self._note(after, f"{name} {running.hexdigest()[:16]}")
+
     def at(self, place: Cursor) -> str:
         """Return the checksum that a state saved there keeps; "" if it is not known."""
+        self._settle()
         resumed, checksum = self._resumed
         return self._known.get(place, checksum if place == resumed else "")
 
@@ -91,8 +109,7 @@ class SamplerChecksum:
         States of other ranks, whose samplers give them other positions, are not compared.
         """
         resumed, expected = self._resumed
-        rank = checksum.partition(" ")[0]
-        if place == resumed and checksum != expected and expected.startswith(f"{rank} "):
+        if place == resumed and checksum != expected and expected.partition(" ")[0] == checksum.partition(" ")[0]:
             raise StateError(
                 "the sampler does not give the positions that it gave before the state was saved, or before Ctrl-C "
                 f"(epoch {place.epoch}), so the rest of the epoch is unknown; use datapipe.WeightedSampler, shuffle=True "

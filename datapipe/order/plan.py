@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from datapipe.errors import OptionError, StateError
 from datapipe.order.sample_order import Order
 
+_ASKED_AT_ONCE = 4096  # positions of an epoch
+
 
 class Tail(enum.Enum):
     """How to treat the samples left over after the last full step."""
@@ -118,8 +120,10 @@ class Plan:
 
         Raises StateError if `start` does not lie between two steps of this plan.
         """
-        for step in range(self.step_at(start), self.num_steps):
-            yield self.picks_of(self.span(start.epoch, step))
+        several = max(1, _ASKED_AT_ONCE // self.batch_size)
+        for first in range(self.step_at(start), self.num_steps, several):
+            steps = range(first, min(first + several, self.num_steps))
+            yield from self._picks([self.span(start.epoch, step) for step in steps])
 
     def spans(self, start: Cursor) -> Iterator[BatchSpan]:
         """Yield the same batches as ranges of positions, for those who ask the order themselves."""
@@ -140,17 +144,22 @@ class Plan:
 
     def picks_of(self, span: BatchSpan) -> Picks:
         """Return the samples of a batch."""
-        epoch = span.after.epoch
-        mine = span.start + np.arange(len(span), dtype=np.int64)
-        places = mine % span.num_samples
-        occurrences = getattr(self.order, "occurrences", None)  # isinstance of a protocol would take longer than all the rest
-        return Picks(
-            step=span.step,
-            after=span.after,
-            positions=self.order(epoch, places),
-            real=mine < span.num_samples,
-            occurrences=None if occurrences is None else occurrences(epoch, places),
-        )
+        return next(self._picks([span]))
+
+    def _picks(self, spans: list[BatchSpan]) -> Iterator[Picks]:
+        """Yield the samples of batches of one epoch. The order is asked once for all, which costs hardly more than for one."""
+        epoch, num_samples = spans[0].after.epoch, spans[0].num_samples
+        mine = np.concatenate([span.start + np.arange(len(span), dtype=np.int64) for span in spans])
+        places = mine % num_samples
+        positions, real = self.order(epoch, places), mine < num_samples
+        occurring = getattr(self.order, "occurrences", None)  # isinstance of a protocol would take longer than all the rest
+        occurrences = None if occurring is None else occurring(epoch, places)
+        first = 0
+        for span in spans:
+            rows = slice(first, first + len(span))
+            first = rows.stop
+            repeats = None if occurrences is None else occurrences[rows]
+            yield Picks(span.step, span.after, positions[rows], real[rows], repeats)
 
     def span(self, epoch: int, step: int) -> BatchSpan:
         """Return one batch as a range of positions of the epoch."""

@@ -119,6 +119,9 @@ def _tensors_in(container: Any, place: tuple[Any, ...], held: Held) -> list[tupl
 
 def collate_blocks(samples: Any, blocks: Sequence[Block]) -> Any:
     """Return what `default_collate` returns for samples whose tensors may be rows of blocks; in a worker, loans for tensors."""
+    is_in_worker = _is_in_worker()
+    if not blocks and not is_in_worker:
+        return torch.utils.data.default_collate(samples)
     by_first = {block.ids[0]: block for block in blocks if block.ids}
 
     def tensors(batch: Any, *, collate_fn_map: Any = None) -> Any:
@@ -126,7 +129,7 @@ def collate_blocks(samples: Any, blocks: Sequence[Block]) -> Any:
         if block is not None and [id(one) for one in batch] == block.ids:
             block.is_taken = True
             return block.batch
-        loan = _stacked(batch) if _is_in_worker() else None
+        loan = _stacked(batch) if is_in_worker else None
         return collate_tensor_fn(batch, collate_fn_map=collate_fn_map) if loan is None else loan
 
     return collate(samples, collate_fn_map={**default_collate_fn_map, torch.Tensor: tensors})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
@@ -19,13 +20,15 @@ from datapipe.adapt.deferral.engine import Engine, Wanted
 from datapipe.adapt.deferral.recorder import Fetch, PendingPixels, place_of, recording
 from datapipe.adapt.deferral.reports import FetchReport, OperationCount, Stopwatch, leave_report
 from datapipe.adapt.deferral.requests import BatchRequest
+from datapipe.adapt.deferral.seed_need import SeedNeed
 from datapipe.kernel.bad_samples import MAX_ATTEMPTS
 from datapipe.kernel.options import OnError
-from datapipe.kernel.random_state import random_state_kept, reseed
+from datapipe.kernel.random_state import RandomStates, random_mark, reseed
 from datapipe.order.draws import key64
 
 _HELD_BY_US = 2 + COUNTED_BY_ASKING  # references to a tensor that is still wanted: its holder's, the loop's name
 _MOST_FAILURES = 5  # samples of a process that raised only because they were recorded; then tensors are made at once
+_NOT_STOPPED = Stopwatch(0.0, is_plain=True, is_exact=True, is_warm=False, has_images=False)
 _FETCHES_WITH_SITES = 2  # first fetches of a process, whose steps record their call sites
 
 
@@ -49,12 +52,15 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
         self.stacks = False  # whether default_collate will stack the samples
         self._engine: Engine | None = None
         self._process = 0  # whose engine that is, as decoders do not survive a fork
+        self.seed_need = SeedNeed()  # what is known of draws in this process
+        self._watched_fetch: Fetch | None = None  # one that has seen nothing, to be used again
+        self._has_images = False  # whether the latest fetch without recording had an image that would have been recorded
         self._num_recorded = self._num_plain = self._num_failures = 0  # fetches of this process, and samples
         self._first_failure = ""
 
     def __reduce__(self) -> tuple[Any, ...]:
         make = functools.partial(DeferringDataset, defers=self.defers, on_error=self.on_error, encodes=self.encodes)
-        return make, (self.dataset,), {"stacks": self.stacks}
+        return make, (self.dataset,), {"stacks": self.stacks, "seed_need": self.seed_need}
 
     @property
     def may_leave_out(self) -> bool:
@@ -75,31 +81,89 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
     def __getitems__(self, request: Any) -> Any:
         """Return the samples of a batch. Raises what the user's code raises, as without deferral."""
         request = BatchRequest.of(request)
-        if request.seeds is None or torch.utils.data.get_worker_info() is not None:
+        if request.seeds is None:
             return self._fetch(request)
-        with random_state_kept():
+        states = RandomStates() if torch.utils.data.get_worker_info() is None else None
+        is_unchanged, need = False, self.seed_need
+        try:
+            before = None if not self._may_leave_seeds_out(request) else random_mark() if states is None else states.mark
+            if before is not None:
+                try:
+                    made = self._with_few_seeds(request)
+                except Exception:
+                    changed = before.changed(random_mark())
+                    is_unchanged = not changed
+                    if changed <= need.drawn:
+                        raise
+                else:
+                    changed = before.changed(random_mark())
+                    is_unchanged = not changed
+                    if changed <= need.drawn and made is not None:
+                        return made
+                need.drawn |= changed  # so the samples are made again, with all seeds
+                is_unchanged = False
             return self._fetch(request)
+        finally:
+            if states is not None and not is_unchanged:
+                states.restore()
+
+    def _may_leave_seeds_out(self, request: BatchRequest) -> bool:
+        is_recorded = self.defers and (request.is_recorded or self._has_images)
+        return self.on_error == "raise" and not is_recorded and self.seed_need.may_leave_out()
+
+    def _with_few_seeds(self, request: BatchRequest) -> Any:
+        """Return the samples as the user's code makes them, as fast as torch does; None if an image is to be recorded."""
+        dataset, keys, seeds, drawn = self.dataset, request.keys, request.seeds or (), self.seed_need.drawn
+        watched, self._watched_fetch = self._watched_fetch or Fetch(is_plain=True), None
+        num_replaced = len(torchvision_seams.TENSOR_STEPS)
+        watches = self.defers and pillow_seams.is_available()
+        if watches:
+            pillow_seams.install()
+        with recording(watched) if watches else contextlib.nullcontext():
+            if reads_batches(dataset):
+                if drawn:
+                    reseed(seeds[0], drawn)
+                made = dataset.__getitems__(keys)
+            elif drawn:
+                made = []
+                for key, seed in zip(keys, seeds, strict=True):
+                    reseed(seed, drawn)
+                    made.append(dataset[key])
+            else:
+                made = [dataset[key] for key in keys]
+        self._has_images = watched.has_traced
+        self._watched_fetch = None if watched.has_traced or not watched.is_exact else watched
+        if watches:
+            torchvision_seams.install()
+            watched.end_sample()
+            if not watched.is_exact or num_replaced != len(torchvision_seams.TENSOR_STEPS):
+                return None
+        num = len(request) if isinstance(keys, Sized) else 1
+        stopwatch = _NOT_STOPPED._replace(has_images=True) if watched.has_traced else _NOT_STOPPED
+        leave_report(FetchReport((), num, stopwatch=stopwatch if watches else None, collation=request.collation))
+        return made
 
     def _fetch(self, request: BatchRequest) -> Any:
         began = time.thread_time()
         calls = self._calls(request)
         if not self.defers or not pillow_seams.is_available():
             made = [self._plainly(call) for call in calls]
-            leave_report(FetchReport((), len(calls), bad=_bad_among(made), collation_seed=request.collation_seed))
+            leave_report(FetchReport((), len(calls), bad=_bad_among(made), collation=request.collation))
             return self._settled(made, calls)
         pillow_seams.install()
         torchvision_seams.install()
         tensors.install()
         if self._process != os.getpid():
             self._engine, self._process, self._num_recorded, self._num_plain = None, os.getpid(), 0, 0
-        seed, num = request.collation_seed, len(request) if isinstance(request.keys, Sized) else 1
+        collation, num = request.collation, len(request) if isinstance(request.keys, Sized) else 1
         if not request.is_recorded:
             watched = Fetch(is_plain=True)
-            made = [self._watched(call, watched, number) for number, call in enumerate(calls)]
+            made = self._watched(calls, watched)
             if watched.is_exact:
-                stopwatch = Stopwatch(began, is_plain=True, is_exact=True, is_warm=self._num_plain > 0)
-                self._num_plain += 1
-                leave_report(FetchReport((), num, bad=_bad_among(made), stopwatch=stopwatch, collation_seed=seed))
+                is_warm, has_images = self._num_plain > 0, watched.has_traced
+                stopwatch = Stopwatch(began, is_plain=True, is_exact=True, is_warm=is_warm, has_images=has_images)
+                self._num_plain, self._has_images = self._num_plain + 1, has_images
+                leave_report(FetchReport((), num, bad=_bad_among(made), stopwatch=stopwatch, collation=collation))
                 return self._settled(made, calls)
         is_warm, self._num_recorded = self._num_recorded > 0, self._num_recorded + 1
         engine = self._engine = self._engine or Engine()
@@ -128,16 +192,18 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
         make_again = functools.partial(self.__getitems__, request.with_values()) if encoded else None
         counts = (*_counts(engine, fetch, len(again)), *self._counts_of_failures(num))
         stopwatch = Stopwatch(began, is_plain=False, is_exact=fetch.is_exact, is_warm=is_warm)
-        leave_report(FetchReport(counts, num, blocks, _bad_among(made), make_again, stopwatch, seed))
+        leave_report(FetchReport(counts, num, blocks, _bad_among(made), make_again, stopwatch, collation))
         return self._settled(made, calls)
 
-    def _watched(self, call: _Call, watched: Fetch, number: int) -> Any:
-        """The sample without deferral, and in `watched` whether it would have other values with it."""
-        watched.begin_sample(number)
+    def _watched(self, calls: list[_Call], watched: Fetch) -> list[Any]:
+        """The samples without deferral, and in `watched` whether one would have other values with it."""
+        made: list[Any] = []
         with recording(watched):
-            made = self._plainly(call)
-        torchvision_seams.install()
-        watched.end_sample()
+            for number, call in enumerate(calls):
+                watched.begin_sample(number)
+                made.append(self._plainly(call))
+                torchvision_seams.install()  # the sample may have imported it
+                watched.end_sample()
         return made
 
     def _plainly(self, call: _Call) -> Any:
@@ -232,9 +298,10 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
 
     def _calls(self, request: BatchRequest) -> list[_Call]:
         dataset, keys, seeds = self.dataset, request.keys, request.seeds
+        need = self.seed_need if seeds is not None and self.seed_need.is_watching else None
         if reads_batches(dataset):
-            return [_Call(dataset.__getitems__, keys, seeds[0] if seeds else None, is_batch=True)]
-        return [_Call(dataset.__getitem__, key, seeds[number] if seeds else None) for number, key in enumerate(keys)]
+            return [_Call(dataset.__getitems__, keys, seeds[0] if seeds else None, need, is_batch=True)]
+        return [_Call(dataset.__getitem__, key, seeds[number] if seeds else None, need) for number, key in enumerate(keys)]
 
 
 def _forget_sample(fetch: Fetch) -> None:
@@ -305,19 +372,20 @@ def reads_batches(dataset: Any) -> bool:
     return callable(getattr(dataset, "__getitems__", None))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Call:
     """One call of the user's code, in the random state of its seed, if it has one."""
 
     function: Any
     key: Any
     seed: int | None
+    need: SeedNeed | None = None  # to be told whether it draws
     is_batch: bool = False
 
     def __call__(self) -> Any:
         if self.seed is not None:
             reseed(self.seed)
-        return self.function(self.key)
+        return self.function(self.key) if self.need is None else self.need.watched(self.function, self.key)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ class Cost(NamedTuple):
     is_exact: bool  # whether it has the pixels that the other way would give
     num_samples: int
     seconds: float | None  # of CPU, of fetch and collation; None: the process was warming up
+    has_images: bool = True  # whether there was an image to record; False only of batches made without recording
 
 
 @dataclass(slots=True)
@@ -45,19 +46,25 @@ class Paying:
     is_exact: bool | None = None  # None: not known yet; once False, every batch is recorded
     recorded: _Way = field(default_factory=_Way)
     plain: _Way = field(default_factory=_Way)
+    num_without: int = 0  # latest samples that were made without recording and had no image to record
 
     def marked(self, keys: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
         """Yield the keys of a pass; those of batches that are made without recording as requests that say so."""
         for key, after in keys:
             is_plain = self._chooses_plain()
             (self.plain if is_plain else self.recorded).num_asked += 1
-            yield (BatchRequest.of(key).without_recording() if is_plain else key), after
+            if is_plain:
+                key = BatchRequest.of(key)
+                key.is_recorded = False
+            yield key, after
 
     def take(self, cost: Cost) -> None:
         """Learn from a batch."""
         self.is_exact = cost.is_exact and self.is_exact is not False
         way = self.plain if cost.is_plain else self.recorded
         way.num_samples += cost.num_samples
+        if cost.is_plain:
+            self.num_without = 0 if cost.has_images else self.num_without + cost.num_samples
         if cost.seconds is not None:
             way.num_measured += cost.num_samples
             way.seconds += cost.seconds
@@ -77,6 +84,8 @@ class Paying:
     def _chooses_plain(self) -> bool:
         if not self.is_exact or self.recorded.num_measured < MIN_SAMPLES:
             return False
+        if self.num_without >= MIN_SAMPLES:  # nothing to record, and where that changes these batches tell
+            return True
         if not self._is_known():
             return self.plain.num_asked < self.recorded.num_asked
         is_other = (self.plain.num_asked + self.recorded.num_asked) % TRIED_AGAIN == 0

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import threading
 import traceback
 import weakref
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,6 +55,7 @@ class Fetch:
     has_recorded_tensors: bool = False  # in the sample that runs now
     is_exact: bool = True  # whether no sample so far has values that depend on whether it was recorded
     traced: dict[int, tuple[weakref.ref[Any], bool]] = field(default_factory=dict)  # see `trace`
+    has_traced: bool = False  # whether a plain fetch had an image that would have been recorded
     has_failed: bool = False  # in the sample that runs now: bytes turned out bad where the user's code did not expect it
     # samples, by what was made at once, why by Pillow, and what needed it
     materialised: dict[tuple[str, str | None, str], list[int]] = field(default_factory=dict)
@@ -69,6 +68,8 @@ class Fetch:
 
     def end_sample(self) -> None:
         """Forget the sample's images that nobody holds, and what was made during it."""
+        if self.is_plain and not self.traced:
+            return
         self.holders.clear()
         if self.engine is not None:
             self.engine.end_sample()
@@ -82,6 +83,7 @@ class Fetch:
 
     def trace(self, image: Any, *, is_approximated: bool) -> None:
         """Note, in a plain fetch, an image that would have been recorded, and whether its pixels would be approximated."""
+        self.has_traced = True
         self.traced[id(image)] = weakref.ref(image), is_approximated
 
     def needed_besides(self, asked: Node) -> set[int]:
@@ -140,14 +142,19 @@ def current() -> Fetch | None:
     return _local.fetch
 
 
-@contextlib.contextmanager
-def recording(fetch: Fetch | None) -> Iterator[None]:
+class recording:  # noqa: N801  # a context manager that is entered for each sample: by contextlib it takes thrice as long
     """Record what the calling thread does; None: record nothing, as inside the engine and while Pillow replays."""
-    before, _local.fetch = _local.fetch, fetch
-    try:
-        yield
-    finally:
-        _local.fetch = before
+
+    __slots__ = ("_before", "_fetch")
+
+    def __init__(self, fetch: Fetch | None) -> None:
+        self._fetch = fetch
+
+    def __enter__(self) -> None:
+        self._before, _local.fetch = _local.fetch, self._fetch
+
+    def __exit__(self, *_: object) -> None:
+        _local.fetch = self._before
 
 
 def place_of(exc: BaseException) -> str:

@@ -15,8 +15,10 @@ import torch.utils.data
 
 from datapipe.adapt.deferral.blocks import Block, collate_blocks
 from datapipe.adapt.deferral.paying import Cost, Paying
+from datapipe.adapt.deferral.requests import CollationKey
 from datapipe.core.printable import counted
 from datapipe.kernel.bad_samples import BadSample, BadSampleLog
+from datapipe.kernel.drawing import may_draw
 from datapipe.kernel.random_state import random_state_kept, reseed
 
 
@@ -46,6 +48,10 @@ class Delivered:
     bad: tuple[tuple[str, str], ...] = ()  # (sample, reason) of those that raised
     cost: Cost | None = None
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        about = self.batch, self.operations, self.num_samples, self.bad, self.cost
+        return Delivered, about  # in a quarter of the time that dataclasses take
+
     def pin_memory(self, device: str | None = None) -> Delivered:
         """Return the same with the batch in pinned memory; torch's pinning calls this on objects of unknown types."""
         from torch.utils.data._utils.pin_memory import pin_memory
@@ -60,11 +66,12 @@ class Stopwatch(NamedTuple):
     is_plain: bool
     is_exact: bool
     is_warm: bool
+    has_images: bool = True
 
     def stop(self, num_samples: int) -> Cost:
         """Return the cost until now."""
         seconds = time.thread_time() - self.began if self.is_warm else None
-        return Cost(self.is_plain, self.is_exact, num_samples, seconds)
+        return Cost(self.is_plain, self.is_exact, num_samples, seconds, self.has_images)
 
 
 class FetchReport(NamedTuple):
@@ -76,7 +83,7 @@ class FetchReport(NamedTuple):
     bad: tuple[tuple[str, str], ...] = ()
     make_again: Callable[[], Any] | None = None  # returns the samples with values, if some have none because blocks need none
     stopwatch: Stopwatch | None = None
-    collation_seed: int | None = None  # of the user's collate_fn; None: leave the random state alone
+    collation: CollationKey | None = None  # for the user's collate_fn; None: leave the random state alone
 
 
 class _LocalReport(threading.local):
@@ -93,14 +100,20 @@ def leave_report(report: FetchReport) -> None:
 
 @dataclass(frozen=True, slots=True)
 class DeliveringCollate:
-    """The user's `collate_fn`, with the report of the fetch before it."""
+    """The user's `collate_fn`, with the report of the fetch before it. `draws`: whether it may draw random numbers."""
 
     collate_fn: Callable[[Any], Any]
+    draws: bool = True
+
+    @classmethod
+    def of(cls, collate_fn: Callable[[Any], Any]) -> DeliveringCollate:
+        """Return what calls `collate_fn`, in a random state of its own unless it certainly draws nothing."""
+        return cls(collate_fn, may_draw(collate_fn) is not None)
 
     def __call__(self, samples: Any) -> Delivered:
         report, _of_last_fetch.report = _of_last_fetch.report, FetchReport()
         if self.collate_fn is not torch.utils.data.default_collate:
-            batch = self._collated(samples, report.collation_seed)
+            batch = self._collated(samples, report.collation)
         elif report.make_again is None:
             batch = collate_blocks(samples, report.blocks)
         else:
@@ -114,13 +127,13 @@ class DeliveringCollate:
         cost = None if report.stopwatch is None else report.stopwatch.stop(report.num_samples)
         return Delivered(batch, report.operations, report.num_samples, report.bad, cost)
 
-    def _collated(self, samples: Any, seed: int | None) -> Any:
+    def _collated(self, samples: Any, key: CollationKey | None) -> Any:
         """Call the user's function in the random state of its batch; in the training process that is restored afterwards."""
-        if seed is None:
+        if key is None or not self.draws:
             return self.collate_fn(samples)
         is_in_worker = torch.utils.data.get_worker_info() is not None
         with contextlib.nullcontext() if is_in_worker else random_state_kept():
-            reseed(seed)
+            reseed(key.value)
             return self.collate_fn(samples)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,22 @@ _PLACES = 1 << 24  # of a batch; separates the samples of a sampler's batches
 _SAMPLES = 0x5EED  # separates these draws from those of operations, whose numbers are small
 
 
-@dataclass(frozen=True, slots=True)
+class CollationKey(NamedTuple):
+    """What the random state depends on in which the user's `collate_fn` is called for a batch."""
+
+    seed: int
+    epoch: int
+    step: int
+    rank: int
+    world_size: int
+
+    @property
+    def value(self) -> int:
+        """The seed of that state, from 0 to 2^63 - 1."""
+        return collation_seed(self.seed, self.epoch, self.step, Rank(self.rank, self.world_size))
+
+
+@dataclass(slots=True)  # not frozen, which takes four times as long to make, and one is made for each batch
 class BatchRequest:
     """A request for the samples of a batch: their keys, and their seeds (None: leave the random state alone)."""
 
@@ -26,23 +41,49 @@ class BatchRequest:
     seeds: Sequence[int] | None
     may_be_encoded: bool = True  # whether images may be left to DALI, where the dataset does that
     is_recorded: bool = True  # whether images may be deferred, where the dataset does that
-    collation_seed: int | None = None  # of the user's collate_fn; None: leave the random state alone
+    collation: CollationKey | None = None  # for the user's collate_fn; None: leave the random state alone
 
     def __len__(self) -> int:
         return len(self.keys)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        about = self.keys, self.seeds, self.may_be_encoded, self.is_recorded, self.collation
+        return BatchRequest, about  # in a quarter of the time that dataclasses take
 
     @classmethod
     def of(cls, key: Any) -> BatchRequest:
         """Return the request that a key stands for: itself, or bare keys."""
         return key if isinstance(key, BatchRequest) else cls(key, None)
 
-    def without_recording(self) -> BatchRequest:
-        """Return the request for the same samples, made by the user's code alone."""
-        return dataclasses.replace(self, is_recorded=False)
-
     def with_values(self) -> BatchRequest:
         """Return the request for the same samples with no image left to DALI."""
         return dataclasses.replace(self, may_be_encoded=False)
+
+
+class SampleSeeds(Sequence[int]):
+    """A seed per sample of a batch, from 0 to 2^63 - 1. Calculated when the first one is asked for: many batches need none.
+
+    `places`: what identifies each sample among those of an epoch, int64.
+    """
+
+    __slots__ = ("_epoch", "_places", "_seed", "_values")
+
+    def __init__(self, seed: int, epoch: int, places: Sequence[int] | NDArray[np.int64]) -> None:
+        self._seed, self._epoch, self._places = seed, epoch, places
+        self._values: list[int] | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SampleSeeds, (self._seed, self._epoch, self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, number: Any) -> Any:
+        if self._values is None:
+            places = np.asarray(self._places, np.int64).astype(np.uint64)
+            words = mix64(places * np.uint64(0x9E3779B97F4A7C15) ^ key64(self._seed, self._epoch, _SAMPLES))
+            self._values = (words >> np.uint64(1)).tolist()
+        return self._values[number]
 
 
 def request_of_picks(picks: Picks, seed: int, rank: Rank, keys: Any = None) -> BatchRequest:
@@ -51,22 +92,16 @@ def request_of_picks(picks: Picks, seed: int, rank: Rank, keys: Any = None) -> B
     `keys`: those of the samples in the dataset; None: their positions.
     """
     epoch = picks.after.epoch
+    positions = picks.positions.tolist()
     return BatchRequest(
-        picks.positions.tolist() if keys is None else keys,
-        sample_seeds(seed, epoch, apart(picks.positions, picks.occurrences)),
-        collation_seed=collation_seed(seed, epoch, picks.step, rank),
+        positions if keys is None else keys,
+        SampleSeeds(seed, epoch, positions if picks.occurrences is None else apart(picks.positions, picks.occurrences)),
+        collation=CollationKey(seed, epoch, picks.step, rank.rank, rank.world_size),
     )
 
 
 def request_of_keys(keys: Any, seed: int, epoch: int, step: int, rank: Rank) -> BatchRequest:
     """Return the request for a batch that a batch sampler gave; a sample's seed depends on its place in the epoch."""
-    num = len(keys) if isinstance(keys, Sized) else 1
-    places = np.arange(num, dtype=np.int64) + step * _PLACES
-    seeds = sample_seeds(seed ^ rank.rank << 32, epoch, places)
-    return BatchRequest(keys, seeds, collation_seed=collation_seed(seed, epoch, step, rank))
-
-
-def sample_seeds(seed: int, epoch: int, keys: NDArray[np.int64]) -> list[int]:
-    """Return a seed per sample, from 0 to 2^63 - 1. `keys`: (n,) identify the samples of an epoch."""
-    words = mix64(keys.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) ^ key64(seed, epoch, _SAMPLES))
-    return (words >> np.uint64(1)).tolist()  # type: ignore[no-any-return]
+    first, num = step * _PLACES, len(keys) if type(keys) is list or isinstance(keys, Sized) else 1
+    seeds = SampleSeeds(seed ^ rank.rank << 32, epoch, range(first, first + num))
+    return BatchRequest(keys, seeds, collation=CollationKey(seed, epoch, step, rank.rank, rank.world_size))

@@ -35,6 +35,8 @@ _replaced: dict[int, tuple[Any, Any]] = {}  # by id of the original: it, and wha
 
 def install() -> None:
     """Replace the functions if torchvision has been imported. Call it again whenever it may have been imported since."""
+    if _FUNCTIONAL not in sys.modules or "to_image" in TENSOR_STEPS or (TENSOR_STEPS and _V2 not in sys.modules):
+        return  # in a fraction of a microsecond
     functional, on_pillow, v2 = (sys.modules.get(name) for name in (_FUNCTIONAL, _ON_PILLOW, _V2))
     if not TENSOR_STEPS and on_pillow is not None and hasattr(functional, "normalize"):
         for name, plan in _IMAGE_STEPS.items():
