@@ -132,13 +132,15 @@ def test_a_slow_model_is_not_blamed_on_the_loader(diagnose: Diagnose) -> None:
 def test_fail_if_and_json_and_compare(diagnose: Diagnose, capfd: pytest.CaptureFixture[str]) -> None:
     source = LOOP + "\ntrain(DataLoader(Numbers(0.003), batch_size=4))\nprint('on stdout')\n"
     status, found = diagnose(
-        source, "--json", "--no-html", "--profile", "--trials", "0", "--fail-if", "starvation>10%", "--fail-if", "step>10s"
+        source, "--json", "--no-html", "--profile", "--trials", "0", "--fail-if", "starvation>1%", "--fail-if", "step>10s"
     )
     assert (status, found["exit_code"]) == (1, 0)
     printed = capfd.readouterr()
     assert json.loads(printed.out) == found
     assert "on stdout" in printed.err
-    assert "--fail-if starvation>10%: starvation is" in printed.err
+    assert (
+        "--fail-if starvation>1%: starvation is" in printed.err
+    )  # far below, as a busy machine measures wide intervals
     assert "step>10s" not in printed.err
     assert found["ranks"][0]["num_steps"] == 60 - 10  # the profiler's are not measured
     [profile] = Path("out").glob("profile-*.json")
