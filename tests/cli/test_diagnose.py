@@ -138,9 +138,7 @@ def test_fail_if_and_json_and_compare(diagnose: Diagnose, capfd: pytest.CaptureF
     printed = capfd.readouterr()
     assert json.loads(printed.out) == found
     assert "on stdout" in printed.err
-    assert (
-        "--fail-if starvation>1%: starvation is" in printed.err
-    )  # far below, as a busy machine measures wide intervals
+    assert "--fail-if starvation>1%: starvation is" in printed.err  # far below, as a busy machine measures wide intervals
     assert "step>10s" not in printed.err
     assert found["ranks"][0]["num_steps"] == 60 - 10  # the profiler's are not measured
     [profile] = Path("out").glob("profile-*.json")
