@@ -11,13 +11,14 @@ import functools
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from datapipe.codecs.video.track import VideoTrack
 from datapipe.core.checks import real_number, whole_number
+from datapipe.core.printable import counted
 from datapipe.errors import OptionError
 from datapipe.index.entries import Description
 from datapipe.index.videos import VideoIndex
@@ -126,17 +127,67 @@ class ClipFrames(NamedTuple):
     is_pad: NDArray[np.bool_]  # (t,) True for those repetitions
 
 
-class ClipIndex:
-    """The clips of some parts of videos. Thread-safe.
+class Camera(NamedTuple):
+    """Frames of a clip that come from one video, as a field of batches."""
+
+    name: str
+    num_frames: int  # of a clip
+    size: tuple[int, int] | None  # (height, width) in pixels of all videos as a player shows them; None if they differ
+
+
+class AnyClips(Protocol):
+    """Clips, and where their frames lie. Thread-safe."""
+
+    where: str  # they lie, for people
+    videos: VideoIndex
+    cameras: tuple[Camera, ...]
+    columns: tuple[str, ...]  # what clips have besides frames
+    usual: tuple[str, ...]  # of cameras and columns, what batches have by default
+
+    @property
+    def name(self) -> str:
+        """How clips are chosen, for saved states."""
+
+    @property
+    def fingerprint(self) -> str:
+        """A name for the data: a state resumes on the same only."""
+
+    def __len__(self) -> int: ...
+
+    def frames(self, clip: int, camera: int) -> ClipFrames:
+        """Return the frames of a clip that a camera shows."""
+
+    def values(self, column: str, clips: Ints) -> Any:
+        """Return an array (m, ...) of a column, or a list of texts."""
+
+    def run_starts(self, num_clips: int) -> Ints:
+        """Return (r + 1,) the clips at which runs begin that share their decoding, and in all; visits take `num_clips`."""
+
+    def describe(self, clip: int) -> Description:
+        """Return a description of a clip, for messages."""
+
+    def explain(self) -> list[str]:
+        """Return lines about the data and its clips, for `explain`."""
+
+
+class ClipIndex(AnyClips):
+    """The clips of some parts of videos. See `AnyClips`.
 
     Raises OptionError for a part that is shorter than a clip, if that is an error, and FormatError for a video that cannot be
     decoded, unless `skips_bad`.
     """
 
     def __init__(self, parts: VideoParts, settings: WindowSettings, *, where: str, skips_bad: bool = False) -> None:
-        self.parts, self.settings, self.where = parts, settings, where
+        self.parts, self.settings, self.where, self.videos = parts, settings, where, parts.videos
         self.num_grid = self._grid_sizes(skips_bad=skips_bad)
         self.starts: Ints = np.cumsum(np.concatenate([np.zeros(1, np.int64), self._num_clips()]))  # clips before each part
+        self.cameras = (Camera("video", settings.frames, self._equal_size()),)
+        label = ("label",) if parts.has_labels else ()
+        self.columns, self.usual = (*label, "is_pad", "times", "id"), ("video", *label)
+
+    @property
+    def name(self) -> str:
+        return self.settings.name
 
     def __len__(self) -> int:
         return int(self.starts[-1])
@@ -155,26 +206,40 @@ class ClipIndex:
             digest.update(column.tobytes())
         return digest.hexdigest()[:16]
 
-    @property
-    def equal_size(self) -> tuple[int, int] | None:
-        """The (height, width) in pixels of all videos as a player shows them; None if they differ."""
+    def _equal_size(self) -> tuple[int, int] | None:
+        """Return the (height, width) in pixels of all videos as a player shows them; None if they differ."""
         sizes = self.parts.videos.shown_sizes[np.unique(self.parts.video[self.num_grid > 0])]
         return (int(sizes[0, 0]), int(sizes[0, 1])) if len(sizes) and (sizes == sizes[0]).all() else None
-
-    def track(self, video: int) -> VideoTrack:
-        """Return the track of a video."""
-        return _track_of(self.parts.videos, video)
 
     def part_of(self, clips: Ints) -> Ints:
         """Return (m,) the part of each clip."""
         return np.searchsorted(self.starts, clips, side="right") - 1
 
-    def labels(self, clips: Ints) -> Ints:
-        """Return (m,) the label of each clip."""
-        return self.parts.labels[self.part_of(clips)]
+    def values(self, column: str, clips: Ints) -> Any:
+        if column == "label":
+            return self.parts.labels[self.part_of(clips)]
+        if column == "id":
+            return clips
+        found = [self.frames(clip) for clip in clips.tolist()]
+        shape = (len(found), self.settings.frames)
+        if column == "is_pad":
+            return np.array([one.is_pad for one in found], np.bool_).reshape(shape)
+        times = [track_of(self.videos, one.video).times[one.frames] for one in found]
+        return np.array(times, np.float64).reshape(shape)
 
-    def frames(self, clip: int) -> ClipFrames:
-        """Return the frames of a clip."""
+    def explain(self) -> list[str]:
+        settings = self.settings
+        grid = "" if settings.fps is None else f" at {settings.fps:g} a second"
+        lines = [
+            f"data      {counted(len(self.videos), 'video')}, {counted(len(self.parts), 'part')}",
+            f"clips     {counted(len(self), 'clip')} of {counted(settings.frames, 'frame')}{grid}, every {settings.stride};"
+            f" clips begin every {settings.distance}",
+        ]
+        if self.num_padded:
+            lines.append(f"short     {counted(self.num_padded, 'part')} shorter than a clip: the last frame is repeated")
+        return lines
+
+    def frames(self, clip: int, camera: int = 0) -> ClipFrames:
         part = int(np.searchsorted(self.starts, clip, side="right")) - 1
         settings, grid = self.settings, self._grid(part)
         begin = (clip - int(self.starts[part])) * settings.distance
@@ -207,7 +272,7 @@ class ClipIndex:
     def describe(self, clip: int) -> Description:
         """Return a description of a clip, for messages."""
         found = self.frames(clip)
-        times = self.track(found.video).times[found.frames[[0, -1]]]
+        times = track_of(self.videos, found.video).times[found.frames[[0, -1]]]
         path = self.parts.videos.source(found.video).path
         return Description(clip, path, f"{times[0]:.3f} to {times[1]:.3f} s".encode(), "")
 
@@ -216,7 +281,7 @@ class ClipIndex:
         parts = self.parts
         if not skips_bad:
             for number in np.flatnonzero(parts.videos.num_frames[parts.video] == 0).tolist():
-                self.track(int(parts.video[number]))  # raises for one that is bad
+                track_of(self.videos, int(parts.video[number]))  # raises for one that is bad
         if self.settings.fps is None and parts.are_whole:
             return parts.videos.num_frames[parts.video]
         return np.array([self._grid(part).num for part in range(len(parts))], np.int64)
@@ -246,7 +311,7 @@ class ClipIndex:
         start, end = float(parts.start[part]), float(parts.end[part])
         if fps is None and start <= 0 and end == float("inf"):
             return Grid(0, num, None)
-        times = self.track(video).times
+        times = track_of(self.videos, video).times
         first = int(np.searchsorted(times, start - _EARLY))
         after = int(np.searchsorted(times, end - _EARLY)) if end < float("inf") else num
         if first >= after:
@@ -261,7 +326,8 @@ class ClipIndex:
 
 
 @functools.lru_cache(maxsize=64)  # long videos have megabytes
-def _track_of(videos: VideoIndex, video: int) -> VideoTrack:
+def track_of(videos: VideoIndex, video: int) -> VideoTrack:
+    """Return the track of a video, which is kept for a while."""
     return videos.track(video)
 
 

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from datapipe.core.observe import Stage, StageEvent
-from datapipe.index.clips import ClipIndex
+from datapipe.index.clips import AnyClips, Camera
 from datapipe.index.entries import Description
 from datapipe.kernel.bad_samples import replacement
 from datapipe.kernel.device import Uploader
@@ -36,7 +36,7 @@ class ClipBatch:
     picks: Picks
     visits: list[Visit]  # of each row
     clips: Ints  # (b,) in their rows, replacements included
-    pixels: torch.Tensor  # (b, t, h, w, 3)
+    pixels: list[torch.Tensor]  # (b, t, h, w, 3) of each camera
     left_out: set[int] = field(default_factory=set)  # rows
 
     def __len__(self) -> int:
@@ -56,12 +56,12 @@ class ClipBatch:
 class ClipMaker(BatchMaker):
     """Makes the batches of one pass. Thread-safe. See `BatchMaker`."""
 
-    index: ClipIndex
+    index: AnyClips
     settings: ClipSettings
     recipe: Recipe
     run: Pass
     visits: ClipVisits
-    memory: BatchMemory
+    memory: Sequence[BatchMemory]  # of each camera
     uploader: Uploader | None
     resources: Resources
     steps_ahead: int  # whose visits are decoded, or kept
@@ -86,7 +86,8 @@ class ClipMaker(BatchMaker):
         picks = Picks(step.step, step.after, self.order(epoch, places), real)
         dtype = torch.uint8 if self.finishes_pixels else self.recipe.output_dtype
         visits = self.order.visits_at(epoch, places)
-        batch = ClipBatch(picks, visits, picks.positions.copy(), self.memory.lease(len(step), dtype))
+        pixels = [of_camera.lease(len(step), dtype) for of_camera in self.memory]
+        batch = ClipBatch(picks, visits, picks.positions.copy(), pixels)
         self._note(Stage.PLAN, batch, start_ns)
         return batch
 
@@ -106,7 +107,7 @@ class ClipMaker(BatchMaker):
         place = visit.place_of(int(batch.picks.positions[row]))
         if place in visit.bad:
             return [(row, visit.bad[place])]
-        self._write(batch, row, visit.pixels[place])
+        self._write(batch, row, [pixels[place] for pixels in visit.pixels])
         self._note(Stage.AUGMENT, batch, start_ns, num=1)
         return []
 
@@ -120,64 +121,57 @@ class ClipMaker(BatchMaker):
         epoch, clip = batch.picks.after.epoch, int(batch.picks.positions[row])
         other = replacement(len(self.index), seed=self.run.seed, epoch=epoch, id=clip, attempt=attempt)
         clips = np.array([other], np.int64)
-        pixels = torch.empty((1, *batch.pixels.shape[1:]), dtype=torch.uint8)
-        if worker.decode(clips, Draws(self.run.seed, epoch, clips), pixels):
+        draws = Draws(self.run.seed, epoch, clips)
+        found = [torch.empty((1, *pixels.shape[1:]), dtype=torch.uint8) for pixels in batch.pixels]
+        if any(worker.decode(camera, clips, draws, pixels) for camera, pixels in enumerate(found)):
             return False
         batch.clips[row] = other
-        self._write(batch, row, pixels[0])
+        self._write(batch, row, [pixels[0] for pixels in found])
         return True
 
     def finish(self, batch: ClipBatch) -> Any:
         start_ns = time.perf_counter_ns()
-        named, good = self._other_columns(batch), batch.good
-        pixels = batch.pixels if isinstance(good, slice) else batch.pixels[torch.from_numpy(good)]
+        named, good = self._columns(batch), batch.good
+        rows = good if isinstance(good, slice) else torch.from_numpy(good)
+        videos = {one.name: pixels[rows] for one, pixels in zip(self.index.cameras, batch.pixels, strict=True)}
         self._note(Stage.COLLATE, batch, start_ns)
         transform = self.run.options.batch_transform or (lambda made: made)
         if self.uploader is None:
-            return transform(self._named({**named, "video": pixels}))
-        draws = self._draws(batch.clips[good], batch.picks.after.epoch)
+            return transform(self._named(named | videos))
+        clips, epoch = batch.clips[good], batch.picks.after.epoch
 
         def finish(moved: dict[str, Any]) -> Any:
-            block = moved["video"].flatten(0, 1)
-            out = torch.empty(block.shape, dtype=self.recipe.output_dtype, device=block.device)
-            self.recipe.run_pixels(block, draws, out)
-            return transform(self._named({**moved, "video": out.view(moved["video"].shape)}))
+            for camera in self.index.cameras:
+                block = moved[camera.name].flatten(0, 1)
+                out = torch.empty(block.shape, dtype=self.recipe.output_dtype, device=block.device)
+                self.recipe.run_pixels(block, self._draws(clips, epoch, camera), out)
+                moved[camera.name] = out.view(moved[camera.name].shape)
+            return transform(self._named(moved))
 
-        return self.uploader.upload(
-            {**named, "video": pixels}, then=finish, keep=batch.pixels, step=batch.picks.step, num_samples=len(batch)
-        )
+        return self.uploader.upload(named | videos, then=finish, keep=batch.pixels, step=batch.picks.step, num_samples=len(batch))
 
-    def _write(self, batch: ClipBatch, row: int, clip: torch.Tensor) -> None:
+    def _write(self, batch: ClipBatch, row: int, clip: Sequence[torch.Tensor]) -> None:
         """Write a decoded clip into a row, with pixel operations unless they are the device's."""
-        target = batch.pixels[row]
-        if self.finishes_pixels or not self.recipe.pixels:
-            target.copy_(clip)
-            return
-        draws = self._draws(batch.clips[row : row + 1], batch.picks.after.epoch)
-        block = target.copy_(clip) if target.dtype is torch.uint8 else clip.clone()  # a row may come twice in a batch
-        self.recipe.run_pixels(block, draws, target)
+        for camera, pixels, decoded in zip(self.index.cameras, batch.pixels, clip, strict=True):
+            target = pixels[row]
+            if self.finishes_pixels or not self.recipe.pixels:
+                target.copy_(decoded)
+                continue
+            draws = self._draws(batch.clips[row : row + 1], batch.picks.after.epoch, camera)
+            block = target.copy_(decoded) if target.dtype is torch.uint8 else decoded.clone()  # a row may come twice in a batch
+            self.recipe.run_pixels(block, draws, target)
 
-    def _draws(self, clips: Ints, epoch: int) -> Draws:
+    def _draws(self, clips: Ints, epoch: int, camera: Camera) -> Draws:
         """Return the draws of the frames of clips, which are those of their clips."""
-        return Draws(self.run.seed, epoch, np.repeat(clips, self.index.settings.frames))
+        return Draws(self.run.seed, epoch, np.repeat(clips, camera.num_frames))
 
-    def _other_columns(self, batch: ClipBatch) -> dict[str, torch.Tensor]:
-        """Return what the good rows have besides pixels, by name."""
-        clips, fields = batch.clips[batch.good], self.fields
-        columns: dict[str, NDArray[Any]] = {}
-        if "label" in fields:
-            columns["label"] = self.index.labels(clips)
-        if "id" in fields:
-            columns["id"] = clips
-        if "is_pad" in fields or "times" in fields:
-            found = [self.index.frames(clip) for clip in clips.tolist()]
-            shape = (len(found), self.index.settings.frames)
-            columns["is_pad"] = np.array([one.is_pad for one in found], np.bool_).reshape(shape)
-            times = [self.index.track(one.video).times[one.frames] for one in found]
-            columns["times"] = np.array(times, np.float64).reshape(shape)
+    def _columns(self, batch: ClipBatch) -> dict[str, Any]:
+        """Return what the good rows have besides pixels, by name: tensors, or lists of texts."""
+        clips = batch.clips[batch.good]
+        columns = {name: self.index.values(name, clips) for name in self.index.columns if name in self.fields}
         if self.run.options.tail is Tail.MASK:
             columns["real"] = batch.picks.real[batch.good]
-        return {name: torch.from_numpy(column) for name, column in columns.items() if name in (*fields, "real")}
+        return {name: torch.from_numpy(one) if isinstance(one, np.ndarray) else one for name, one in columns.items()}
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -187,7 +181,8 @@ class ClipMaker(BatchMaker):
     def _named(self, made: dict[str, Any]) -> dict[str, Any]:
         """Return a batch under the names and in the layout that the user asked for."""
         rename = self.run.options.rename
-        made["video"] = made["video"].permute(PERMUTATIONS[self.settings.layout])
+        for camera in self.index.cameras:
+            made[camera.name] = made[camera.name].permute(PERMUTATIONS[self.settings.layout])
         names = [*self.fields, "real"] if "real" in made else self.fields
         return {rename.get(name, name): made[name] for name in names}
 
@@ -196,9 +191,9 @@ class ClipMaker(BatchMaker):
         self.run.observer(StageEvent(stage, batch.picks.step, start_ns, took_ns, len(batch) if num is None else num))
 
 
-def fields_of(settings: ClipSettings, index: ClipIndex) -> tuple[str, ...]:
+def fields_of(settings: ClipSettings, index: AnyClips) -> tuple[str, ...]:
     """Return what a batch has, in this order."""
-    return settings.fields or ("video", *(["label"] if index.parts.has_labels else []))
+    return settings.fields or index.usual
 
 
 def _places(span: BatchSpan) -> Ints:

@@ -81,6 +81,7 @@ class Clips(Data):
         self.index = ClipIndex(parts, windows, where=where, skips_bad=skip_bad)
         if settings.fields is not None and "label" in settings.fields and not parts.has_labels:
             raise OptionError(f"fields has 'label', and {where} has no labels; put videos in folders of classes, or leave it out")
+        settings.check_fields([*(one.name for one in self.index.cameras), *self.index.columns])
         if not len(self.index):
             raise MissingDataError(f"{where}: no clips of {windows.frames} frames; check the path, or `frames`")
 

@@ -15,7 +15,7 @@ from datapipe.codecs.video.decoding import VideoDecoder
 from datapipe.codecs.video.track import VideoCoding
 from datapipe.errors import DecodeError, IntegrityError
 from datapipe.fetch.local import LocalFiles
-from datapipe.index.clips import ClipIndex
+from datapipe.index.clips import AnyClips, track_of
 from datapipe.order.draws import Draws
 from datapipe.transforms import Recipe
 from datapipe.transforms.execute import RowCut, cut_through, row_cuts
@@ -31,19 +31,19 @@ class ClipDecoder:
     crop, a bilinear resize and flips.
     """
 
-    def __init__(self, index: ClipIndex, recipe: Recipe, files: LocalFiles, resize: Resize) -> None:
+    def __init__(self, index: AnyClips, recipe: Recipe, files: LocalFiles, resize: Resize) -> None:
         self._index, self._recipe, self._files, self._resize = index, recipe, files, resize
         self._decoder, self._converter = VideoDecoder(), FrameConverter(resize)
         self._memory = np.empty(0, np.uint8)  # of a frame, or a part of it, before it is cut
 
-    def decode(self, clips: Ints, draws: Draws, out: torch.Tensor) -> dict[int, Reason]:
-        """Write clips of one part into `out`, (k, t, h, w, 3) uint8; return what is wrong with the bad ones, by their places.
+    def decode(self, camera: int, clips: Ints, draws: Draws, out: torch.Tensor) -> dict[int, Reason]:
+        """Write what a camera shows of clips of one run into `out`, (k, t, h, w, 3) uint8; return the bad ones, by their places.
 
         `draws`: those of the clips. Raises MissingDataError or StorageError for a file that cannot be read.
         """
-        found = [self._index.frames(clip) for clip in clips.tolist()]
+        found = [self._index.frames(clip, camera) for clip in clips.tolist()]
         video = found[0].video
-        track, source = self._index.track(video), self._index.parts.videos.source(video)
+        track, source = track_of(self._index.videos, video), self._index.videos.source(video)
         shows: dict[int, list[tuple[int, int]]] = defaultdict(list)  # by frame: clips, and places in them
         for clip, one in enumerate(found):
             for place, frame in enumerate(one.frames.tolist()):

@@ -19,15 +19,8 @@ def explain(kind: ClipKind, passes: Passes) -> list[str]:
     """Return the lines about the passes over such data."""
     index, settings, options, plan = kind.index, kind.settings, passes.options, passes.source()
     assert isinstance(plan, Plan)
-    windows, order = index.settings, plan.order
-    grid = "" if windows.fps is None else f" at {windows.fps:g} a second"
-    lines = [
-        f"data      {counted(len(index.parts.videos), 'video')}, {counted(len(index.parts), 'part')}",
-        f"clips     {counted(len(index), 'clip')} of {counted(windows.frames, 'frame')}{grid}, every {windows.stride};"
-        f" clips begin every {windows.distance}",
-    ]
-    if index.num_padded:
-        lines.append(f"short     {counted(index.num_padded, 'part')} shorter than a clip: the last frame is repeated")
+    order = plan.order
+    lines = index.explain()
     if not isinstance(order, VisitOrder):
         lines.append("order     in stored order")
     elif order.per_visit == 1:

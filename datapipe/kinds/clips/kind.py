@@ -11,7 +11,7 @@ import torch
 
 from datapipe.errors import OptionError
 from datapipe.fetch.local import LocalFiles
-from datapipe.index.clips import ClipIndex
+from datapipe.index.clips import AnyClips
 from datapipe.kernel.accelerators import open_batch_pool, runtime_of
 from datapipe.kernel.device import Uploader
 from datapipe.kernel.kind import Identity, Kind, Pass, Resources
@@ -42,11 +42,11 @@ class ClipKind(Kind):
 
     block_sizes = (1, 1)
 
-    def __init__(self, index: ClipIndex, settings: ClipSettings, recipe: Recipe, device: Callable[[], torch.device]) -> None:
+    def __init__(self, index: AnyClips, settings: ClipSettings, recipe: Recipe, device: Callable[[], torch.device]) -> None:
         self.index, self.settings, self.recipe = index, settings, recipe
         self.fingerprint = index.fingerprint
         self.num_samples = self.num_in_epoch = len(index)
-        self.identity = Identity("clips", index.settings.name, "frames, stride, step, fps or short")
+        self.identity = Identity("clips", index.name, "frames, stride, step, fps or short")
         self._resolve_device = device
         self._files: LocalFiles | None = None
         if recipe.rest:
@@ -56,7 +56,7 @@ class ClipKind(Kind):
             )
         if recipe.batch:
             raise OptionError(f"{recipe.batch[0][1]!r} mixes images; mix clips in a batch_transform")
-        self.size = recipe.check_equal_sizes(index.equal_size, such_as="the videos differ in size")
+        self.sizes = [recipe.check_equal_sizes(one.size, such_as="the videos differ in size") for one in index.cameras]
 
     def configure(self, arguments: Mapping[str, Any], options: LoaderOptions) -> None:
         for name, remedy in _NOT_SERVED.items():
@@ -72,7 +72,7 @@ class ClipKind(Kind):
     @property
     def clip_nbytes(self) -> int:
         """The bytes of a decoded clip."""
-        return self.index.settings.frames * math.prod(self.size) * 3
+        return sum(one.num_frames * math.prod(size) * 3 for one, size in zip(self.index.cameras, self.sizes, strict=True))
 
     def order(self, seed: int, *, shuffle: Shuffle, global_batch: int) -> Order:
         starts = self.index.run_starts(self.settings.per_visit)
@@ -89,10 +89,10 @@ class ClipKind(Kind):
         assert isinstance(source, Plan)
         order: Any = source.order
         runtime = None if self.device.type == "cpu" else runtime_of(self.device)
-        shape = (self.index.settings.frames, *self.size, 3)
+        shapes = [(one.num_frames, *size, 3) for one, size in zip(self.index.cameras, self.sizes, strict=True)]
         of_visits = functools.partial(SlabPool, max_free=settings.options.num_workers + 2)
         room = max(1, order.largest_visit)
-        visits = ClipVisits(order, settings, BatchMemory(shape, room=room, open_pool=of_visits))
+        visits = ClipVisits(order, settings, [BatchMemory(shape, room=room, open_pool=of_visits) for shape in shapes])
         open_pool = functools.partial(open_batch_pool, options=settings.options, runtime=runtime)
         geometry = self.recipe.geometry_alone()
 
@@ -106,7 +106,7 @@ class ClipKind(Kind):
             self.recipe,
             settings,
             visits,
-            BatchMemory(shape, room=settings.options.batch_size, open_pool=open_pool),
+            [BatchMemory(shape, room=settings.options.batch_size, open_pool=open_pool) for shape in shapes],
             None if runtime is None else Uploader(runtime, observer=settings.observer),
             resources,
             steps_ahead=max(1, getattr(order, "num_lanes", 1) // source.global_batch),

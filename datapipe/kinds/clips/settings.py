@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,7 +13,6 @@ from datapipe.errors import OptionError
 Layout = Literal["BTCHW", "BCTHW", "BTHWC"]
 # Of (b, t, h, w, c) memory.
 PERMUTATIONS: dict[Layout, tuple[int, ...]] = {"BTCHW": (0, 1, 4, 2, 3), "BCTHW": (0, 4, 1, 2, 3), "BTHWC": (0, 1, 2, 3, 4)}
-FIELDS = ("video", "label", "is_pad", "times", "id")
 
 _MEMORY_NBYTES = 2 << 30  # of the decoded clips of a process, where the number of lanes is chosen
 _MOST_PER_RANK = 128  # clips of a step of a rank that it is chosen for
@@ -36,11 +36,14 @@ class ClipSettings:
             whole_number(self.lanes, "lanes", least=1)
         if self.layout not in PERMUTATIONS:
             raise OptionError(f"layout is {self.layout!r:.40}; choose one of {', '.join(PERMUTATIONS)}")
+
+    def check_fields(self, possible: Sequence[str]) -> None:
+        """Raise OptionError if a field is none of the possible ones."""
         if self.fields is not None:
-            unknown = sorted({*self.fields} - {*FIELDS})
+            unknown = sorted({*self.fields} - {*possible})
             if unknown or not self.fields:
                 found = f"has {unknown[0]!r:.40}" if unknown else "is empty"
-                raise OptionError(f"fields {found}; choose of {', '.join(FIELDS)}")
+                raise OptionError(f"fields {found}; choose of {', '.join(possible)}")
 
     def num_lanes(self, num_clips: int, global_batch: int, clip_nbytes: int) -> int:
         """Return the number of lanes: a multiple of the clips of a step over all ranks, so that each rank has its own."""

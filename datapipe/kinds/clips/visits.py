@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -40,7 +40,7 @@ class DecodedVisit:
     clips: Ints  # (k,)
     epoch: int
     step: int  # the first that needs one of them
-    pixels: torch.Tensor  # (k, t, h, w, 3) uint8
+    pixels: list[torch.Tensor]  # (k, t, h, w, 3) uint8 of each camera
     bad: dict[int, Reason] = field(default_factory=dict)  # by place in the visit
 
     def place_of(self, clip: int) -> int:
@@ -53,22 +53,25 @@ class ClipVisits(SharedPieces):
 
     parts_at_once = 1
 
-    def __init__(self, order: VisitingOrder, run: Pass, memory: BatchMemory) -> None:
+    def __init__(self, order: VisitingOrder, run: Pass, memory: Sequence[BatchMemory]) -> None:
+        """`memory`: of each camera."""
         self._order, self._run, self._memory = order, run, memory
 
-    def open(self, key: Hashable, step: int) -> tuple[DecodedVisit, list[Any]]:
+    def open(self, key: Hashable, step: int) -> tuple[DecodedVisit, list[int]]:
         assert isinstance(key, Visit)
         clips = self._order.samples(key)
-        return DecodedVisit(clips, key.epoch, step, self._memory.lease(len(clips), torch.uint8)), [None]
+        pixels = [of_camera.lease(len(clips), torch.uint8) for of_camera in self._memory]
+        return DecodedVisit(clips, key.epoch, step, pixels), list(range(len(pixels)))
 
-    def load(self, piece: DecodedVisit, parts: Sequence[Any], worker: ClipDecoder) -> None:
+    def load(self, piece: DecodedVisit, parts: Sequence[int], worker: ClipDecoder) -> None:
         start_ns = time.perf_counter_ns()
         draws = Draws(self._run.seed, piece.epoch, piece.clips)
-        piece.bad = worker.decode(piece.clips, draws, piece.pixels)
+        for camera in parts:
+            piece.bad.update(worker.decode(camera, piece.clips, draws, piece.pixels[camera]))
         took_ns = time.perf_counter_ns() - start_ns
         self._run.observer(StageEvent(Stage.DECODE, piece.step, start_ns, took_ns, len(piece.clips)))
 
-    def leave_out(self, piece: DecodedVisit, part: Any, reason: DecodeError | IntegrityError) -> None:
+    def leave_out(self, piece: DecodedVisit, part: int, reason: DecodeError | IntegrityError) -> None:
         piece.bad = dict.fromkeys(range(len(piece.clips)), reason)
 
     def complete(self, piece: DecodedVisit) -> None:

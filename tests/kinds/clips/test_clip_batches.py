@@ -176,7 +176,7 @@ def test_layouts_are_views_of_the_same_pixels(videos: Path) -> None:
 def test_clips_at_a_rate_have_the_frames_shown_at_these_moments(tmp_path: Path) -> None:
     path = KINDS["h264-irregular.mp4"](tmp_path / "x.mp4")  # of a variable frame rate
     loader = loader_of(path, frames=5, stride=1, step=1, fps=10, fields=["video", "times", "id"], shuffle=False)
-    track = loader.dataset.index.track(0)
+    track = loader.dataset.index.videos.track(0)
     for batch in loader:
         for clip, times, pixels in zip(batch["id"].tolist(), batch["times"].numpy(), batch["video"], strict=True):
             moments = track.times[0] + (clip + np.arange(5)) / 10
