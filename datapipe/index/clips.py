@@ -123,7 +123,7 @@ class ClipFrames(NamedTuple):
     """The frames of a clip."""
 
     video: int
-    frames: Ints  # (t,) presented frames of the video, ascending; the last one repeated where the part ends
+    frames: Ints  # (t,) presented frames of the video, in order, repeated where there are no others; -1: the video has none then
     is_pad: NDArray[np.bool_]  # (t,) True for those repetitions
 
 
@@ -133,6 +133,7 @@ class Camera(NamedTuple):
     name: str
     num_frames: int  # of a clip
     size: tuple[int, int] | None  # (height, width) in pixels of all videos as a player shows them; None if they differ
+    has_time: bool = True  # whether frames are a dimension of the field; False: there is one frame
 
 
 class AnyClips(Protocol):

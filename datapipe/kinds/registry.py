@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 # others wrote. What lies in a store is asked for in reverse, since no index is kept there.
 KINDS = {
     "tokens": "datapipe.kinds.tokens",
-    "tables": "datapipe.kinds.tables",
     "clips": "datapipe.kinds.clips",
+    "tables": "datapipe.kinds.tables",
     "images": "datapipe.kinds.images",
 }
 

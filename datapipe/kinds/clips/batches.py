@@ -182,7 +182,9 @@ class ClipMaker(BatchMaker):
         """Return a batch under the names and in the layout that the user asked for."""
         rename = self.run.options.rename
         for camera in self.index.cameras:
-            made[camera.name] = made[camera.name].permute(PERMUTATIONS[self.settings.layout])
+            if camera.name in made:
+                video = made[camera.name].permute(PERMUTATIONS[self.settings.layout])
+                made[camera.name] = video if camera.has_time else video.squeeze(self.settings.layout.index("T"))
         names = [*self.fields, "real"] if "real" in made else self.fields
         return {rename.get(name, name): made[name] for name in names}
 

@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 from datapipe import transforms
+from datapipe.containers.videos.lerobot import is_lerobot
 from datapipe.core.printable import counted
 from datapipe.errors import OptionError
 from datapipe.index.clips import VideoParts
@@ -25,9 +26,11 @@ def measure(parts: VideoParts, args: argparse.Namespace) -> dict[str, Any]:
     """Return clips per second of shuffled batches, by the clips of a visit and by round."""
     if args.against is not None:
         raise OptionError("--against is for images; numbers of clips of a visit are measured beside each other")
+    is_of_episodes = is_lerobot(args.path)
+    clips: dict[str, Any] = {} if is_of_episodes else {"frames": _FRAMES, "stride": _STRIDE, "step": _STEP, "skip_bad": True}
     loaders = {
         f"per_visit={each}": DataLoader(
-            Clips(args.path, frames=_FRAMES, stride=_STRIDE, step=_STEP, per_visit=each, skip_bad=True),
+            Clips(args.path, per_visit=each, **clips),
             _BATCH_SIZE,
             True,
             seed=0,
@@ -42,7 +45,7 @@ def measure(parts: VideoParts, args: argparse.Namespace) -> dict[str, Any]:
         started = time.perf_counter()
         num = 0
         for batch in loader:
-            num += len(batch["video"])
+            num += len(next(iter(batch.values())))
             if num >= args.images:
                 break
         return num / (time.perf_counter() - started)
@@ -50,8 +53,8 @@ def measure(parts: VideoParts, args: argparse.Namespace) -> dict[str, Any]:
     rates = in_turns({name: functools.partial(rate, loader) for name, loader in loaders.items()}, rounds=args.rounds)
     return {
         "videos": len(parts.videos),
-        "frames": _FRAMES,
-        "stride": _STRIDE,
+        "frames": 1 if is_of_episodes else _FRAMES,
+        "stride": 1 if is_of_episodes else _STRIDE,
         "size": args.size,
         "batch_size": _BATCH_SIZE,
         "clips_per_s": {name: round(statistics.median(values), 1) for name, values in rates.items()},

@@ -2,20 +2,53 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from datapipe.codecs.video.conversion import Resize
+from datapipe.containers.videos.lerobot import is_lerobot, open_episodes
 from datapipe.containers.videos.opening import ClipSource, open_parts
+from datapipe.core.checks import path_name
 from datapipe.core.printable import counted, printable
 from datapipe.errors import MissingDataError, OptionError
-from datapipe.index.clips import ClipIndex, Short, WindowSettings
+from datapipe.index.clips import AnyClips, ClipIndex, Short, WindowSettings
 from datapipe.kernel.kind import Data
 from datapipe.kinds.clips.kind import ClipKind
 from datapipe.kinds.clips.settings import ClipSettings, Layout
 from datapipe.transforms import Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class _Opening:
+    """How videos are opened: all that a copy in another process needs."""
+
+    source: ClipSource
+    windows: WindowSettings
+    skip_bad: bool
+    deltas: Mapping[str, tuple[float, ...]]
+    episodes: tuple[int, ...] | None
+
+    @property
+    def is_of_episodes(self) -> bool:
+        """Whether the source is a dataset of LeRobot's."""
+        return isinstance(self.source, (str, os.PathLike)) and is_lerobot(path_name(self.source, "the path to the videos"))
+
+    def open(self, settings: ClipSettings) -> tuple[AnyClips, tuple[str, ...] | None]:
+        """Return the clips, and the names of classes by label."""
+        if self.is_of_episodes:
+            assert isinstance(self.source, (str, os.PathLike))
+            path = Path(self.source)
+            return (
+                open_episodes(path, delta_timestamps=self.deltas, episodes=self.episodes, cameras=settings.fields),
+                None,
+            )
+        parts, where = open_parts(self.source)
+        return ClipIndex(parts, self.windows, where=where, skips_bad=self.skip_bad), parts.classes
 
 
 class Clips(Data):
@@ -27,13 +60,16 @@ class Clips(Data):
 
     source: a folder of videos, whose top folders are classes; a video, a glob pattern, or a list of videos; or a list of parts of
       videos, CSV or JSON lines, with a column `path`, and `start`, `end` (seconds) and `label` if there are such.
-    frames: of a clip.
+    frames: of a clip; None: 8.
     stride: frames from one frame of a clip to the next.
     step: frames from the beginning of a clip to that of the next one of the video; None: clips do not overlap.
     fps: frames a second that `frames`, `stride` and `step` count, the ones that a player shows at these moments; None: the
       frames of the video.
     short: what becomes of parts that are shorter than a clip: "repeat", they give one clip, in which the last frame is repeated;
       "drop" or "error".
+    delta_timestamps: of a LeRobot dataset (its folder is the source), whose samples are frames: by camera or column, the seconds
+      from a sample to what it has of it, such as `{"observation.images.top": [-0.1, 0.0], "action": [0.0, 0.1]}`.
+    episodes: of a LeRobot dataset, the numbers of those that are loaded; None: all.
     skip_bad: leave out videos that cannot be decoded at all; False: that is an error.
     per_visit: clips of a stretch of a video that are decoded together, and come in different batches. 1: each by itself, in a
       full shuffle.
@@ -47,7 +83,9 @@ class Clips(Data):
 
     A batch is a dict: `video` (b, t, 3, h, w) in the layout, uint8 or what the loader's transforms make of it, which draw once
     for a clip; `label` (b,) int64; `is_pad` (b, t) bool, True where a frame is repeated; `times` (b, t) float64, the seconds at
-    which frames are shown; `id` (b,) int64, the clips' numbers. With tail="mask" also `real` (b,) bool.
+    which frames are shown; `id` (b,) int64, the clips' numbers. With tail="mask" also `real` (b,) bool. Of a LeRobot dataset it
+    has what LeRobot's own samples have: cameras by their names, without a dimension of time where `delta_timestamps` names none,
+    columns, `..._is_pad`, and `task`, a list of texts.
 
     Raises OptionError for settings that do not fit, FormatError for a video that cannot be decoded, MissingDataError where
     there is none, and DependencyError without PyAV.
@@ -57,49 +95,55 @@ class Clips(Data):
         self,
         source: ClipSource,
         *,
-        frames: int = 8,
+        frames: int | None = None,
         stride: int = 1,
         step: int | None = None,
         fps: float | None = None,
         short: Short = "repeat",
         skip_bad: bool = False,
+        delta_timestamps: Mapping[str, Sequence[float]] | None = None,
+        episodes: Sequence[int] | None = None,
         per_visit: int = 4,
         lanes: int | str = "auto",
         resize: str = "exact",
         layout: Layout = "BTCHW",
         fields: Sequence[str] | None = None,
     ) -> None:
-        windows = WindowSettings(frames, stride, step, fps, short)
         if resize not in [one.value for one in Resize]:
             raise OptionError(f"resize is {resize!r:.40}; choose 'exact' or 'fast'")
         settings = ClipSettings(per_visit, lanes, Resize(resize), layout, None if fields is None else tuple(fields))  # type: ignore[arg-type]
-        self._set(source, windows, settings, bool(skip_bad))
+        windows = WindowSettings(8 if frames is None else frames, stride, step, fps, short)
+        deltas = {name: tuple(values) for name, values in (delta_timestamps or {}).items()}
+        opening = _Opening(source, windows, bool(skip_bad), deltas, None if episodes is None else tuple(episodes))
+        if opening.is_of_episodes:
+            if frames is not None or replace(windows, frames=8) != WindowSettings():
+                raise OptionError(
+                    f"{source}: is a LeRobot dataset, whose samples are frames; pass delta_timestamps={{...}} instead"
+                )
+        elif deltas or episodes is not None:
+            raise OptionError(f"{source}: is no LeRobot dataset, which delta_timestamps and episodes are for; pass frames=8")
+        self._set(opening, settings)
 
-    def _set(self, source: ClipSource, windows: WindowSettings, settings: ClipSettings, skip_bad: bool) -> None:
-        self._source, self.settings, self._skip_bad = source, settings, skip_bad
-        parts, where = open_parts(source)
-        self.index = ClipIndex(parts, windows, where=where, skips_bad=skip_bad)
-        if settings.fields is not None and "label" in settings.fields and not parts.has_labels:
-            raise OptionError(f"fields has 'label', and {where} has no labels; put videos in folders of classes, or leave it out")
+    def _set(self, opening: _Opening, settings: ClipSettings) -> None:
+        self._opening, self.settings = opening, settings
+        self.index, self.classes = opening.open(settings)
+        if settings.fields is not None and "label" in settings.fields and "label" not in self.index.columns:
+            raise OptionError(
+                f"fields has 'label', and {self.index.where} has no labels; put videos in folders of classes, or leave it out"
+            )
         settings.check_fields([*(one.name for one in self.index.cameras), *self.index.columns])
         if not len(self.index):
-            raise MissingDataError(f"{where}: no clips of {windows.frames} frames; check the path, or `frames`")
+            raise MissingDataError(f"{self.index.where}: no clips; check the path, `frames` and `short`")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _opened, (self._source, self.index.settings, self.settings, self._skip_bad)
+        return _opened, (self._opening, self.settings)
 
     def __repr__(self) -> str:
         return printable(f"<datapipe.Clips: {self.shown}>")
 
     @property
     def shown(self) -> str:
-        videos = counted(len(self.index.parts.videos), "video")
-        return f"{counted(len(self.index), 'clip')} of {self.index.settings.frames} frames of {videos} at {self.index.where}"
-
-    @property
-    def classes(self) -> tuple[str, ...] | None:
-        """The names of classes, by label; None: labels are not of classes."""
-        return self.index.parts.classes
+        return f"{counted(len(self.index), 'clip')} of {counted(len(self.index.videos), 'video')} at {self.index.where}"
 
     def __len__(self) -> int:
         """Return the number of clips."""
@@ -115,9 +159,9 @@ class Clips(Data):
         raise OptionError("mix() of Clips: not served; name all videos in one list, or make a loader for each")
 
 
-def _opened(source: ClipSource, windows: WindowSettings, settings: ClipSettings, skip_bad: bool) -> Clips:
+def _opened(opening: _Opening, settings: ClipSettings) -> Clips:
     data = Clips.__new__(Clips)
-    data._set(source, windows, settings, skip_bad)
+    data._set(opening, settings)
     return data
 
 
@@ -125,4 +169,6 @@ def of(source: Any, index: Any) -> Clips | None:
     """Refuse a path alone, which does not say what a clip is; no other object is one of clips."""
     if index is None:
         return None
+    if is_lerobot(str(source)):
+        raise OptionError(f"{source}: is a LeRobot dataset; pass datapipe.Clips({str(source)!r}, delta_timestamps={{...}})")
     raise OptionError(f"{source}: holds videos; say how many frames a clip has: datapipe.Clips({str(source)!r}, frames=8)")

@@ -54,6 +54,9 @@ class ClipDecoder:
         pixels = out.numpy()
         bad: dict[int, Reason] = {}
         read = functools.partial(self._read, source.path, source.start)
+        if -1 in shows:
+            lacking = DecodeError("a frame that the data lists is not in the video")
+            bad.update((clip, lacking) for clip, _ in shows.pop(-1))
         for number, frame in self._decoder.decode(track, read, np.array(sorted(shows), np.int64)):
             if isinstance(frame, DecodeError):
                 bad.update((clip, frame) for clip, _ in shows[number] if clip not in bad)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from datapipe.containers.listing import is_image_name
+from datapipe.containers.videos.lerobot import is_lerobot
 from datapipe.containers.videos.opening import is_video_name, open_parts
 from datapipe.core.printable import counted, listed
 from datapipe.errors import OptionError
@@ -24,9 +26,14 @@ _FAR_FRAMES = 120  # between key frames: decoding a clip begins at the one befor
 
 
 def claim(path: str) -> VideoParts | None:
-    """Return the videos of a folder, or a video; None for what is none, and for folders that hold images too."""
+    """Return the videos of a folder, or a video; None for what is none, and for folders that hold images too.
+
+    Of a LeRobot dataset they are those of all cameras.
+    """
     if is_url(path) or os.path.lexists(os.path.join(path, MANIFEST_NAME)):
         return None
+    if is_lerobot(path):
+        return open_parts(sorted(str(file) for file in Path(path, "videos").rglob("*.mp4")))[0]
     if os.path.isfile(path):
         return open_parts(path)[0] if is_video_name(os.fsencode(path)) else None
     return open_parts(path)[0] if os.path.isdir(path) and _holds_videos(path) else None

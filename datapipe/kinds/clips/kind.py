@@ -46,7 +46,7 @@ class ClipKind(Kind):
         self.index, self.settings, self.recipe = index, settings, recipe
         self.fingerprint = index.fingerprint
         self.num_samples = self.num_in_epoch = len(index)
-        self.identity = Identity("clips", index.name, "frames, stride, step, fps or short")
+        self.identity = Identity("clips", index.name, "frames, stride, step, fps, short or delta_timestamps")
         self._resolve_device = device
         self._files: LocalFiles | None = None
         if recipe.rest:

@@ -1,0 +1,287 @@
+"""Robots' episodes as LeRobot keeps them, versions 3.0 and 2.1: `meta/`, tables in `data/`, a video of each camera in `videos/`.
+
+The format is that of https://github.com/huggingface/lerobot (`lerobot/datasets`). In 3.0 files hold many episodes, and
+`meta/episodes` says where each begins; in 2.1 each episode has files of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import string
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from datapipe.containers.lists.rows import read_rows
+from datapipe.containers.videos.indexing import open_videos
+from datapipe.core.printable import listed
+from datapipe.core.regular_files import path_inside, read_bytes
+from datapipe.errors import FormatError, MissingDataError, OptionError
+from datapipe.index.episodes import NOW, EpisodeIndex, EpisodeTable, EpisodeVideos
+from datapipe.index.videos import VideoSource
+
+Ints = NDArray[np.int64]
+INFO = os.path.join("meta", "info.json")
+_MAX_INFO_NBYTES = 1 << 26
+_DAMAGE = (pa.ArrowException, OSError, ValueError, KeyError, TypeError)
+
+
+@dataclass(frozen=True, slots=True)
+class _Info:
+    """What `meta/info.json` says."""
+
+    root: Path
+    version: int  # 2 or 3
+    fps: float
+    features: Mapping[str, Mapping[str, Any]]
+    data_path: str
+    video_path: str
+    chunks_size: int
+
+    @property
+    def cameras(self) -> list[str]:
+        return [name for name, feature in self.features.items() if feature.get("dtype") == "video"]
+
+    def file(self, template: str, **numbers: Any) -> str:
+        """Return the path that a template means. Raises FormatError for one that leads out, or has other places."""
+        where = self.root / INFO
+        try:
+            names = {name for _, name, _, _ in string.Formatter().parse(template) if name is not None}
+            if not names <= numbers.keys():
+                raise KeyError(f"{sorted(names - numbers.keys())}")
+            text = template.format(**{name: numbers[name] for name in names})
+        except (ValueError, KeyError, IndexError) as exc:
+            raise FormatError(f"{where}: the path {template!r:.100} cannot be filled in ({exc}); repair it") from exc
+        return path_inside(str(self.root), text, named_in=str(where), follows=True)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Episodes:
+    """What is known of each episode, in order."""
+
+    number: Ints
+    length: Ints
+    first_row: Ints
+    data: list[str]  # files of rows, each once, in order
+    videos: Mapping[str, list[str]]  # by camera: of each episode
+    begin: Mapping[str, NDArray[np.float64]]  # by camera: seconds
+
+
+def is_lerobot(path: str) -> bool:
+    """Return True for a folder that says that it is a dataset of LeRobot's."""
+    return os.path.isfile(os.path.join(path, INFO)) and os.path.isdir(os.path.join(path, "data"))
+
+
+def open_episodes(
+    path: Path,
+    *,
+    delta_timestamps: Mapping[str, Sequence[float]],
+    episodes: Sequence[int] | None = None,
+    cameras: Sequence[str] | None = None,
+    tolerance_s: float = 1e-4,
+) -> EpisodeIndex:
+    """Return the samples of a dataset.
+
+    `delta_timestamps`: by camera or column, seconds from a sample to what it has; others have the moment itself. `episodes`:
+    their numbers; None: all. `cameras`: those that are wanted; None: all. `tolerance_s`: by how much a frame's time may differ.
+    Raises MissingDataError, FormatError or OptionError.
+    """
+    info = _read_info(path)
+    offsets = _offsets(info, delta_timestamps, tolerance_s)
+    found = _read_v3(info) if info.version == 3 else _read_v2(info)
+    chosen = _chosen(found, episodes, path)
+    wanted = [name for name in info.cameras if cameras is None or name in cameras]
+    if not wanted:
+        raise OptionError(f"{path}: no camera is wanted of {listed(info.cameras, most=12)}; numbers alone are for datapipe.Table")
+    for name in wanted:
+        details = {**info.features[name].get("info", {}), **info.features[name].get("video_info", {})}
+        if details.get("video.is_depth_map") or details.get("is_depth_map"):
+            raise OptionError(f"{path}: {name} is depth, which clips do not have; name the other fields: fields=[...]")
+    files = sorted({found.videos[name][episode] for name in wanted for episode in chosen.tolist()})
+    videos = open_videos([VideoSource(file) for file in files], where=str(path))
+    numbers = {file: number for number, file in enumerate(files)}
+    for number in np.flatnonzero(videos.num_frames == 0).tolist():
+        raise FormatError(videos.problem(number))
+    shown = tuple(
+        EpisodeVideos(
+            name,
+            offsets.get(name, NOW),
+            name in offsets,
+            np.array([numbers[found.videos[name][episode]] for episode in chosen.tolist()], np.int64),
+            found.begin[name][chosen],
+        )
+        for name in wanted
+    )
+    return EpisodeIndex(
+        videos,
+        _read_table(info, found),
+        shown,
+        where=str(path),
+        first_row=found.first_row[chosen],
+        length=found.length[chosen],
+        offsets={name: values for name, values in offsets.items() if name not in info.cameras},
+        tolerance_s=tolerance_s,
+    )
+
+
+def _read_info(path: Path) -> _Info:
+    where = path / INFO
+    try:
+        found = json.loads(read_bytes(where, at_most=_MAX_INFO_NBYTES))
+        version = str(found["codebase_version"]).lstrip("v").partition(".")[0]
+        features = {str(name): dict(feature) for name, feature in found["features"].items()}
+        fps, data, video = float(found["fps"]), str(found["data_path"]), str(found.get("video_path") or "")
+        chunks = int(found.get("chunks_size", 1000))
+    except FileNotFoundError as exc:
+        raise MissingDataError(f"{where}: no such file; pass the folder of a LeRobot dataset") from exc
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
+        raise FormatError(f"{where}: not the facts of a LeRobot dataset ({type(exc).__name__}: {exc}); repair it") from exc
+    if version not in ("2", "3"):
+        raise FormatError(f"{where}: has version {found['codebase_version']!r:.20}; convert it to 3.0 by LeRobot's own script")
+    if not (fps > 0 and math.isfinite(fps) and chunks > 0):
+        raise FormatError(f"{where}: fps is {fps:g} and chunks_size {chunks}; both must be more than 0")
+    return _Info(path, int(version), fps, features, data, video, chunks)
+
+
+def _offsets(info: _Info, delta_timestamps: Mapping[str, Sequence[float]], tolerance_s: float) -> dict[str, tuple[int, ...]]:
+    """Return the frames from a sample to what it has, by camera or column. Raises OptionError for others, or between frames."""
+    found = {}
+    for name, deltas in delta_timestamps.items():
+        if name not in info.features:
+            raise OptionError(f"delta_timestamps has {name!r:.60}, which is none of {listed(list(info.features), most=12)}")
+        times = np.array(deltas, np.float64).reshape(-1)
+        frames = np.round(times * info.fps)
+        if not len(times) or not np.isfinite(times).all():
+            raise OptionError(f"delta_timestamps[{name!r}] is {deltas!r:.60}; give at least one number of seconds")
+        far = np.abs(frames / info.fps - times)
+        if (far > tolerance_s).any():
+            between = f"{times[int(np.argmax(far))]:g} s lies between frames, of which there are {info.fps:g} a second"
+            raise OptionError(f"delta_timestamps[{name!r}]: {between}")
+        found[name] = tuple(int(frame) for frame in frames)
+    return found
+
+
+def _chosen(found: _Episodes, episodes: Sequence[int] | None, path: Path) -> Ints:
+    """Return the places of the episodes that are wanted."""
+    if episodes is None:
+        return np.arange(len(found.number), dtype=np.int64)
+    places = {number: place for place, number in enumerate(found.number.tolist())}
+    unknown = [number for number in episodes if number not in places]
+    if unknown or not len(episodes):
+        raise OptionError(f"{path}: has no episode {unknown[0] if unknown else 'at all chosen'} (of {len(places)})")
+    return np.array(sorted({places[number] for number in episodes}), np.int64)
+
+
+def _read_v3(info: _Info) -> _Episodes:
+    files = sorted((info.root / "meta" / "episodes").rglob("*.parquet"))
+    if not files:
+        raise MissingDataError(f"{info.root / 'meta' / 'episodes'}: holds no table of episodes; get the dataset again")
+    rows = _columns(files, lambda name: not name.startswith("stats/"))
+    try:
+        order = np.argsort(rows["episode_index"], kind="stable")
+        rows = {name: column[order] for name, column in rows.items()}
+        data = _each(rows["data/chunk_index"], rows["data/file_index"])
+        videos = {name: _each(rows[f"videos/{name}/chunk_index"], rows[f"videos/{name}/file_index"]) for name in info.cameras}
+        first = np.asarray(rows["dataset_from_index"], np.int64)
+        length = np.asarray(rows["dataset_to_index"], np.int64) - first
+        begin = {name: np.asarray(rows[f"videos/{name}/from_timestamp"], np.float64) for name in info.cameras}
+        number = np.asarray(rows["episode_index"], np.int64)
+    except (KeyError, ValueError, TypeError) as exc:
+        raise FormatError(f"{info.root / 'meta' / 'episodes'}: lacks {exc}, or it is no number; get the dataset again") from exc
+    paths = dict.fromkeys(info.file(info.data_path, chunk_index=chunk, file_index=file) for chunk, file in data)
+    by_camera = {
+        name: [info.file(info.video_path, video_key=name, chunk_index=chunk, file_index=file) for chunk, file in places]
+        for name, places in videos.items()
+    }
+    return _Episodes(number, length, first, sorted(paths), by_camera, begin)
+
+
+def _read_v2(info: _Info) -> _Episodes:
+    where = info.root / "meta" / "episodes.jsonl"
+    try:
+        rows = sorted((int(row.cells["episode_index"]), int(row.cells["length"])) for row in read_rows(where))
+    except (KeyError, ValueError, TypeError) as exc:
+        raise FormatError(f"{where}: a line has no episode_index and length; get the dataset again") from exc
+    number, length = (np.array(column, np.int64) for column in zip(*rows, strict=True)) if rows else (np.zeros(0, np.int64),) * 2
+    numbers = [{"episode_chunk": one // info.chunks_size, "episode_index": one} for one in number.tolist()]
+    by_camera = {name: [info.file(info.video_path, video_key=name, **values) for values in numbers] for name in info.cameras}
+    data = [info.file(info.data_path, **values) for values in numbers]
+    begin = {name: np.zeros(len(number)) for name in info.cameras}
+    return _Episodes(number, length, np.cumsum(length) - length, data, by_camera, begin)
+
+
+def _each(chunks: Any, files: Any) -> list[tuple[int, int]]:
+    return list(zip(np.asarray(chunks, np.int64).tolist(), np.asarray(files, np.int64).tolist(), strict=True))
+
+
+def _read_table(info: _Info, episodes: _Episodes) -> EpisodeTable:
+    names = [name for name, feature in info.features.items() if feature.get("dtype") not in ("video", "image", "string")]
+    columns = _columns(map(Path, episodes.data), lambda name: name in names)
+    missing = [name for name in ("timestamp", "index", *names) if name not in columns]
+    if missing:
+        raise FormatError(f"{info.root / 'data'}: the tables lack the column {missing[0]}; get the dataset again")
+    num = len(columns["index"])
+    end = int((episodes.first_row + episodes.length).max(initial=0))
+    if not np.array_equal(columns["index"], np.arange(num)) or num < end:
+        raise FormatError(f"{info.root / 'data'}: its rows are not those of the episodes, in order; get the dataset again")
+    for name in names:
+        shape = tuple(int(side) for side in info.features[name].get("shape") or (1,))
+        columns[name] = columns[name].reshape(num, *(() if shape == (1,) else shape))
+    tasks = _read_tasks(info) if "task_index" in columns else ()
+    return EpisodeTable(num, np.asarray(columns["timestamp"], np.float64), columns, tasks)
+
+
+def _columns(files: Iterable[Path], is_wanted: Callable[[str], bool]) -> dict[str, NDArray[Any]]:
+    """Return columns of numbers of Parquet files, one after the other: (n,) or (n, k) arrays, lists flattened."""
+    parts: dict[str, list[NDArray[Any]]] = {}
+    for file in files:
+        try:
+            held = pq.ParquetFile(file)
+            table = held.read([name for name in held.schema_arrow.names if is_wanted(name)])
+            for name in table.column_names:
+                values = _numbers(table.column(name), name)
+                if values is not None:
+                    parts.setdefault(name, []).append(values)
+        except FileNotFoundError as exc:
+            raise MissingDataError(f"{file}: no such file; get the dataset again") from exc
+        except _DAMAGE as exc:
+            raise FormatError(f"{file}: cannot be read as a table of the dataset ({exc}); get it again") from exc
+    return {name: np.concatenate(column) for name, column in parts.items()}
+
+
+def _numbers(column: pa.ChunkedArray, name: str) -> NDArray[Any] | None:
+    """Return a column as an array, None if it holds no numbers. Raises ValueError for one with nulls."""
+    flat, is_list = column.combine_chunks(), False
+    while pa.types.is_list(flat.type) or pa.types.is_large_list(flat.type) or pa.types.is_fixed_size_list(flat.type):
+        flat, is_list = flat.flatten(), True
+    kind = flat.type
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
+        return None
+    if flat.null_count:
+        raise ValueError(f"{name} has nulls")
+    values: NDArray[Any] = flat.to_numpy(zero_copy_only=False)
+    return values.reshape(len(column), -1) if is_list else values
+
+
+def _read_tasks(info: _Info) -> tuple[str, ...]:
+    """Return the texts of tasks, by number."""
+    path = info.root / "meta" / ("tasks.parquet" if info.version == 3 else "tasks.jsonl")
+    try:
+        if info.version == 3:
+            rows = pq.read_table(path).to_pylist()
+            pairs = {int(row["task_index"]): str(row.get("task", row.get("__index_level_0__"))) for row in rows}
+        else:
+            pairs = {int(row.cells["task_index"]): str(row.cells["task"]) for row in read_rows(path)}
+    except FileNotFoundError as exc:
+        raise MissingDataError(f"{path}: no such file; get the dataset again") from exc
+    except _DAMAGE as exc:
+        raise FormatError(f"{path}: not a table of tasks ({exc}); get it again") from exc
+    return tuple(pairs.get(number, "") for number in range(max(pairs, default=-1) + 1))

@@ -1,0 +1,163 @@
+"""Where the frames of robots' episodes lie: a sample is a moment of an episode, and what is shown and measured around it.
+
+Samples are the rows of a table, one for each frame; an episode is a stretch of rows. Each camera has a video for an episode, or a
+part of one. What a sample has of moments before or after it is said in frames; where an episode has no such frame, its first or
+last one is taken, and a mask says so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from datapipe.core.printable import counted
+from datapipe.index.clips import AnyClips, Camera, ClipFrames, track_of
+from datapipe.index.entries import Description
+from datapipe.index.videos import VideoIndex
+
+Ints = NDArray[np.int64]
+_RUN_FRAMES = 32  # that visits share the decoding of
+NOW: tuple[int, ...] = (0,)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EpisodeVideos:
+    """The videos of one camera."""
+
+    name: str
+    offsets: tuple[int, ...]  # frames from a sample to those that it shows, ascending
+    has_time: bool  # whether these are a dimension of the field
+    video: Ints  # (e,) number of each episode's video
+    begin: NDArray[np.float64]  # (e,) seconds in it at which the episode begins
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EpisodeTable:
+    """The rows of all episodes."""
+
+    num_rows: int
+    timestamps: NDArray[np.float64]  # (n,) seconds from the beginning of the episode
+    columns: Mapping[str, NDArray[Any]]  # (n, ...) each
+    tasks: tuple[str, ...] = ()  # texts by `task_index`, which is a column then
+
+
+class EpisodeIndex(AnyClips):
+    """The samples of some episodes. See `AnyClips`."""
+
+    def __init__(
+        self,
+        videos: VideoIndex,
+        table: EpisodeTable,
+        cameras: tuple[EpisodeVideos, ...],
+        *,
+        where: str,
+        first_row: Ints,
+        length: Ints,
+        offsets: Mapping[str, tuple[int, ...]],
+        tolerance_s: float,
+    ) -> None:
+        """`first_row`, `length`: (e,) of each episode. `offsets`: frames from a sample to those of a column that it has."""
+        self.videos, self.where = videos, where
+        self._table, self._cameras, self._first_row, self._offsets, self._tolerance_s = (
+            table,
+            cameras,
+            first_row,
+            offsets,
+            tolerance_s,
+        )
+        self.starts: Ints = np.cumsum(np.concatenate([np.zeros(1, np.int64), length]))
+        self.cameras = tuple(Camera(one.name, len(one.offsets), self._size_of(one), one.has_time) for one in cameras)
+        names = [*table.columns, *(["task"] if table.tasks else [])]
+        padded = [f"{name}_is_pad" for name in (*(one.name for one in cameras if one.has_time), *offsets)]
+        self.columns = (*names, *padded)
+        self.usual = (*(one.name for one in cameras), *self.columns)
+
+    @property
+    def name(self) -> str:
+        shown = [(one.name, one.offsets, one.has_time) for one in self._cameras]
+        return f"episodes {shown} {sorted(self._offsets.items())}"
+
+    @property
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256(f"{self.videos.fingerprint} {self._table.num_rows}".encode())
+        digest.update(self._first_row.tobytes() + self.starts.tobytes())
+        return digest.hexdigest()[:16]
+
+    @property
+    def num_episodes(self) -> int:
+        return len(self.starts) - 1
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def frames(self, clip: int, camera: int) -> ClipFrames:
+        of_camera = self._cameras[camera]
+        rows, is_pad = self._around(np.array([clip], np.int64), of_camera.offsets)
+        episode = self._episodes(np.array([clip], np.int64))[0]
+        video = int(of_camera.video[episode])
+        times = track_of(self.videos, video).times
+        wanted = self._table.timestamps[rows[0]] + of_camera.begin[episode]
+        after = np.clip(np.searchsorted(times, wanted), 0, max(0, len(times) - 1))
+        before = np.maximum(after - 1, 0)
+        nearest = np.where(np.abs(times[before] - wanted) <= np.abs(times[after] - wanted), before, after)
+        is_there = np.abs(times[nearest] - wanted) <= self._tolerance_s
+        return ClipFrames(video, np.where(is_there, nearest, -1), is_pad[0])
+
+    def values(self, column: str, clips: Ints) -> Any:
+        rows = self._rows(clips)
+        if column == "task":
+            return [self._table.tasks[number] for number in self._table.columns["task_index"][rows].tolist()]
+        of_camera = next((one for one in self._cameras if column == f"{one.name}_is_pad"), None)
+        if of_camera is not None:
+            return self._around(clips, of_camera.offsets)[1]
+        base = column.removesuffix("_is_pad")
+        if column not in self._table.columns:
+            return self._around(clips, self._offsets[base])[1]
+        if column in self._offsets:
+            return self._table.columns[column][self._around(clips, self._offsets[column])[0]]
+        return self._table.columns[column][rows]
+
+    def run_starts(self, num_clips: int) -> Ints:
+        each = max(_RUN_FRAMES, num_clips)
+        length = np.diff(self.starts)
+        runs = -(-length // each)
+        first = np.repeat(self.starts[:-1], runs)
+        within = np.arange(len(first)) - np.repeat(np.cumsum(runs) - runs, runs)
+        return np.append(first + within * each, self.starts[-1])
+
+    def describe(self, clip: int) -> Description:
+        episode = int(self._episodes(np.array([clip], np.int64))[0])
+        path = self.videos.source(int(self._cameras[0].video[episode])).path if self._cameras else self.where
+        return Description(clip, path, f"frame {clip - int(self.starts[episode])} of episode {episode}".encode(), "")
+
+    def explain(self) -> list[str]:
+        shown = ", ".join(f"{one.name} at {list(one.offsets)}" for one in self._cameras)
+        return [
+            f"data      {counted(self.num_episodes, 'episode')} in {counted(len(self.videos), 'video')}",
+            f"samples   {counted(len(self), 'frame')}; frames of cameras: {shown}",
+        ]
+
+    def _episodes(self, clips: Ints) -> Ints:
+        return np.searchsorted(self.starts, clips, side="right") - 1
+
+    def _rows(self, clips: Ints) -> Ints:
+        """Return (m,) the row of each sample."""
+        episodes = self._episodes(clips)
+        return self._first_row[episodes] + clips - self.starts[episodes]
+
+    def _around(self, clips: Ints, offsets: tuple[int, ...]) -> tuple[Ints, NDArray[np.bool_]]:
+        """Return (m, t) the rows at offsets from samples, those within their episodes, and where others were asked for."""
+        episodes = self._episodes(clips)
+        wanted = clips[:, None] + np.array(offsets, np.int64)
+        first, last = self.starts[episodes][:, None], self.starts[episodes + 1][:, None] - 1
+        kept = np.clip(wanted, first, last)
+        return self._first_row[episodes][:, None] + kept - first, kept != wanted
+
+    def _size_of(self, camera: EpisodeVideos) -> tuple[int, int] | None:
+        sizes = self.videos.shown_sizes[np.unique(camera.video)]
+        return (int(sizes[0, 0]), int(sizes[0, 1])) if len(sizes) and (sizes == sizes[0]).all() else None
