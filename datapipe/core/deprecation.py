@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import warnings
 from collections.abc import Callable, Iterable
+from types import FrameType
 from typing import Any, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -29,7 +31,14 @@ FORMER_NAMES = {
 
 
 def warn_deprecated(former: str, now: str, *, stacklevel: int) -> None:
-    """Warn that `former` goes, and say what to write. `stacklevel`: that of the user's line, as `warnings.warn` counts here."""
+    """Warn that `former` goes, and say what to write.
+
+    `stacklevel`: that of the user's line, as `warnings.warn` counts here. It lies further out where loaders are measured, as
+    patches of ours call them.
+    """
+    frame: FrameType | None = sys._getframe(stacklevel)
+    while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "datapipe":
+        frame, stacklevel = frame.f_back, stacklevel + 1
     warnings.warn(f"From datapipe 0.3 on there is no {former}; write {now}", DeprecationWarning, stacklevel=stacklevel + 1)
 
 

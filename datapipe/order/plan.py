@@ -144,22 +144,26 @@ class Plan:
 
     def picks_of(self, span: BatchSpan) -> Picks:
         """Return the samples of a batch."""
-        return next(self._picks([span]))
+        return self._picks([span])[0]
 
-    def _picks(self, spans: list[BatchSpan]) -> Iterator[Picks]:
-        """Yield the samples of batches of one epoch. The order is asked once for all, which costs hardly more than for one."""
+    def _picks(self, spans: list[BatchSpan]) -> list[Picks]:
+        """Return the samples of batches of one epoch. The order is asked once for all, which costs hardly more than for one.
+
+        A list, as a generator that is dropped before its end would be entered once more, and swallow a Ctrl-C that comes there.
+        """
         epoch, num_samples = spans[0].after.epoch, spans[0].num_samples
         mine = np.concatenate([span.start + np.arange(len(span), dtype=np.int64) for span in spans])
         places = mine % num_samples
         positions, real = self.order(epoch, places), mine < num_samples
         occurring = getattr(self.order, "occurrences", None)  # isinstance of a protocol would take longer than all the rest
         occurrences = None if occurring is None else occurring(epoch, places)
-        first = 0
+        first, found = 0, []
         for span in spans:
             rows = slice(first, first + len(span))
             first = rows.stop
             repeats = None if occurrences is None else occurrences[rows]
-            yield Picks(span.step, span.after, positions[rows], real[rows], repeats)
+            found.append(Picks(span.step, span.after, positions[rows], real[rows], repeats))
+        return found
 
     def span(self, epoch: int, step: int) -> BatchSpan:
         """Return one batch as a range of positions of the epoch."""
