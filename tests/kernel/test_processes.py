@@ -36,9 +36,9 @@ def launcher() -> Iterator[Launcher]:
 def is_there(process: int) -> bool:
     try:
         os.kill(process, 0)
-    except ProcessLookupError:
+        return "\nState:\tZ" not in Path(f"/proc/{process}/status").read_text()
+    except (ProcessLookupError, FileNotFoundError):  # it may end between the two
         return False
-    return "\nState:\tZ" not in Path(f"/proc/{process}/status").read_text()
 
 
 def make_worker() -> Any:
