@@ -70,13 +70,17 @@ class LocalFiles:
                 found.append(exc)
         return found
 
-    def read_at(self, path: str, offset: int, nbytes: int) -> bytes:
-        """Return bytes of a file: fewer at its end. Raises MissingDataError or StorageError."""
-        try:
-            file = self._file(path)
-            return os.pread(file.descriptor, min(nbytes, max(0, file.nbytes - offset)), offset)
-        except OSError as exc:
-            raise _translated(exc, path) from exc
+    def reader(self, path: str, start: int) -> Callable[[int, int], bytes]:
+        """Return what reads (offset from `start`, bytes) of a file: fewer at its end. It raises MissingDataError or StorageError."""
+
+        def read(offset: int, nbytes: int) -> bytes:
+            try:
+                file = self._file(path)
+                return os.pread(file.descriptor, min(nbytes, max(0, file.nbytes - start - offset)), start + offset)
+            except OSError as exc:
+                raise _translated(exc, path) from exc
+
+        return read
 
     def _read(self, extents: Extents, row: int, path: str, offset: int, nbytes: int, crc: int, has_crc: int) -> bytes:
         """Do what `read` does, given the numbers of the row."""

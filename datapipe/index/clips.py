@@ -182,7 +182,7 @@ class ClipIndex(AnyClips):
         self.parts, self.settings, self.where, self.videos = parts, settings, where, parts.videos
         self.num_grid = self._grid_sizes(skips_bad=skips_bad)
         self.starts: Ints = np.cumsum(np.concatenate([np.zeros(1, np.int64), self._num_clips()]))  # clips before each part
-        self.cameras = (Camera("video", settings.frames, self._equal_size()),)
+        self.cameras = (Camera("video", settings.frames, self.videos.equal_size(parts.video[self.num_grid > 0])),)
         label = ("label",) if parts.has_labels else ()
         self.columns, self.usual = (*label, "is_pad", "times", "id"), ("video", *label)
 
@@ -206,11 +206,6 @@ class ClipIndex(AnyClips):
         for column in (parts.video, parts.start, parts.end):
             digest.update(column.tobytes())
         return digest.hexdigest()[:16]
-
-    def _equal_size(self) -> tuple[int, int] | None:
-        """Return the (height, width) in pixels of all videos as a player shows them; None if they differ."""
-        sizes = self.parts.videos.shown_sizes[np.unique(self.parts.video[self.num_grid > 0])]
-        return (int(sizes[0, 0]), int(sizes[0, 1])) if len(sizes) and (sizes == sizes[0]).all() else None
 
     def part_of(self, clips: Ints) -> Ints:
         """Return (m,) the part of each clip."""
@@ -242,7 +237,7 @@ class ClipIndex(AnyClips):
 
     def frames(self, clip: int, camera: int = 0) -> ClipFrames:
         part = int(np.searchsorted(self.starts, clip, side="right")) - 1
-        settings, grid = self.settings, self._grid(part)
+        settings, grid = self.settings, _grid_of(self, part)
         begin = (clip - int(self.starts[part])) * settings.distance
         places = begin + settings.stride * np.arange(settings.frames, dtype=np.int64)
         is_pad = places >= grid.num
@@ -285,7 +280,7 @@ class ClipIndex(AnyClips):
                 track_of(self.videos, int(parts.video[number]))  # raises for one that is bad
         if self.settings.fps is None and parts.are_whole:
             return parts.videos.num_frames[parts.video]
-        return np.array([self._grid(part).num for part in range(len(parts))], np.int64)
+        return np.array([_grid_of(self, part).num for part in range(len(parts))], np.int64)
 
     def _num_clips(self) -> Ints:
         """Return (p,) the clips of each part."""
@@ -300,9 +295,6 @@ class ClipIndex(AnyClips):
             )
         of_short = ((num > 0) if settings.short == "repeat" else np.zeros(len(num), np.bool_)).astype(np.int64)
         return np.where(is_short, of_short, (num - settings.span) // settings.distance + 1)
-
-    def _grid(self, part: int) -> Grid:
-        return _grid_of(self, part)
 
     def _made_grid(self, part: int) -> Grid:
         video, parts, fps = int(self.parts.video[part]), self.parts, self.settings.fps

@@ -71,7 +71,7 @@ class EpisodeIndex(AnyClips):
             tolerance_s,
         )
         self.starts: Ints = np.cumsum(np.concatenate([np.zeros(1, np.int64), length]))
-        self.cameras = tuple(Camera(one.name, len(one.offsets), self._size_of(one), one.has_time) for one in cameras)
+        self.cameras = tuple(Camera(one.name, len(one.offsets), videos.equal_size(one.video), one.has_time) for one in cameras)
         names = [*table.columns, *(["task"] if table.tasks else [])]
         padded = [f"{name}_is_pad" for name in (*(one.name for one in cameras if one.has_time), *offsets)]
         self.columns = (*names, *padded)
@@ -157,7 +157,3 @@ class EpisodeIndex(AnyClips):
         first, last = self.starts[episodes][:, None], self.starts[episodes + 1][:, None] - 1
         kept = np.clip(wanted, first, last)
         return self._first_row[episodes][:, None] + kept - first, kept != wanted
-
-    def _size_of(self, camera: EpisodeVideos) -> tuple[int, int] | None:
-        sizes = self.videos.shown_sizes[np.unique(camera.video)]
-        return (int(sizes[0, 0]), int(sizes[0, 1])) if len(sizes) and (sizes == sizes[0]).all() else None

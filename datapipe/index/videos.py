@@ -108,6 +108,11 @@ class VideoIndex:
         of_group = np.repeat(np.arange(len(self)), np.diff(starts)) * most + self.group_frames  # ascending
         return np.searchsorted(of_group, videos * most + frames, side="right") - 1
 
+    def equal_size(self, numbers: Ints) -> tuple[int, int] | None:
+        """Return the (height, width) in pixels of these videos as a player shows them; None if they differ, or there are none."""
+        sizes = self.shown_sizes[np.unique(numbers)]
+        return (int(sizes[0, 0]), int(sizes[0, 1])) if len(sizes) and (sizes == sizes[0]).all() else None
+
     def source(self, number: int) -> VideoSource:
         """Return where a video lies."""
         batch, row = self._place(number)

@@ -66,12 +66,10 @@ class VisitOrder:
         return int(self.run_starts[-1])
 
     def __call__(self, epoch: int, positions: Ints, /) -> Ints:
-        found = np.empty(len(positions), np.int64)
-        visits = _visits(self, epoch)
-        for place, at in enumerate(self._listed(positions)[1].tolist()):
-            number = int(np.searchsorted(visits.starts, at, side="right")) - 1
-            found[place] = self._samples(epoch, number)[at - int(visits.starts[number])]
-        return found
+        starts, at = _visits(self, epoch).starts, self._listed(positions)[1]
+        numbers = np.searchsorted(starts, at, side="right") - 1
+        places = zip(numbers.tolist(), (at - starts[numbers]).tolist(), strict=True)
+        return np.fromiter((self._samples(epoch, number)[place] for number, place in places), np.int64, len(positions))
 
     def visits_at(self, epoch: int, positions: Ints) -> list[Visit]:
         """Return the visit that each of these positions belongs to."""
@@ -122,7 +120,7 @@ class RunsInOrder:
 
     def visits_at(self, epoch: int, positions: Ints) -> list[Visit]:
         runs = np.searchsorted(self.run_starts, positions, side="right") - 1
-        sizes = np.diff(self.run_starts)[runs]
+        sizes = self.run_starts[runs + 1] - self.run_starts[runs]
         return [Visit(epoch, 0, run, 0, size) for run, size in zip(runs.tolist(), sizes.tolist(), strict=True)]
 
     def samples(self, visit: Visit) -> Ints:

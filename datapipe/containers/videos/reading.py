@@ -7,7 +7,6 @@ from datapipe.containers.videos.demux import format_of, read_demuxed
 from datapipe.containers.videos.mp4 import has_boxes, read_mp4
 from datapipe.errors import FormatError
 
-SUFFIXES = (".mp4", ".mov", ".m4v", ".mkv", ".webm", ".avi", ".flv", ".wmv", ".3gp")  # of files of videos
 _BEGINNING_NBYTES = 189
 
 

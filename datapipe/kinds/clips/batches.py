@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -70,8 +70,7 @@ class ClipMaker(BatchMaker):
     def order(self) -> VisitingOrder:
         """The order of clips, whose visits are known."""
         assert isinstance(self.run.source, Plan)
-        order: Any = self.run.source.order
-        return order  # type: ignore[no-any-return]
+        return cast(VisitingOrder, self.run.source.order)
 
     @property
     def finishes_pixels(self) -> bool:
@@ -99,7 +98,7 @@ class ClipMaker(BatchMaker):
         assert isinstance(plan, Plan)
         following = range(batch.picks.step + 1, min(batch.picks.step + 1 + self.steps_ahead, plan.num_steps))
         places = [_places(plan.span(epoch, step)) for step in following]
-        return dict.fromkeys(self.order.visits_at(epoch, np.concatenate(places))) if places else ()  # type: ignore[return-value]
+        return list(dict.fromkeys(self.order.visits_at(epoch, np.concatenate(places)))) if places else ()
 
     def fill(self, batch: ClipBatch, piece: Piece, shared: Sequence[DecodedVisit], worker: ClipDecoder) -> list[BadRow]:
         start_ns = time.perf_counter_ns()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 
 import numpy as np
@@ -51,13 +50,8 @@ def _frames_of(parts: VideoParts, part: int) -> NDArray[np.uint8]:
     height, width = track.coding.shown_size
     out = np.full((_FRAMES, _HEIGHT, max(1, round(width * _HEIGHT / height)), 3), 128, np.uint8)
     frames = np.linspace(0, len(track) - 1, _FRAMES).astype(np.int64)
-    read = functools.partial(_read, LocalFiles(), source.path, source.start)
-    fill_frames(VideoDecoder(), FrameConverter(), track, read, frames, out)
+    fill_frames(VideoDecoder(), FrameConverter(), track, LocalFiles().reader(source.path, source.start), frames, out)
     return out
-
-
-def _read(files: LocalFiles, path: str, start: int, offset: int, nbytes: int) -> bytes:
-    return files.read_at(path, start + offset, nbytes)
 
 
 def _caption(parts: VideoParts, part: int) -> str:

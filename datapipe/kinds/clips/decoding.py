@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections import defaultdict
 from typing import Any
 
@@ -53,7 +52,7 @@ class ClipDecoder:
         alike = _firsts(steps)
         pixels = out.numpy()
         bad: dict[int, Reason] = {}
-        read = functools.partial(self._read, source.path, source.start)
+        read = self._files.reader(source.path, source.start)
         if -1 in shows:
             lacking = DecodeError("a frame that the data lists is not in the video")
             bad.update((clip, lacking) for clip, _ in shows.pop(-1))
@@ -108,9 +107,6 @@ class ClipDecoder:
         is_whole = (height, width) == coding.shown_size
         self._converter.convert(frame, coding, pixels, region=None if is_whole else (region[0], region[1], height, width))
         return pixels
-
-    def _read(self, path: str, start: int, offset: int, nbytes: int) -> bytes:
-        return self._files.read_at(path, start + offset, nbytes)
 
 
 def _is_crop_and_resize(steps: tuple[RowCut, ...]) -> bool:

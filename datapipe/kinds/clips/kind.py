@@ -11,7 +11,7 @@ import torch
 
 from datapipe.errors import OptionError
 from datapipe.fetch.local import LocalFiles
-from datapipe.index.clips import AnyClips
+from datapipe.index.clips import AnyClips, Ints
 from datapipe.kernel.accelerators import open_batch_pool, runtime_of
 from datapipe.kernel.device import Uploader
 from datapipe.kernel.kind import Identity, Kind, Pass, Resources
@@ -74,13 +74,17 @@ class ClipKind(Kind):
         """The bytes of a decoded clip."""
         return sum(one.num_frames * math.prod(size) * 3 for one, size in zip(self.index.cameras, self.sizes, strict=True))
 
+    @functools.cached_property
+    def _run_starts(self) -> Ints:
+        """Where runs of clips begin; an order is made for each pass, and whenever the length of a loader is asked for."""
+        return self.index.run_starts(self.settings.per_visit)
+
     def order(self, seed: int, *, shuffle: Shuffle, global_batch: int) -> Order:
-        starts = self.index.run_starts(self.settings.per_visit)
         if not shuffle:
-            return RunsInOrder(starts)
+            return RunsInOrder(self._run_starts)
         each = self.settings.per_visit
         num_lanes = 1 if each == 1 else self.settings.num_lanes(len(self.index), global_batch, self.clip_nbytes)
-        return VisitOrder(starts, seed, each, num_lanes)
+        return VisitOrder(self._run_starts, seed, each, num_lanes)
 
     def open_pass(self, settings: Pass) -> ClipMaker:
         if self._files is None:
