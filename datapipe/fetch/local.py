@@ -71,7 +71,10 @@ class LocalFiles:
         return found
 
     def reader(self, path: str, start: int) -> Callable[[int, int], bytes]:
-        """Return what reads (offset from `start`, bytes) of a file: fewer at its end. It raises MissingDataError or StorageError."""
+        """Return what reads a file: (offset from `start`, bytes) -> bytes, fewer at its end.
+
+        It raises MissingDataError or StorageError.
+        """
 
         def read(offset: int, nbytes: int) -> bytes:
             try:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from datapipe.core.printable import get_logger, printable
 from datapipe.errors import DecodeError, IntegrityError
@@ -59,3 +63,12 @@ def located(reason: DecodeError | IntegrityError, sample: Description) -> Decode
 def replacement(num_samples: int, *, seed: int, epoch: int, id: int, attempt: int) -> int:
     """Return the position of the sample that replaces a bad one: a function of these values alone."""
     return int(key64(seed, epoch, id, attempt)) % num_samples
+
+
+def good_rows(num_rows: int, left_out: Collection[int]) -> slice | NDArray[np.bool_]:
+    """Return, as an index, the rows of a batch that are not left out."""
+    if not left_out:
+        return slice(None)
+    good = np.ones(num_rows, np.bool_)
+    good[list(left_out)] = False
+    return good

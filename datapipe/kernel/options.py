@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast, get_args
 
@@ -179,3 +179,17 @@ def one_of(literal: Any, value: Any, name: str) -> Any:
     if value not in (*first, last):
         raise OptionError(f"{name} is {value!r}; choose {', '.join(first)} or {last}")
     return value
+
+
+def refuse_not_served(arguments: Mapping[str, Any], remedies: Mapping[str, str], data: str) -> None:
+    """Raise OptionError for an argument that a kind of data does not serve, with its remedy. `data`: such as "a table"."""
+    for name, remedy in remedies.items():
+        if arguments[name] is not None:
+            raise OptionError(f"{name} is {arguments[name]!r:.60}, and the data is {data}; {remedy}")
+
+
+def refuse_unknown_names(rename: Mapping[str, str], fields: Sequence[str]) -> None:
+    """Raise OptionError for a new name of what batches have not."""
+    unknown = [name for name in rename if name not in (*fields, "real")]
+    if unknown:
+        raise OptionError(f"output renames {unknown[0]!r:.40}, which batches have not ({', '.join(fields)})")

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from datapipe.core.observe import Stage, StageEvent
 from datapipe.index.clips import AnyClips, Camera
 from datapipe.index.entries import Description
-from datapipe.kernel.bad_samples import replacement
+from datapipe.kernel.bad_samples import good_rows, replacement
 from datapipe.kernel.device import Uploader
 from datapipe.kernel.kind import BadRow, BatchMaker, Pass, Piece, Resources
 from datapipe.kernel.pools import BatchMemory
@@ -45,11 +45,7 @@ class ClipBatch:
     @property
     def good(self) -> slice | NDArray[np.bool_]:
         """The rows that are not left out, as an index."""
-        if not self.left_out:
-            return slice(None)
-        good = np.ones(len(self), np.bool_)
-        good[list(self.left_out)] = False
-        return good
+        return good_rows(len(self), self.left_out)
 
 
 @dataclass(slots=True)

@@ -55,7 +55,8 @@ class Clips(Data):
     """Clips of videos, a few frames each: what a loader for action recognition, or of robots' cameras, reads.
 
     >>> data = datapipe.Clips("videos", frames=8, stride=4, step=4)
-    >>> for batch in datapipe.DataLoader(data, batch_size=32, shuffle=True, transform=[datapipe.transforms.RandomResizedCrop(224)]):
+    >>> crop = datapipe.transforms.RandomResizedCrop(224)
+    >>> for batch in datapipe.DataLoader(data, batch_size=32, shuffle=True, transform=[crop]):
     ...     loss = criterion(model(batch["video"]), batch["label"])       # (32, 8, 3, 224, 224) and (32,)
 
     source: a folder of videos, whose top folders are classes; a video, a glob pattern, or a list of videos; or a list of parts of

@@ -15,7 +15,7 @@ from datapipe.index.clips import AnyClips, Ints
 from datapipe.kernel.accelerators import open_batch_pool, runtime_of
 from datapipe.kernel.device import Uploader
 from datapipe.kernel.kind import Identity, Kind, Pass, Resources
-from datapipe.kernel.options import LoaderOptions, Shuffle
+from datapipe.kernel.options import LoaderOptions, Shuffle, refuse_not_served, refuse_unknown_names
 from datapipe.kernel.passes import Passes
 from datapipe.kernel.pools import BatchMemory, ObjectPool, SlabPool
 from datapipe.kinds.clips.batches import ClipMaker, fields_of
@@ -59,15 +59,10 @@ class ClipKind(Kind):
         self.sizes = [recipe.check_equal_sizes(one.size, such_as="the videos differ in size") for one in index.cameras]
 
     def configure(self, arguments: Mapping[str, Any], options: LoaderOptions) -> None:
-        for name, remedy in _NOT_SERVED.items():
-            if arguments[name] is not None:
-                raise OptionError(f"{name} is {arguments[name]!r:.60}, and the data is clips; {remedy}")
+        refuse_not_served(arguments, _NOT_SERVED, "clips")
         if arguments["backend"] != "auto":
             raise OptionError(f"backend is {arguments['backend']!r:.40}; clips are decoded by the host alone: leave it out")
-        fields = fields_of(self.settings, self.index)
-        unknown = [name for name in options.rename if name not in (*fields, "real")]
-        if unknown:
-            raise OptionError(f"output renames {unknown[0]!r:.40}, which batches have not ({', '.join(fields)})")
+        refuse_unknown_names(options.rename, fields_of(self.settings, self.index))
 
     @property
     def clip_nbytes(self) -> int:

@@ -21,7 +21,7 @@ from datapipe.kernel.cache_settings import Cache
 from datapipe.kernel.calibration import power_of_two, rates_of
 from datapipe.kernel.cuda_runtime import cuda_runtime
 from datapipe.kernel.kind import Identity, Kind, Pass, Resources
-from datapipe.kernel.options import LoaderOptions, Shuffle
+from datapipe.kernel.options import LoaderOptions, Shuffle, refuse_not_served
 from datapipe.kernel.passes import Passes
 from datapipe.kinds.tables.arrow import RowGather
 from datapipe.kinds.tables.batches import FromMappedRows, FromWindows, TableMaker, TableParts, TableSetup
@@ -95,9 +95,8 @@ class TableKind(Kind):
 
     def configure(self, arguments: Mapping[str, Any], options: LoaderOptions) -> None:
         """Use these arguments for passes that begin from now on. Raises OptionError for those that a table does not serve."""
-        for name, remedy in _NOT_SERVED.items():
-            if arguments[name] is not None and not (name == "output" and options.output == "tuple"):
-                raise OptionError(f"{name} is {arguments[name]!r:.60}, and the data is a table; {remedy}")
+        given = {**arguments, "output": None} if options.output == "tuple" else arguments
+        refuse_not_served(given, _NOT_SERVED, "a table")
         backend = arguments["backend"]
         if not isinstance(backend, str) or backend not in TABLE_BACKENDS:
             raise OptionError(f"backend is {backend!r:.60}; choose one of {', '.join(TABLE_BACKENDS)}")

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from datapipe.core.observe import Observer, Stage, StageEvent
 from datapipe.index.entries import Description
-from datapipe.kernel.bad_samples import replacement
+from datapipe.kernel.bad_samples import good_rows, replacement
 from datapipe.kernel.device import Uploader
 from datapipe.kernel.kind import BadRow, BatchMaker, Pass, Piece, Resources
 from datapipe.kernel.options import LoaderOptions
@@ -42,11 +42,7 @@ class TokenBatch:
     @property
     def good(self) -> slice | NDArray[np.bool_]:
         """The rows that are not left out, as an index."""
-        if not self.left_out:
-            return slice(None)
-        good = np.ones(len(self), np.bool_)
-        good[list(self.left_out)] = False
-        return good
+        return good_rows(len(self), self.left_out)
 
     def of_rows(self, of_picks: NDArray[Any]) -> NDArray[Any]:
         """Return (rows,) what each row has of these values of picks."""

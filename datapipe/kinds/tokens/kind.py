@@ -21,7 +21,7 @@ from datapipe.kernel.accelerators import runtime_of
 from datapipe.kernel.device import Uploader
 from datapipe.kernel.kind import Identity, Kind, Pass, Resources
 from datapipe.kernel.mixing import Mixture, mixed_order
-from datapipe.kernel.options import LoaderOptions, Shuffle
+from datapipe.kernel.options import LoaderOptions, Shuffle, refuse_not_served, refuse_unknown_names
 from datapipe.kernel.passes import Passes
 from datapipe.kernel.pools import ObjectPool
 from datapipe.kinds.tokens.batches import TokenMaker
@@ -77,14 +77,10 @@ class TokenKind(Kind):
         self._files: Files | None = None
 
     def configure(self, arguments: Mapping[str, Any], options: LoaderOptions) -> None:
-        for name, remedy in _NOT_SERVED.items():
-            if arguments[name] is not None:
-                raise OptionError(f"{name} is {arguments[name]!r:.60}, and the data is tokens; {remedy}")
+        refuse_not_served(arguments, _NOT_SERVED, "tokens")
         if arguments["backend"] != "auto":
             raise OptionError(f"backend is {arguments['backend']!r:.40}; tokens are read by the host alone: leave it out")
-        unknown = [name for name in options.rename if name not in (*self.settings.fields, "real")]
-        if unknown:
-            raise OptionError(f"output renames {unknown[0]!r:.40}, which batches have not ({', '.join(self.settings.fields)})")
+        refuse_unknown_names(options.rename, self.settings.fields)
 
     def order(self, seed: int, *, shuffle: Shuffle, global_batch: int) -> Order:
         num, settings = self.num_samples, self.settings
