@@ -1,4 +1,4 @@
-"""Where the fields of a sample lie, as columns of the listing: for one in a million samples that share a file, little of its own.
+"""Keep in columns of the listing where the fields of a sample lie: few bytes each, if a million samples share a file.
 
 A sample that is one whole file of the same name needs only `mtime_ns`. For any other, `details` says, as JSON, in which files its
 fields lie and how they are stored, and `ranges` where in them: two little-endian int64 for each field, its offset and number of

@@ -55,7 +55,7 @@ class TokenShardWriter:
 
 
 class _Column:
-    """Where the documents of a field lie, as numbers: there is no object for each of them."""
+    """The places and checksums of a field's documents, in arrays: there is no object for each of them."""
 
     def __init__(self) -> None:
         self._offset, self._nbytes, self._crc32c = array("q"), array("q"), array("I")

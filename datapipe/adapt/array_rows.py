@@ -100,7 +100,7 @@ class ArrayRows(torch.utils.data.Dataset[Any]):
 
     @property
     def formula(self) -> RowFormula | None:
-        """What the samples are, at present; None if that is not certain."""
+        """The formula of the samples at present; None if none is certain."""
         if self._formula is None or not self._formula.is_unchanged(self._inner):
             self._formula, self._is_new = formula_of(self._inner), True
         return self._formula

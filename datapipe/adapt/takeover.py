@@ -193,6 +193,20 @@ def _images_of(dataset: Any, found: Introspection, data: Any, former: ImageSetti
 # -- torch's workers --------------------------------------------------------------------------------
 
 
+def _gathering(
+    loader: TorchDataLoader, rows: GatheredRows, open_source: Callable[[SamplerChecksum], KeySource], seed: SeedSource, what: str
+) -> TorchLoader:
+    """Return a loader whose batches are gathered whole. `what`: from what, for people."""
+    return TorchLoader(
+        loader,
+        dataset=rows,
+        open_source=open_source,
+        seed=seed,
+        fingerprint=_name_of(loader.dataset),
+        origin=_origin(loader, f"datapipe gathers whole batches from {what}"),
+    )
+
+
 def _kept(
     loader: TorchDataLoader,
     found: Introspection | Unseen,
@@ -221,15 +235,7 @@ def _kept(
     if isinstance(rows, NumberRows):
         open_rows = functools.partial(picked_keys, loader=loader, key_of=picked_rows, shares=shares, shuffled=ShuffledRows)
         open_rows(SamplerChecksum())  # raises if the samples cannot be shared
-        what = "columns" if isinstance(rows.columns, Mapping) else "tensors"
-        return TorchLoader(
-            loader,
-            dataset=rows,
-            open_source=open_rows,
-            seed=seed,
-            fingerprint=_name_of(loader.dataset),
-            origin=_origin(loader, f"datapipe gathers whole batches from its {what}"),
-        )
+        return _gathering(loader, rows, open_rows, seed, "its columns" if isinstance(rows.columns, Mapping) else "its tensors")
     open_source: Callable[[SamplerChecksum], KeySource] = functools.partial(given_keys, loader=loader, reseeds=reseeds)
     if is_plain_shuffle(loader) or shares:
         key_of = picked_rows if rows is not None else request_of_picks if reseeds else places_of
@@ -242,14 +248,7 @@ def _kept(
             stacklevel=4,
         )
     if rows is not None:
-        return TorchLoader(
-            loader,
-            dataset=rows,
-            open_source=open_source,
-            seed=seed,
-            fingerprint=_name_of(loader.dataset),
-            origin=_origin(loader, f"datapipe gathers whole batches from the arrays that {rows.source} slices"),
-        )
+        return _gathering(loader, rows, open_source, seed, f"the arrays that {rows.source} slices")
     defers, encodes = decoding is not None, decoding is not None and decoding.dali is not None
     own = defers or reseeds or on_error != "raise"
     return TorchLoader(

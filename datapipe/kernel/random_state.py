@@ -81,6 +81,8 @@ class RandomStates:
     def restore(self) -> None:
         """Restore what has changed since."""
         now, mark = random_mark(), self.mark
+        if mark is not None and now == mark:
+            return
         of_torch = torch.frombuffer(bytearray(mark.torch), dtype=torch.uint8) if mark is not None else self._torch
         torch.default_generator.set_state(of_torch)
         if now is None or mark is None or now.python != mark.python:

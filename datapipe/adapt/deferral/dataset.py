@@ -23,7 +23,7 @@ from datapipe.adapt.deferral.requests import BatchRequest
 from datapipe.adapt.deferral.seed_need import SeedNeed
 from datapipe.kernel.bad_samples import MAX_ATTEMPTS
 from datapipe.kernel.options import OnError
-from datapipe.kernel.random_state import RandomStates, random_mark, reseed
+from datapipe.kernel.random_state import RandomMark, RandomStates, random_mark, reseed
 from datapipe.order.draws import key64
 
 _HELD_BY_US = 2 + COUNTED_BY_ASKING  # references to a tensor that is still wanted: its holder's, the loop's name
@@ -84,28 +84,30 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
         if request.seeds is None:
             return self._fetch(request)
         states = RandomStates() if torch.utils.data.get_worker_info() is None else None
-        is_unchanged, need = False, self.seed_need
         try:
             before = None if not self._may_leave_seeds_out(request) else random_mark() if states is None else states.mark
-            if before is not None:
-                try:
-                    made = self._with_few_seeds(request)
-                except Exception:
-                    changed = before.changed(random_mark())
-                    is_unchanged = not changed
-                    if changed <= need.drawn:
-                        raise
-                else:
-                    changed = before.changed(random_mark())
-                    is_unchanged = not changed
-                    if changed <= need.drawn and made is not None:
-                        return made
-                need.drawn |= changed  # so the samples are made again, with all seeds
-                is_unchanged = False
-            return self._fetch(request)
+            return self._fetch(request) if before is None else self._with_seeds_as_needed(request, before)
         finally:
-            if states is not None and not is_unchanged:
+            if states is not None:
                 states.restore()
+
+    def _with_seeds_as_needed(self, request: BatchRequest, before: RandomMark) -> Any:
+        """Return the samples made with seeds of those states alone from which samples have drawn; with all if others changed.
+
+        `before`: the mark of the states as they are.
+        """
+        need = self.seed_need
+        try:
+            made = self._with_few_seeds(request)
+        except Exception:
+            if before.changed(random_mark()) <= need.drawn:
+                raise
+            made = None
+        changed = before.changed(random_mark())
+        if made is not None and changed <= need.drawn:
+            return made
+        need.drawn |= changed
+        return self._fetch(request)
 
     def _may_leave_seeds_out(self, request: BatchRequest) -> bool:
         is_recorded = self.defers and (request.is_recorded or self._has_images)

@@ -19,7 +19,7 @@ _SAMPLES = 0x5EED  # separates these draws from those of operations, whose numbe
 
 
 class CollationKey(NamedTuple):
-    """What the random state depends on in which the user's `collate_fn` is called for a batch."""
+    """The numbers that decide the random state in which the user's `collate_fn` is called for a batch."""
 
     seed: int
     epoch: int

@@ -18,7 +18,7 @@ MIN_SAMPLES = 64  # seeded and watched in each process before seeds are left out
 
 
 class SeedNeed:
-    """What is known of the draws of a Dataset, in this process."""
+    """The random states from which samples of a Dataset have drawn in this process, and whether others need no seeds."""
 
     def __init__(self) -> None:
         self.drawn: frozenset[str] = frozenset()  # the states from which a sample has drawn, of ALL_STATES

@@ -1,1 +1,1 @@
-"""What a `__getitem__` that only takes parts of arrays returns, as a formula of the index that gathers whole batches."""
+"""Derive formulas of the index from `__getitem__`s that only take parts of arrays; by them whole batches are gathered."""

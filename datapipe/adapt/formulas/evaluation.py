@@ -1,4 +1,4 @@
-"""What a `__getitem__` that only takes parts of arrays returns, as a formula of the index: derived from its code.
+"""Derive, from its code, what a `__getitem__` that only takes parts of arrays returns: a formula of the index.
 
 The code is evaluated once with an unknown index. Whatever else it does (a branch on values, a loop, a call that is not in the
 list below, an assignment to an attribute) makes it unclear, and the Dataset is left as it is.
@@ -40,7 +40,7 @@ _NOT_PLAIN = sum(
 
 @dataclass(frozen=True, slots=True)
 class RowFormula:
-    """What samples hold: `leaves` in a container of type `form` (None: a single leaf), with `names` if it is a dict."""
+    """The contents of samples by their index: `leaves` in a container, a `form` (None: a single leaf), with `names` if a dict."""
 
     function: types.FunctionType
     form: type[tuple[Any, ...]] | type[list[Any]] | type[dict[Any, Any]] | None

@@ -1,4 +1,4 @@
-"""What a function reads besides its arguments, so that a change of it is noticed."""
+"""Keep what a function reads besides its arguments, and notice when it has changed."""
 
 from __future__ import annotations
 
