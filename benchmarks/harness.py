@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import os
 import statistics
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,17 +45,42 @@ def run_rounds(entries: list[Entry], num_rounds: int) -> dict[str, list[dict[str
 
 
 def _run(entry: Entry) -> dict[str, Any]:
-    command = [entry.python, "-m", "benchmarks.measure", entry.task.to_json()]
-    # A thread pool per decoding thread would fight for the cores, so libraries get one thread each.
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    try:
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=_LIMIT_S)
-    except subprocess.TimeoutExpired as exc:
-        raise SystemExit(f"{entry.name}: no result within {_LIMIT_S} s") from exc
-    if done.returncode != 0 or not done.stdout.strip():
-        raise SystemExit(f"{entry.name} failed (exit {done.returncode}):\n{done.stderr[-3000:]}")
-    measured: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    measured: dict[str, Any] = run_contender(entry.name, ["benchmarks.measure", entry.task.to_json()], python=entry.python)
     return measured
+
+
+def run_contender(
+    name: str,
+    module: list[str],
+    *,
+    python: str = sys.executable,
+    limit_s: float = _LIMIT_S,
+    environment: Mapping[str, str] | None = None,
+) -> Any:
+    """Return what a module with its arguments, run in a fresh process, prints as JSON in its last line.
+
+    Raises SystemExit with the contender's own words if it fails, or takes longer than `limit_s`.
+    """
+    # A thread pool per decoding thread would fight for the cores, so libraries get one thread each.
+    settings = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", **(environment or {})}
+    try:
+        done = subprocess.run([python, "-m", *module], cwd=ROOT, env=settings, capture_output=True, text=True, timeout=limit_s)
+    except subprocess.TimeoutExpired as exc:
+        raise SystemExit(f"{name}: no result within {limit_s:g} s") from exc
+    if done.returncode != 0 or not done.stdout.strip():
+        raise SystemExit(f"{name} failed (exit {done.returncode}):\n{done.stderr[-3000:]}")
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def run_arguments(parser: argparse.ArgumentParser, *, rounds: int, scratch: str) -> argparse.Namespace:
+    """Add the options of a run over data that it makes, and parse all. `rounds`: by default; `scratch`: what data, how large."""
+    parser.add_argument("--rounds", type=int, help=f"default: {rounds}; 1 with --dry-run")
+    parser.add_argument("--scratch", type=Path, help=f"directory for {scratch}; default: the system's")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--dry-run", action="store_true", help="little of everything, one round, nothing saved")
+    arguments = parser.parse_args()
+    arguments.rounds = arguments.rounds or (1 if arguments.dry_run else rounds)
+    return arguments
 
 
 def summarise(rounds: dict[str, list[dict[str, Any]]], *, against: str) -> dict[str, Any]:

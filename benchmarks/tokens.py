@@ -16,7 +16,6 @@ import dataclasses
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,7 +25,6 @@ from typing import Any
 import numpy as np
 
 from benchmarks import harness
-from benchmarks.environment import ROOT
 from benchmarks.ratios import ratio_of, rotated
 from benchmarks.token_contenders import BATCHES, PACKINGS, PEERS, web_lengths, write_corpus, write_documents
 
@@ -125,20 +123,14 @@ def as_lines(result: dict[str, Any]) -> list[str]:
 
 def _run(part: str, name: str, where: Path, tokenizer: Path, arguments: argparse.Namespace) -> float:
     """Return what a contender does per second: bytes of text, documents, or tokens."""
-    python = arguments.peers if name in PEERS else sys.executable
-    command = [python, "-m", "benchmarks.token_contenders", part, name, str(where), str(tokenizer)]
     environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
         "XDG_CACHE_HOME": str(where.parent / "cache"),
         "PYTHONDONTWRITEBYTECODE": "",  # modules are compiled once, as those of an installed package are
         "PYTHONPYCACHEPREFIX": str(where.parent / "bytecode"),
-        "PYTHONWARNINGS": "ignore",
     }
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900)
-    if done.returncode != 0:
-        raise SystemExit(f"{part} {name} failed:\n{done.stderr[-3000:]}")
-    return float(json.loads(done.stdout.strip().splitlines()[-1]))
+    module = ["benchmarks.token_contenders", part, name, str(where), str(tokenizer)]
+    python = arguments.peers if name in PEERS else sys.executable
+    return float(harness.run_contender(f"{part} {name}", module, python=python, limit_s=900, environment=environment))
 
 
 def _same_ids(corpus: Path, tokenizer: Path, scratch: Path) -> bool:
@@ -248,14 +240,8 @@ def _efficiency() -> list[dict[str, float]]:
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tokens", description="Texts, token ids, rows and batches.")
     parser.add_argument("--megabytes", type=int, default=160, help="of text to convert (160)")
-    parser.add_argument("--rounds", type=int, help="default: 5; 1 with --dry-run")
     parser.add_argument("--peers", help="a Python with axolotl, ai2-olmo-core, trl and grain; see README.md")
-    parser.add_argument("--scratch", type=Path, help="directory for the data (2 GB); default: the system's")
-    parser.add_argument("--results", type=Path, default=harness.RESULTS)
-    parser.add_argument("--dry-run", action="store_true", help="little of everything, one round, nothing saved")
-    arguments = parser.parse_args()
-    arguments.rounds = arguments.rounds or (1 if arguments.dry_run else 5)
-    return arguments
+    return harness.run_arguments(parser, rounds=5, scratch="the data (2 GB)")
 
 
 if __name__ == "__main__":

@@ -12,12 +12,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import os
 import resource
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -28,7 +26,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks import harness
-from benchmarks.environment import ROOT
 from benchmarks.ratios import ratio_of, rotated
 from benchmarks.video_contenders import CONTENDERS, PEERS
 
@@ -111,14 +108,13 @@ def as_lines(result: dict[str, Any]) -> list[str]:
 
 
 def _run(name: str, directory: Path, cut: str, arguments: argparse.Namespace) -> dict[str, float]:
-    python = arguments.peers if name in PEERS else sys.executable
-    command = [python, "-m", "benchmarks.video_contenders", name, str(directory), cut]
-    cache = str(directory.parent / "cache")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "XDG_CACHE_HOME": cache}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900)
-    if done.returncode != 0:
-        raise SystemExit(f"{name} failed:\n{done.stderr[-3000:]}")
-    found: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
+    found: dict[str, float] = harness.run_contender(
+        name,
+        ["benchmarks.video_contenders", name, str(directory), cut],
+        python=arguments.peers if name in PEERS else sys.executable,
+        limit_s=900,
+        environment={"XDG_CACHE_HOME": str(directory.parent / "cache")},
+    )
     return found
 
 
@@ -191,14 +187,8 @@ def _index(scratch: Path, num_files: int) -> dict[str, Any]:
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.video", description="Clips of videos, and their index.")
-    parser.add_argument("--rounds", type=int, help="default: 3; 1 with --dry-run")
     parser.add_argument("--peers", help="a Python with torchcodec; see README.md")
-    parser.add_argument("--scratch", type=Path, help="directory for the data (2 GB); default: the system's")
-    parser.add_argument("--results", type=Path, default=harness.RESULTS)
-    parser.add_argument("--dry-run", action="store_true", help="little of everything, one round, nothing saved")
-    arguments = parser.parse_args()
-    arguments.rounds = arguments.rounds or (1 if arguments.dry_run else 3)
-    return arguments
+    return harness.run_arguments(parser, rounds=3, scratch="the data (2 GB)")
 
 
 if __name__ == "__main__":

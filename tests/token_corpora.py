@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+
+from datapipe.index.tokens import TokenIndex
 
 Documents = Sequence[NDArray[np.int64]]
 _MEGATRON_CODES = {"uint16": 8, "int32": 4}
@@ -38,3 +42,29 @@ def write_megatron(path: Path, documents: Documents, dtype: str = "uint16", *, p
     path.with_suffix(".idx").write_bytes(index)
     np.concatenate(documents).astype(dtype).tofile(path.with_suffix(".bin"))
     return path.with_suffix(".bin")
+
+
+def read_documents(index: TokenIndex) -> list[list[int]]:
+    """All documents of a corpus, by their places."""
+    found = []
+    for number in range(index.num_shards):
+        shard = index.shard(number)
+        ids, _ = shard.mapped
+        starts = ((shard.offset - shard.offset[0]) // shard.dtype.itemsize).tolist()
+        found += [ids[start : start + num].tolist() for start, num in zip(starts, shard.num_tokens.tolist(), strict=True)]
+    return found
+
+
+def everything(loader: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Copies of all batches."""
+    return [
+        {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in batch.items()} for batch in loader
+    ]
+
+
+def same(first: Sequence[dict[str, Any]], second: Sequence[dict[str, Any]]) -> bool:
+    """Whether batches have the same names and values."""
+    return len(first) == len(second) and all(
+        one.keys() == other.keys() and all(torch.equal(torch.as_tensor(one[name]), torch.as_tensor(other[name])) for name in one)
+        for one, other in zip(first, second, strict=True)
+    )

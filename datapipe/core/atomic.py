@@ -14,7 +14,7 @@ import json
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -50,6 +50,15 @@ _IRREGULAR = (
     (stat.S_ISCHR, "a device"),
     (stat.S_ISBLK, "a device"),
 )
+
+
+def save(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+    """Write a file that the user asked for, such as a picture. Raises StorageError if it cannot be written."""
+    try:
+        with atomic_writer(path) as file:
+            write(file)
+    except OSError as exc:
+        raise StorageError(exc.errno, f"{path}: cannot be written ({exc.strerror}); choose another place") from exc
 
 
 @contextlib.contextmanager

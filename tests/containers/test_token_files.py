@@ -7,26 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from token_corpora import random_documents, write_datatrove, write_megatron
+from token_corpora import random_documents, read_documents, write_datatrove, write_megatron
 
 import datapipe as dp
 from datapipe.containers.tokens.opening import open_tokens
 from datapipe.errors import DatapipeError, FormatError, MissingDataError, OptionError
-from datapipe.index.tokens import TokenIndex
 
 DOCUMENTS = random_documents(50)
 EOS = 0
-
-
-def read(index: TokenIndex) -> list[list[int]]:
-    """All documents, by their places."""
-    found = []
-    for number in range(index.num_shards):
-        shard = index.shard(number)
-        ids, _ = shard.mapped
-        starts = ((shard.offset - shard.offset[0]) // shard.dtype.itemsize).tolist()
-        found += [ids[start : start + num].tolist() for start, num in zip(starts, shard.num_tokens.tolist(), strict=True)]
-    return found
 
 
 def plain(path: Path, *, dtype: str = "uint16") -> Path:
@@ -39,19 +27,19 @@ def test_megatron(dtype: str, tmp_path: Path) -> None:
     path = write_megatron(tmp_path / "a", DOCUMENTS, dtype)
     for named in (path, path.with_suffix(".idx"), tmp_path, f"{tmp_path}/*.bin", f"{tmp_path}/a.*"):
         index = open_tokens(named)
-        assert read(index) == [document.tolist() for document in DOCUMENTS]
+        assert read_documents(index) == [document.tolist() for document in DOCUMENTS]
         assert index.facts.dtype == dtype
 
 
 def test_megatron_documents_of_several_sequences(tmp_path: Path) -> None:
     index = open_tokens(write_megatron(tmp_path / "a", DOCUMENTS, per_document=3))
-    assert read(index) == [np.concatenate(DOCUMENTS[first : first + 3]).tolist() for first in range(0, 50, 3)]
+    assert read_documents(index) == [np.concatenate(DOCUMENTS[first : first + 3]).tolist() for first in range(0, 50, 3)]
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "uint32"])
 def test_datatrove(dtype: str, tmp_path: Path) -> None:
     index = open_tokens(write_datatrove(tmp_path, DOCUMENTS, dtype))
-    assert read(index) == [document.tolist() for document in DOCUMENTS]
+    assert read_documents(index) == [document.tolist() for document in DOCUMENTS]
     assert index.facts.dtype == dtype
 
 
@@ -59,32 +47,32 @@ def test_bare_files_are_divided_after_the_token_that_ends_documents(tmp_path: Pa
     path = plain(tmp_path / "train.bin")
     expected = [[*document.tolist(), EOS] for document in DOCUMENTS]
     for _ in range(2):  # the second time from the cache
-        assert read(open_tokens(path, dtype="uint16", eos=EOS)) == expected
-    assert read(open_tokens(path, dtype="uint16")) == [[token for document in expected for token in document]]
+        assert read_documents(open_tokens(path, dtype="uint16", eos=EOS)) == expected
+    assert read_documents(open_tokens(path, dtype="uint16")) == [[token for document in expected for token in document]]
     with path.open("ab") as file:
         file.write(np.array([5, 6], "<u2").tobytes())
-    assert read(open_tokens(path, dtype="uint16", eos=EOS)) == [*expected, [5, 6]]
+    assert read_documents(open_tokens(path, dtype="uint16", eos=EOS)) == [*expected, [5, 6]]
 
 
 def test_bare_files_of_many_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("datapipe.containers.tokens.plain._READ_NBYTES", 64)
     expected = [[*document.tolist(), EOS] for document in DOCUMENTS]
-    assert read(open_tokens(plain(tmp_path / "train.bin"), dtype="uint16", eos=EOS)) == expected
+    assert read_documents(open_tokens(plain(tmp_path / "train.bin"), dtype="uint16", eos=EOS)) == expected
 
 
 def test_arrays_of_numpy_say_what_they_hold(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.arange(1, 30, dtype=np.uint32))
     plain(tmp_path / "b.npy")  # as OLMo writes them, without a header
-    assert read(open_tokens(tmp_path / "a.npy")) == [list(range(1, 30))]
+    assert read_documents(open_tokens(tmp_path / "a.npy")) == [list(range(1, 30))]
     assert len(open_tokens(tmp_path / "b.npy", dtype="uint16", eos=EOS)) == len(DOCUMENTS)
 
 
 def test_several_files_in_order(tmp_path: Path) -> None:
     for name, some in (("b", DOCUMENTS[:20]), ("a", DOCUMENTS[20:])):
         write_megatron(tmp_path / name, some)
-    assert read(open_tokens(tmp_path)) == [document.tolist() for document in (*DOCUMENTS[20:], *DOCUMENTS[:20])]
+    assert read_documents(open_tokens(tmp_path)) == [document.tolist() for document in (*DOCUMENTS[20:], *DOCUMENTS[:20])]
     files = [tmp_path / "b.bin", tmp_path / "a.bin"]
-    assert read(open_tokens(files)) == [document.tolist() for document in DOCUMENTS]
+    assert read_documents(open_tokens(files)) == [document.tolist() for document in DOCUMENTS]
 
 
 def test_ids_do_not_depend_on_where_files_lie(tmp_path: Path) -> None:
@@ -137,12 +125,12 @@ def test_a_corpus_without_documents_has_no_rows(tmp_path: Path) -> None:
 def test_kept_ends_that_are_not_those_of_the_file_are_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     path = plain(tmp_path / "train.bin")
-    expected = read(open_tokens(path, dtype="uint16", eos=EOS))
+    expected = read_documents(open_tokens(path, dtype="uint16", eos=EOS))
     (kept,) = (tmp_path / "cache").rglob("ends")
     sound = kept.read_bytes()
     for damaged in (b"", sound[:-3], sound[:-8], bytes(len(sound)), sound[8:16] + sound):
         kept.write_bytes(damaged)
-        assert read(open_tokens(path, dtype="uint16", eos=EOS)) == expected
+        assert read_documents(open_tokens(path, dtype="uint16", eos=EOS)) == expected
         assert kept.read_bytes() == sound
 
 

@@ -11,9 +11,8 @@ from PIL import Image, ImageDraw, ImageFont
 from datapipe.codecs.video.conversion import FrameConverter
 from datapipe.codecs.video.decoding import VideoDecoder
 from datapipe.codecs.video.filling import fill_frames
-from datapipe.core.atomic import atomic_writer
+from datapipe.core import atomic
 from datapipe.core.printable import printable
-from datapipe.errors import StorageError
 from datapipe.fetch.local import LocalFiles
 from datapipe.index.clips import VideoParts
 
@@ -34,11 +33,7 @@ def draw_sheet(parts: VideoParts, path: Path, *, num_videos: int) -> None:
         for place, frame in enumerate(frames):
             sheet.paste(Image.fromarray(frame), (_GAP + place * (frame.shape[1] + 2), y))
         draw.text((_GAP, y + _HEIGHT + 1), caption, fill=_INK if len(frames) else _BAD, font=font)
-    try:
-        with atomic_writer(path) as file:
-            sheet.save(file, "PNG")
-    except OSError as exc:
-        raise StorageError(exc.errno, f"{path}: cannot be written ({exc.strerror}); choose another place") from exc
+    atomic.save(path, lambda file: sheet.save(file, "PNG"))
 
 
 def _frames_of(parts: VideoParts, part: int) -> NDArray[np.uint8]:

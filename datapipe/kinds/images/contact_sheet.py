@@ -15,9 +15,9 @@ from datapipe.codecs.field_values import FieldKind
 from datapipe.codecs.masks import mask_labels, nearest_sources
 from datapipe.codecs.npy import read_npy_array
 from datapipe.codecs.probe import checked_header
-from datapipe.core.atomic import atomic_writer
+from datapipe.core import atomic
 from datapipe.core.printable import printable
-from datapipe.errors import DecodeError, IntegrityError, StorageError
+from datapipe.errors import DecodeError, IntegrityError
 from datapipe.fetch.files import open_files
 from datapipe.index.sample_index import SampleIndex
 
@@ -61,11 +61,7 @@ def draw_sheet(index: SampleIndex, path: Path, *, num_images: int) -> None:
         names = [classes[label] if classes and label < len(classes) else str(label) for label in labels if label >= 0]
         caption = _shorten(printable(f"{sample}  {', '.join(names)}"), draw, font)
         draw.text((x, y + _CELL + 1), caption, fill=_INK, font=font)
-    try:
-        with atomic_writer(path) as file:
-            sheet.save(file, "PNG")
-    except OSError as exc:
-        raise StorageError(exc.errno, f"{path}: cannot be written ({exc.strerror}); choose another place") from exc
+    atomic.save(path, lambda file: sheet.save(file, "PNG"))
 
 
 def spread_ids(index: SampleIndex, most: int) -> NDArray[np.int64]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from token_corpora import random_documents, write_datatrove, write_megatron
+from token_corpora import everything, random_documents, same, write_datatrove, write_megatron
 
 import datapipe as dp
 from datapipe.errors import DecodeError, IntegrityError, MissingDataError, OptionError, StateError
@@ -126,19 +126,6 @@ def test_documents_that_are_too_long(corpus: Path, long: str) -> None:
     assert tokens == Counter(np.concatenate(kept).tolist())
     with pytest.raises(OptionError, match="pass long='split'"):
         loader_of(corpus, long="error")
-
-
-def everything(loader: Loader) -> list[dict[str, Any]]:
-    return [
-        {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in batch.items()} for batch in loader
-    ]
-
-
-def same(first: list[dict[str, Any]], second: list[dict[str, Any]]) -> bool:
-    return len(first) == len(second) and all(
-        one.keys() == other.keys() and all(torch.equal(torch.as_tensor(one[name]), torch.as_tensor(other[name])) for name in one)
-        for one, other in zip(first, second, strict=True)
-    )
 
 
 def global_rows(loaders: list[Loader], num: int | None = None) -> list[list[list[int]]]:

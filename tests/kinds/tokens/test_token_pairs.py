@@ -6,12 +6,11 @@ import itertools
 import json
 import pickle
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from token_corpora import everything, read_documents, same
 from tokenizers_of_tests import TEXTS, byte_level
 
 import datapipe as dp
@@ -59,14 +58,7 @@ def loader_of(path: Path, *, batch_size: int = 4, ranks: tuple[int, int] | None 
 
 def documents(path: Path, field: str) -> list[list[int]]:
     """The tokens of each document of a field."""
-    index = dp.Tokens(path, 64, field=field).index
-    found = []
-    for number in range(index.num_shards):
-        shard = index.shard(number)
-        ids, _ = shard.mapped
-        begins = ((shard.offset - shard.offset[0]) // shard.dtype.itemsize).tolist()
-        found += [ids[begin : begin + num].tolist() for begin, num in zip(begins, shard.num_tokens.tolist(), strict=True)]
-    return found
+    return read_documents(dp.Tokens(path, 64, field=field).index)
 
 
 def rows_of(batch: dict[str, Any], field: str) -> list[list[int]]:
@@ -158,19 +150,6 @@ def test_ids_of_batches_of_max_tokens_are_the_numbers_of_documents(pairs: Path) 
     fields = ["input_ids", "attention_mask", "labels", "id"]
     for batch in loader_of(pairs, field="title", length=64, max_tokens=MOST, batch_size=1, fields=fields):
         assert [titles[number] for number in batch["id"].tolist()] == rows_of(batch, "")
-
-
-def everything(loader: Any) -> list[dict[str, Any]]:
-    return [
-        {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in batch.items()} for batch in loader
-    ]
-
-
-def same(first: Sequence[dict[str, Any]], second: Sequence[dict[str, Any]]) -> bool:
-    return len(first) == len(second) and all(
-        one.keys() == other.keys() and all(torch.equal(torch.as_tensor(one[name]), torch.as_tensor(other[name])) for name in one)
-        for one, other in zip(first, second, strict=True)
-    )
 
 
 @pytest.mark.parametrize("options", [{}, {"max_tokens": MOST, "batch_size": 1}], ids=["rows", "max_tokens"])
