@@ -219,3 +219,14 @@ def _has_folders(path: bytes) -> bool:
             return any(is_folder(entry) and not is_junk(entry.name) for entry in entries)
     except OSError:
         return False
+
+
+def holds_files(path: str, is_wanted: Callable[[bytes], bool], *, unless: Callable[[bytes], bool]) -> bool:
+    """Return True if some files in a folder, or in folders in it, are wanted by name, and none is of the other kind."""
+    is_found = False
+    for _, folders, names in os.walk(os.fsencode(path)):
+        folders[:] = [name for name in folders if not name.startswith(b".")]
+        if any(map(unless, names)):
+            return False
+        is_found = is_found or any(map(is_wanted, names))
+    return is_found

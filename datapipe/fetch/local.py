@@ -17,7 +17,6 @@ from datapipe.codecs.probe import MAX_SAMPLE_NBYTES
 from datapipe.codecs.stored import PLAIN, decode_stored, value_nbytes, why_absent
 from datapipe.core.regular_files import open_descriptor
 from datapipe.errors import (
-    DatapipeError,
     DecodeError,
     FormatError,
     IntegrityError,
@@ -198,28 +197,38 @@ def _places(extents: Extents, rows: Sequence[int]) -> Iterator[tuple[str, int, i
     return zip([extents.paths[row] for row in rows], *(column[rows].tolist() for column in numbers), strict=True)
 
 
-def _read_whole(path: str) -> bytes:
+def open_sample(path: str) -> tuple[int, os.stat_result]:
+    """Open the file of a sample that has it for itself; return its descriptor, which the caller closes, and its status.
+
+    Raises MissingSampleError if it is gone, or no regular file any more, and StorageError.
+    """
     try:
-        descriptor, status = open_descriptor(path)
-        try:
-            size = status.st_size
-            _check_size(size)
-            data = os.read(descriptor, size + 1)
-            while len(data) < size and (more := os.read(descriptor, size - len(data))):
-                data += more
-            return data
-        finally:
-            os.close(descriptor)
-    except DatapipeError as exc:
-        if isinstance(exc, FormatError):  # the file is a sample of its own, so only that one is bad
-            raise MissingSampleError(f"{exc}; {_RESTORE}") from exc
-        raise
+        return open_descriptor(path)
+    except FormatError as exc:  # the file is a sample of its own, so only that one is bad
+        raise MissingSampleError(f"{exc}; {_RESTORE}") from exc
     except OSError as exc:
         if exc.errno in _GONE:
             raise MissingSampleError(f"{path}: is missing, or no regular file any more ({exc.strerror}); {_RESTORE}") from exc
         raise _translated(exc, path) from exc
     except ValueError as exc:
         raise MissingSampleError(f"{path}: is not a valid file name ({exc}); {_RESTORE}") from exc
+
+
+def _read_whole(path: str) -> bytes:
+    descriptor, status = open_sample(path)
+    try:
+        size = status.st_size
+        _check_size(size)
+        data = os.read(descriptor, size + 1)
+        while len(data) < size and (more := os.read(descriptor, size - len(data))):
+            data += more
+        return data
+    except DecodeError:
+        raise
+    except OSError as exc:
+        raise _translated(exc, path) from exc
+    finally:
+        os.close(descriptor)
 
 
 def _check_size(nbytes: int) -> None:

@@ -32,9 +32,12 @@ def is_json_lines(path: Path) -> bool:
     return path.suffix.lower() in JSON_SUFFIXES
 
 
-def read_rows(path: Path) -> Iterator[ManifestRow]:
-    """Yield the rows. Raises MissingDataError, StorageError or FormatError, which names the line."""
-    return _json_rows(path) if is_json_lines(path) else _csv_rows(path)
+def read_rows(path: Path, *, has_quotes: bool = True) -> Iterator[ManifestRow]:
+    """Yield the rows. `has_quotes`: whether quotes of a CSV mean anything.
+
+    Raises MissingDataError, StorageError or FormatError, which names the line.
+    """
+    return _json_rows(path) if is_json_lines(path) else _csv_rows(path, has_quotes=has_quotes)
 
 
 def read_header(path: Path) -> list[str]:
@@ -46,8 +49,8 @@ def read_header(path: Path) -> list[str]:
         raise FormatError(f"{path}: is empty; its first line must name the columns, such as `path,label`") from None
 
 
-def _csv_rows(path: Path) -> Iterator[ManifestRow]:
-    rows = _parsed(path, _lines(path))
+def _csv_rows(path: Path, *, has_quotes: bool) -> Iterator[ManifestRow]:
+    rows = _parsed(path, _lines(path), has_quotes=has_quotes)
     columns = next(rows, (0, []))[1]
     _check_header(path, columns)
     for line, cells in rows:
@@ -69,7 +72,7 @@ def _check_header(path: Path, columns: list[str]) -> None:
             raise FormatError(f"{path}: line 1: two columns are called {name!r}; rename one")
 
 
-def _parsed(path: Path, lines: Iterator[str]) -> Iterator[tuple[int, list[str]]]:
+def _parsed(path: Path, lines: Iterator[str], *, has_quotes: bool = True) -> Iterator[tuple[int, list[str]]]:
     """Yield (line, cells) by Python's csv module, strict about quotes; the delimiter is the one that the header uses."""
     first = next(lines, None)
     if first is None:
@@ -82,7 +85,9 @@ def _parsed(path: Path, lines: Iterator[str]) -> Iterator[tuple[int, list[str]]]
         yield first
         yield from lines
 
-    reader = csv.reader(all_lines(), delimiter=delimiter, strict=True)
+    reader = csv.reader(
+        all_lines(), delimiter=delimiter, strict=True, quoting=csv.QUOTE_MINIMAL if has_quotes else csv.QUOTE_NONE
+    )
     try:
         for cells in reader:
             yield reader.line_num, cells
