@@ -53,7 +53,7 @@ CONVERTS = "datapipe.diagnostics.trials.process"  # the one module below cli tha
 # Rooms, and those of their members that do not import each other.
 SIBLINGS = {
     "datapipe.containers": ("folder", "tar", "tfrecord", "hdf5", "parquet"),
-    "datapipe.kinds": ("clips", "images", "tables", "tokens"),
+    "datapipe.kinds": ("audio", "clips", "images", "tables", "tokens"),
     "datapipe.kinds.images": ("images_cpu", "dali"),
     "datapipe.kinds.tables": ("arrow", "cudf"),
 }
@@ -73,6 +73,8 @@ OWN_ROOMS: dict[str, tuple[str, ...]] = {
     "lmdb": ("datapipe.containers.lmdb.listing",),
     "ray": ("converters.engines.ray",),
     "av": ("datapipe.codecs.video.library",),
+    "soundfile": ("datapipe.codecs.audio.library",),
+    "soxr": ("datapipe.codecs.audio.library",),
     "torchvision": ("datapipe.adapt",),
     "torchrec": ("datapipe.kinds.tables.jagged",),
     "accelerate": ("datapipe.adapt.hosts",),

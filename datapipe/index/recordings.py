@@ -1,0 +1,138 @@
+"""The index of sound files: an Arrow file that is mapped, so memory does not grow with the number of files.
+
+One row for each file, or range of a file: `path`, `start` and `nbytes` of the range, `file_nbytes` and `mtime_ns` of the file
+when it was read, `num_frames`, `rate` in Hz, `channels`, `coding`, and `problem`, why it cannot be decoded ("": it can).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from datapipe.core import arrow_maps
+from datapipe.errors import FormatError
+
+Ints = NDArray[np.int64]
+
+VERSION = "1"
+_VERSION_KEY = "datapipe.index.recordings"
+_NUMBERS = ("start", "nbytes", "file_nbytes", "mtime_ns", "num_frames", "rate", "channels")
+_STRINGS = ("path", "coding", "problem")
+_SCHEMA = pa.schema(
+    [*(pa.field(name, pa.large_binary()) for name in _STRINGS), *(pa.field(name, pa.int64()) for name in _NUMBERS)],
+    metadata={_VERSION_KEY: VERSION},
+)
+
+
+class RecordingSource(NamedTuple):
+    """A sound file, or a range of a file that is one, such as a member of a tar."""
+
+    path: str
+    start: int = 0  # bytes
+    nbytes: int = -1  # -1: up to the end of the file
+
+
+class RecordingEntry(NamedTuple):
+    """What is known of a recording."""
+
+    source: RecordingSource  # with its number of bytes
+    file_nbytes: int
+    mtime_ns: int
+    num_frames: int = 0
+    rate: int = 0
+    channels: int = 0
+    coding: str = ""
+    problem: str = ""  # why it cannot be decoded
+
+
+class RecordingIndex:
+    """The recordings of an index file, by their numbers. Thread-safe. Raises FormatError for a file that is none, or damaged."""
+
+    def __init__(self, path: Path, fingerprint: str) -> None:
+        self.fingerprint = fingerprint
+        try:
+            data = arrow_maps.stream_of(arrow_maps.map_file(path))
+            with pa.ipc.open_stream(pa.BufferReader(data)) as reader:
+                version = (reader.schema.metadata or {}).get(_VERSION_KEY.encode())
+                (batch,) = reader
+            if version != VERSION.encode():
+                raise ValueError(f"its version is {version!r}")
+            batch.validate(full=True)
+            self._strings = {name: batch.column(name) for name in _STRINGS}
+            self._numbers = {name: _values(batch.column(name)) for name in _NUMBERS}
+        except arrow_maps.DAMAGE as exc:
+            raise FormatError(f"{path}: no index of recordings, or damaged ({exc}); remove it, and it is made again") from exc
+
+    def __len__(self) -> int:
+        return len(self.num_frames)
+
+    @property
+    def num_frames(self) -> Ints:
+        """The (n,) frames of each recording; 0 for those that cannot be decoded."""
+        return self._numbers["num_frames"]
+
+    @property
+    def rates(self) -> Ints:
+        """The (n,) rates in Hz; 0 for those that cannot be decoded."""
+        return self._numbers["rate"]
+
+    @property
+    def channels(self) -> Ints:
+        """The (n,) numbers of channels; 0 for those that cannot be decoded."""
+        return self._numbers["channels"]
+
+    @property
+    def nbytes(self) -> Ints:
+        """The (n,) bytes of the recordings."""
+        return self._numbers["nbytes"]
+
+    def path(self, number: int) -> str:
+        """Return the path of the file of a recording."""
+        return os.fsdecode(self._strings["path"][number].as_py())
+
+    def stamp(self, number: int) -> tuple[int, int]:
+        """Return the size in bytes and the modification time in ns of the file of a recording when it was read."""
+        return int(self._numbers["file_nbytes"][number]), int(self._numbers["mtime_ns"][number])
+
+    def entry(self, number: int) -> RecordingEntry:
+        """Return what is known of a recording."""
+        numbers = {name: int(column[number]) for name, column in self._numbers.items()}
+        path, coding, problem = (self._strings[name][number].as_py() for name in _STRINGS)
+        source = RecordingSource(os.fsdecode(path), numbers.pop("start"), numbers.pop("nbytes"))
+        return RecordingEntry(source, **numbers, coding=coding.decode(), problem=os.fsdecode(problem))
+
+
+def write_recordings(file: IO[bytes], entries: Sequence[RecordingEntry]) -> None:
+    """Write an index of these recordings. `file`: open for writing; the caller closes it."""
+    texts = {
+        "path": [os.fsencode(one.source.path) for one in entries],
+        "coding": [one.coding.encode() for one in entries],
+        "problem": [os.fsencode(one.problem) for one in entries],
+    }
+    rows = [(one.source.start, one.source.nbytes, *one[1:6]) for one in entries]
+    columns = np.array(rows, np.int64).reshape(len(rows), len(_NUMBERS)).T
+    arrays = [_texts(texts[name]) for name in _STRINGS] + [_array(np.ascontiguousarray(column)) for column in columns]
+    with pa.ipc.new_stream(file, _SCHEMA) as writer:
+        writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=_SCHEMA))
+
+
+# pa.array imports pandas if that is installed, so arrays are made of buffers, and read as buffers.
+
+
+def _array(values: Ints) -> pa.Array:
+    return pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(values)])
+
+
+def _texts(values: Sequence[bytes]) -> pa.Array:
+    ends = np.cumsum([0, *map(len, values)], dtype=np.int64)
+    return pa.Array.from_buffers(pa.large_binary(), len(values), [None, pa.py_buffer(ends), pa.py_buffer(b"".join(values))])
+
+
+def _values(array: Any) -> Ints:
+    return np.frombuffer(array.buffers()[1], np.int64, len(array), 8 * array.offset)

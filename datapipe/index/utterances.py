@@ -1,0 +1,104 @@
+"""Where utterances lie: stretches of recordings, with what is said in them, or a class."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from datapipe.index.entries import Description
+from datapipe.index.recordings import Ints, RecordingIndex
+
+
+@dataclass(frozen=True, eq=False)
+class Utterances:
+    """The utterances of some recordings, by their numbers, in order. Thread-safe.
+
+    `texts`: what is said in each, as an array of strings; None if that is not known.
+    """
+
+    recordings: RecordingIndex
+    where: str  # the recordings lie, for people
+    recording: Ints  # (u,) the number of each one's recording
+    first: Ints  # (u,) the frame of the recording at which it begins
+    num_frames: Ints  # (u,) 0 for those of recordings that cannot be decoded
+    labels: Ints | None = None  # (u,)
+    classes: tuple[str, ...] | None = None  # by label; None: labels are not of classes
+    texts: pa.Array = None
+
+    @classmethod
+    def of(
+        cls,
+        recordings: RecordingIndex,
+        recording: Ints,
+        *,
+        where: str,
+        start: NDArray[np.float64] | None = None,
+        end: NDArray[np.float64] | None = None,
+        **known: Any,
+    ) -> Utterances:
+        """Return the utterances that begin and end at these seconds of their recordings; None: with the recording."""
+        whole, rates = recordings.num_frames[recording], recordings.rates[recording]
+        first = np.zeros(len(recording), np.int64) if start is None else _frames(start, rates, whole)
+        last = whole if end is None else _frames(end, rates, whole)
+        return cls(recordings, where, recording, first, np.maximum(last - first, 0), **known)
+
+    def __len__(self) -> int:
+        return len(self.recording)
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """A name for the utterances: a state resumes on the same ones only."""
+        digest = hashlib.sha256(self.recordings.fingerprint.encode())
+        for column in (self.recording, self.first, self.num_frames):
+            digest.update(np.ascontiguousarray(column).tobytes())
+        return digest.hexdigest()[:16]
+
+    @property
+    def rates(self) -> Ints:
+        """The (u,) rates in Hz at which they are recorded."""
+        return self.recordings.rates[self.recording]
+
+    def select(self, keep: NDArray[np.bool_]) -> Utterances:
+        """Return some of them, in order."""
+        if keep.all():
+            return self
+        texts = None if self.texts is None else self.texts.take(np.flatnonzero(keep))
+        return replace(
+            self,
+            recording=self.recording[keep],
+            first=self.first[keep],
+            num_frames=self.num_frames[keep],
+            labels=None if self.labels is None else self.labels[keep],
+            texts=texts,
+        )
+
+    def texts_of(self, numbers: Sequence[int]) -> list[str]:
+        """Return what is said in these."""
+        return [self.texts[number].as_py() for number in numbers]
+
+    def describe(self, number: int) -> Description:
+        """Return a description of an utterance, for messages."""
+        source = self.recordings.entry(int(self.recording[number])).source
+        rate = int(self.recordings.rates[self.recording[number]]) or 1
+        first, num = int(self.first[number]), int(self.num_frames[number])
+        return Description(number, source.path, f"{first / rate:.3f} to {(first + num) / rate:.3f} s".encode(), "")
+
+
+def _frames(seconds: NDArray[np.float64], rates: Ints, whole: Ints) -> Ints:
+    """Return the frames at these seconds, those after the end being the end."""
+    found: Ints = np.minimum(np.where(np.isfinite(seconds), seconds, 1e9) * rates + 0.5, whole).astype(np.int64)
+    return found
+
+
+def text_array(texts: Sequence[str]) -> pa.Array:
+    """Return texts as an array that takes a few bytes besides theirs."""
+    encoded = [text.encode(errors="replace") for text in texts]
+    ends = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
+    return pa.Array.from_buffers(pa.large_string(), len(encoded), [None, pa.py_buffer(ends), pa.py_buffer(b"".join(encoded))])
