@@ -1,4 +1,4 @@
-"""Image transforms with the names, defaults and meaning of torchvision.transforms.v2."""
+"""Image transforms with the names, defaults and meaning of torchvision.transforms.v2, and features of sound."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from datapipe.transforms.geometry import (
     RandomVerticalFlip,
     Resize,
 )
+from datapipe.transforms.log_mel import LogMel
 from datapipe.transforms.pixels.auto_augment import RandAugment, TrivialAugmentWide
 from datapipe.transforms.pixels.blur import GaussianBlur
 from datapipe.transforms.pixels.color import (
@@ -36,6 +37,7 @@ __all__ = [
     "ColorJitter",
     "CutMix",
     "GaussianBlur",
+    "LogMel",
     "MixUp",
     "Normalize",
     "Pad",
