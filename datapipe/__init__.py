@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from datapipe.kernel.explanation import explain
     from datapipe.kernel.prefetching import prefetch
     from datapipe.kernel.samplers import WeightedSampler
+    from datapipe.kinds.audio.data import Audio
     from datapipe.kinds.clips.data import Clips
     from datapipe.kinds.images.dali.settings import Dali
     from datapipe.kinds.images.data import Images
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Audio",
     "BadSample",
     "Cache",
     "Clips",
@@ -66,6 +68,7 @@ __all__ = [
 
 # Where each name is defined.
 _HOMES = {
+    "Audio": "datapipe.kinds.audio.data",
     "BadSample": "datapipe.kernel.bad_samples",
     "Cache": "datapipe.kernel.cache_settings",
     "Clips": "datapipe.kinds.clips.data",

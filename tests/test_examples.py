@@ -94,3 +94,17 @@ def test_a_small_network_learns_actions_from_videos(tmp_path: Path, run_here: Ca
     (first,) = trained(1)
     (second,) = trained(2)  # where the first run ended
     assert second < 0.95 * first
+
+
+def test_a_keyword_spotter_learns_from_speech(tmp_path: Path, run_here: Callable[..., str]) -> None:
+    pytest.importorskip("soundfile")
+
+    def trained(epochs: int) -> list[float]:
+        options = {"out": tmp_path / "keywords", "epochs": epochs, "files-per-word": 12}
+        flags = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+        words = run_here("train_keywords.py", *flags).replace(",", "").split()
+        return [float(words[place + 1]) for place, word in enumerate(words) if word == "loss"]
+
+    (first,) = trained(1)
+    (second,) = trained(2)  # where the first run ended
+    assert second < 0.95 * first

@@ -79,10 +79,10 @@ def add_inspect(subparsers: Commands) -> None:
     parser = subparsers.add_parser(
         "inspect",
         help="describe a dataset; --grid draws a contact sheet",
-        description="Describe a converted dataset, whatever `datapipe convert` reads, a table, or videos: samples, classes, "
-        "shards, encodings, sizes (of up to 200 samples spread over the dataset); "
+        description="Describe a converted dataset, whatever `datapipe convert` reads, a table, videos or sound: samples, "
+        "classes, shards, encodings, sizes (of up to 200 samples spread over the dataset); "
         "of a table its columns, row groups and nulls; of token ids the lengths of documents, and how full rows of them are; of "
-        "videos codecs, sizes, and how far key frames lie apart.",
+        "videos codecs, sizes, and how far key frames lie apart; of sound rates, channels and lengths.",
         epilog="example: datapipe inspect shards/ --grid sheet.png",
     )
     parser.add_argument("path", help="dataset")

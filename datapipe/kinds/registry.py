@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 KINDS = {
     "tokens": "datapipe.kinds.tokens",
     "clips": "datapipe.kinds.clips",
+    "audio": "datapipe.kinds.audio",
     "tables": "datapipe.kinds.tables",
     "images": "datapipe.kinds.images",
 }

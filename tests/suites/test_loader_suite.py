@@ -34,6 +34,7 @@ from kind_numbers.data import Numbers  # noqa: E402
 
 TOKENS = 8  # of a row
 CLIPS = 10  # of a video
+SAMPLES = 4000  # of a sound file, or more
 PER_FILE, BAD_NUMBER, BAD_GROUP = 8, 11, slice(10, 12)
 
 
@@ -162,12 +163,38 @@ def open_numbers(path: Path, **options: Any) -> Loader:
     return dp.DataLoader(Numbers(path), **options)
 
 
+def make_audio(path: Path, num: int) -> Path:
+    """Files of a second or a bit more, each of its own noise."""
+    soundfile = pytest.importorskip("soundfile")
+    path.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    for number in range(num):
+        soundfile.write(path / f"{number:03d}.flac", rng.normal(0, 0.1, SAMPLES + 7 * number), 8000)
+    return path
+
+
+def spoil_audio(path: Path) -> set[int]:
+    bad = path / f"{BAD_NUMBER:03d}.flac"
+    bad.write_bytes(bad.read_bytes()[:600])
+    return {BAD_NUMBER}
+
+
+def open_crops(path: Path, **options: Any) -> Loader:
+    return dp.DataLoader(dp.Audio(path, seconds=0.1, fields=["audio", "lengths", "id"]), **options)
+
+
+def open_utterances(path: Path, **options: Any) -> Loader:
+    return dp.DataLoader(dp.Audio(path, whole=True, fields=["audio", "lengths", "id"]), **options)
+
+
 KINDS = {
     "images": LoaderOf(make_images, spoil_image, open_images, ids_of),
     "images_by_dali": LoaderOf(make_images, spoil_image, open_images_by_dali, ids_of, most_threads=2),
     "tables": LoaderOf(make_table, spoil_row_group, open_table, ids_of),
     "tokens": LoaderOf(make_tokens, spoil_document, open_tokens, ids_of_tokens),
     "clips": LoaderOf(make_clips, spoil_clip, open_clips, ids_of_clips),
+    "audio": LoaderOf(make_audio, spoil_audio, open_crops, ids_of),
+    "utterances": LoaderOf(make_audio, spoil_audio, open_utterances, ids_of),
     "numbers": LoaderOf(make_numbers, spoil_number, open_numbers, ids_of),
 }
 

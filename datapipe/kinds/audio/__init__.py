@@ -1,0 +1,1 @@
+"""Sound: random crops of a few seconds, or whole utterances in batches of like length."""

@@ -1,0 +1,165 @@
+"""Make batches of sound."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from datapipe.core.observe import Stage, StageEvent
+from datapipe.errors import DecodeError, IntegrityError
+from datapipe.index.entries import Description
+from datapipe.kernel.bad_samples import good_rows, replacement
+from datapipe.kernel.device import Uploader
+from datapipe.kernel.kind import BadRow, BatchMaker, Pass, Piece, Resources, Step
+from datapipe.kernel.pools import BatchMemory
+from datapipe.kinds.audio.samples import AudioSamples
+from datapipe.order.draws import Draws, apart
+from datapipe.order.length_batches import Ints
+from datapipe.order.plan import Picks, Plan, Tail
+
+_CROP = 0x63726F70  # the operation that draws where a crop begins
+_NEIGHBOURS = 64  # among which the utterance that replaces a bad one is chosen, by length
+
+
+@dataclass(slots=True)
+class AudioBatch:
+    """One batch in the making. Several threads may fill it at once: each writes rows of its own."""
+
+    picks: Picks
+    picked: Ints  # (b,) the utterances in its rows
+    utterances: Ints  # (b,) the same, replacements included
+    pick_of_row: Ints  # (b,) which of the picks each is of: a row is a pick, or one of several of a batch of `max_seconds`
+    draws: NDArray[np.float64]  # (b,) from 0 to 1: where crops lie
+    audio: torch.Tensor  # (b, c, t)
+    lengths: Ints  # (b,) samples before padding
+    left_out: set[int] = field(default_factory=set)  # rows
+
+    def __len__(self) -> int:
+        return len(self.picked)
+
+    @property
+    def good(self) -> slice | NDArray[np.bool_]:
+        """The rows that are not left out, as an index."""
+        return good_rows(len(self), self.left_out)
+
+
+@dataclass(slots=True)
+class AudioMaker(BatchMaker):
+    """Makes the batches of one pass. Thread-safe. See `BatchMaker`."""
+
+    samples: AudioSamples
+    run: Pass
+    memory: BatchMemory  # of samples
+    uploader: Uploader | None
+    resources: Resources
+
+    def begin(self, step: Step) -> AudioBatch:
+        start_ns = time.perf_counter_ns()
+        source, samples = self.run.source, self.samples
+        picks = step if isinstance(step, Picks) else source.picks_of(step) if isinstance(source, Plan) else None
+        assert picks is not None
+        epoch, picked, of_row = picks.after.epoch, picks.positions, np.arange(len(picks))
+        if samples.batches is not None:
+            seed = self.run.seed if self.run.options.shuffle else None
+            picked, of_row = samples.batches.samples_of(picks.positions, seed=seed, epoch=epoch)
+        draws = np.full(len(picked), {"center": 0.5}.get(samples.settings.crop, 0.0))
+        if samples.crop is not None and samples.settings.crop == "random":
+            draws = Draws(self.run.seed, epoch, apart(picked, picks.occurrences)).uniform(_CROP, 1)[:, 0]
+        length = samples.crop or max(1, int(samples.lengths[picked].max(initial=1)))
+        channels = samples.settings.channels
+        audio = self.memory.lease(len(picked) * channels * length, torch.float32).view(len(picked), channels, length)
+        batch = AudioBatch(picks, picked, picked.copy(), of_row, draws, audio, np.zeros(len(picked), np.int64))
+        self._note(Stage.PLAN, batch, start_ns)
+        return batch
+
+    def pieces(self, batch: AudioBatch) -> list[Piece]:
+        return [Piece(rows) for rows in self.run.options.blocks(len(batch))]
+
+    def fill(self, batch: AudioBatch, piece: Piece, shared: Sequence[Any], worker: object) -> list[BadRow]:
+        start_ns = time.perf_counter_ns()
+        bad: list[BadRow] = []
+        for row in piece.rows:
+            try:
+                self._write(batch, row, int(batch.picked[row]))
+            except (DecodeError, IntegrityError) as exc:
+                bad.append((row, exc))
+        self._note(Stage.DECODE, batch, start_ns, num=len(piece.rows))
+        return bad
+
+    def locate(self, batch: AudioBatch, row: int) -> Description:
+        return self.samples.utterances.describe(int(batch.picked[row]))
+
+    def leave_out(self, batch: AudioBatch, row: int) -> None:
+        batch.left_out.add(row)
+
+    def replace(self, batch: AudioBatch, row: int, attempt: int, worker: object) -> bool:
+        number = int(batch.picked[row])
+        among = self._like(number)
+        chosen = replacement(len(among), seed=self.run.seed, epoch=batch.picks.after.epoch, id=number, attempt=attempt)
+        other = int(among[chosen])
+        if self.samples.crop is None and self.samples.lengths[other] > batch.audio.shape[2]:
+            return False
+        try:
+            self._write(batch, row, other)
+        except (DecodeError, IntegrityError):
+            return False
+        batch.utterances[row] = other
+        return True
+
+    def finish(self, batch: AudioBatch) -> Any:
+        start_ns = time.perf_counter_ns()
+        made = self._made(batch)
+        self._note(Stage.COLLATE, batch, start_ns)
+        transform = self.run.options.batch_transform
+        if self.uploader is not None:
+            return self.uploader.upload(made, then=transform, keep=batch.audio, step=batch.picks.step, num_samples=len(batch))
+        return made if transform is None else transform(made)
+
+    def _write(self, batch: AudioBatch, row: int, number: int) -> None:
+        """Write an utterance, or the crop of it that was drawn, into a row."""
+        length, room = int(self.samples.lengths[number]), batch.audio.shape[2]
+        num = min(length, room)
+        first = int(batch.draws[row] * (length - num + 1))
+        target = batch.audio[row].numpy()
+        self.samples.read(number, first, target[:, :num])
+        target[:, num:] = 0
+        batch.lengths[row] = num
+
+    def _like(self, number: int) -> Sequence[int] | Ints:
+        """Return those of which one replaces an utterance: all for a crop; otherwise some that are as long, or a bit shorter."""
+        samples = self.samples
+        if samples.crop is not None:
+            return range(len(samples))
+        order = samples.by_length
+        end = int(np.searchsorted(samples.lengths, samples.lengths[number], side="right", sorter=order))
+        found = order[max(0, end - _NEIGHBOURS) : end]
+        return found if len(found) > 1 else order[:_NEIGHBOURS]
+
+    def _made(self, batch: AudioBatch) -> dict[str, Any]:
+        """Return a batch as the user gets it, on the host."""
+        good, found, rename = batch.good, self.samples.utterances, self.run.options.rename
+        numbers, rows = batch.utterances[good], good if isinstance(good, slice) else torch.from_numpy(good)
+        audio = batch.audio if batch.audio.shape[1] > 1 else batch.audio[:, 0]
+        values: dict[str, Any] = {"audio": audio[rows], "lengths": batch.lengths[good], "id": numbers}
+        fields = self.samples.fields
+        if "label" in fields and found.labels is not None:
+            values["label"] = found.labels[numbers]
+        if "text" in fields:
+            values["text"] = found.texts_of(numbers.tolist())
+        if self.run.options.tail is Tail.MASK:
+            values["real"] = batch.picks.real[batch.pick_of_row][good]
+        names = [*fields, "real"] if "real" in values else fields
+        return {
+            rename.get(name, name): torch.from_numpy(values[name]) if isinstance(values[name], np.ndarray) else values[name]
+            for name in names
+        }
+
+    def _note(self, stage: Stage, batch: AudioBatch, start_ns: int, *, num: int | None = None) -> None:
+        took_ns = time.perf_counter_ns() - start_ns
+        self.run.observer(StageEvent(stage, batch.picks.step, start_ns, took_ns, len(batch) if num is None else num))

@@ -1,0 +1,114 @@
+"""`Audio`: sound, in crops of a few seconds or whole utterances."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from datapipe.containers.recordings.opening import AudioSource, open_utterances
+from datapipe.core.printable import counted, printable
+from datapipe.errors import OptionError
+from datapipe.index.utterances import Utterances
+from datapipe.kernel.kind import Data
+from datapipe.kinds.audio.kind import AudioKind
+from datapipe.kinds.audio.samples import AudioSamples
+from datapipe.kinds.audio.settings import AudioSettings, Crop, Short
+
+
+class Audio(Data):
+    """Sound, in crops of a few seconds or whole utterances: what a loader for speech or music reads.
+
+    >>> data = datapipe.Audio("speech", seconds=5, rate=16_000)
+    >>> for batch in datapipe.DataLoader(data, batch_size=64, shuffle=True):
+    ...     loss = criterion(model(batch["audio"]), batch["label"])       # (64, 80_000) float32 and (64,)
+
+    source: a folder of sound files, whose top folders are classes; a folder of LibriSpeech or Common Voice; a file, a pattern or
+      a list of files; or a list of utterances, CSV or JSON lines, with a column `path`, and `start`, `end` (seconds), `label`
+      and `text` if there are such.
+    seconds: of a crop, drawn from each utterance once an epoch.
+    whole: a sample is a whole utterance; batches have utterances of like lengths, and are as long as their longest.
+    rate: Hz of the samples; recordings of other rates are resampled. None: that of the recordings, which must be the same.
+    channels: of the samples. 1: the mean of those of the recording; otherwise it has as many, or one that is repeated.
+    short: what becomes of utterances that are shorter than a crop: "pad" with zeros, "drop" or "error".
+    crop: "random", "center" or "start": where in an utterance a crop lies.
+    max_seconds: of a batch of whole utterances, padding included, instead of a number of them; the batch size of the loader is 1.
+    between: the least and the most seconds of utterances, such as (0.5, 20); others are left out.
+    skip_bad: leave out files that cannot be decoded at all; False: that is an error.
+    fields: which of `audio`, `lengths`, `label`, `text` and `id` a batch has; by default all that there are, without `id`.
+
+    A batch is a dict: `audio` (b, t) float32, full scale being 1, or (b, channels, t) for several channels; `lengths` (b,) int64,
+    the samples of each before padding; `label` (b,) int64; `text`, a list of what is said; `id` (b,) int64, the numbers of
+    utterances. With tail="mask" also `real` (b,) bool.
+
+    Raises OptionError for settings that do not fit, FormatError for a file that cannot be decoded, MissingDataError where there
+    is none, and DependencyError without soundfile.
+    """
+
+    def __init__(
+        self,
+        source: AudioSource,
+        *,
+        seconds: float | None = None,
+        whole: bool = False,
+        rate: int | None = None,
+        channels: int = 1,
+        short: Short = "pad",
+        crop: Crop = "random",
+        max_seconds: float | None = None,
+        between: tuple[float, float] | None = None,
+        skip_bad: bool = False,
+        fields: Sequence[str] | None = None,
+    ) -> None:
+        if (seconds is None) is not bool(whole):
+            raise OptionError("say what a sample is: a crop, seconds=5, or a whole utterance, whole=True; and not both")
+        of_batch = None if fields is None else tuple(fields)
+        limits = None if between is None else tuple(between)
+        settings = AudioSettings(seconds, rate, channels, short, crop, max_seconds, limits, of_batch)  # type: ignore[arg-type]
+        self._set(source, settings, bool(skip_bad))
+
+    def _set(self, source: AudioSource, settings: AudioSettings, skip_bad: bool) -> None:
+        self._opening = source, settings, skip_bad
+        self.samples = AudioSamples.of(open_utterances(source), settings, skip_bad=skip_bad)
+        settings.check_fields(self.samples.possible_fields)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _opened, self._opening
+
+    def __repr__(self) -> str:
+        return printable(f"<datapipe.Audio: {self.shown}>")
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        """The names of classes by label; None if labels are not of classes."""
+        return self.samples.utterances.classes
+
+    @property
+    def shown(self) -> str:
+        batches = "" if self.samples.batches is None else f"{counted(len(self.samples.batches), 'batch')} of "
+        return f"{batches}{counted(len(self.samples), 'utterance')} at {self.samples.utterances.where}"
+
+    def __len__(self) -> int:
+        """Return the number of samples; with `max_seconds` that of the batches."""
+        return len(self.samples) if self.samples.batches is None else len(self.samples.batches)
+
+    def open_kind(
+        self, arguments: Mapping[str, Any], *, device: Callable[[], torch.device], open_loader: Callable[..., Iterable[Any]]
+    ) -> AudioKind:
+        if self.samples.batches is not None and arguments["batch_size"] != 1:
+            raise OptionError(f"batch_size is {arguments['batch_size']!r:.40}, and max_seconds says how many; leave it out")
+        return AudioKind(self.samples, device)
+
+
+def _opened(source: AudioSource, settings: AudioSettings, skip_bad: bool) -> Audio:
+    data = Audio.__new__(Audio)
+    data._set(source, settings, skip_bad)
+    return data
+
+
+def of(source: Any, index: Utterances | None) -> Audio | None:
+    """Refuse a path alone, which does not say what a sample is; no other object is one of sound."""
+    if index is None:
+        return None
+    raise OptionError(f"{source}: holds sound; say what a sample is: datapipe.Audio({str(source)!r}, seconds=5), or whole=True")

@@ -1,0 +1,80 @@
+"""Sound as a kind of data: the order of its samples, and who makes their batches."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from datapipe.errors import OptionError
+from datapipe.kernel.accelerators import open_batch_pool, runtime_of
+from datapipe.kernel.device import Uploader
+from datapipe.kernel.kind import Identity, Kind, Pass, Resources
+from datapipe.kernel.options import LoaderOptions, Shuffle, refuse_not_served, refuse_unknown_names
+from datapipe.kernel.passes import Passes
+from datapipe.kernel.pools import BatchMemory, ObjectPool
+from datapipe.kinds.audio.batches import AudioMaker
+from datapipe.kinds.audio.explanation import explain
+from datapipe.kinds.audio.samples import AudioSamples
+from datapipe.order.by_length import LikeLengths
+from datapipe.order.sample_order import Order, SequentialOrder, ShuffledOrder
+
+# Arguments of a loader that sound does not serve, and what to do instead.
+_NOT_SERVED = {
+    "transform": "leave it out: batch_transform gets each batch, on its device; datapipe.transforms.LogMel is one",
+    "collate_fn": "leave it out: batches are put together already; batch_transform gets each batch",
+}
+_OF_BATCHES = "leave it out: max_seconds decides which utterances share a batch"
+
+
+class AudioKind(Kind):
+    """The samples of recordings. See `Kind`."""
+
+    block_sizes = (1, 8)
+
+    def __init__(self, samples: AudioSamples, device: Callable[[], torch.device]) -> None:
+        self.samples = samples
+        settings, found = samples.settings, samples.utterances
+        self.fingerprint = found.fingerprint
+        batches = samples.batches
+        self.num_samples = self.num_in_epoch = len(samples if batches is None else batches)
+        what = f"crops of {samples.crop}, {settings.crop}" if batches is None else f"batches of {settings.max_seconds} s"
+        name = f"{what if samples.crop or batches else 'utterances'} at {samples.rate} Hz"
+        self.identity = Identity("audio", name, "seconds, whole, rate, crop or max_seconds")
+        self.has_free_ranks = batches is not None
+        self._resolve_device = device
+
+    def configure(self, arguments: Mapping[str, Any], options: LoaderOptions) -> None:
+        of_batches = {} if self.samples.batches is None else {"sampler": _OF_BATCHES, "batch_sampler": _OF_BATCHES}
+        refuse_not_served(arguments, _NOT_SERVED | of_batches, "sound")
+        if arguments["backend"] != "auto":
+            raise OptionError(f"backend is {arguments['backend']!r:.40}; sound is decoded by the host alone: leave it out")
+        refuse_unknown_names(options.rename, self.samples.fields)
+
+    def order(self, seed: int, *, shuffle: Shuffle, global_batch: int) -> Order:
+        if not shuffle:
+            return SequentialOrder(self.num_samples)
+        if self.samples.crop is None and self.samples.batches is None:
+            return LikeLengths(self.num_samples, seed, global_batch, self.samples.lengths.__getitem__)
+        return ShuffledOrder(self.num_samples, seed)
+
+    def open_pass(self, settings: Pass) -> AudioMaker:
+        runtime = None if self.device.type == "cpu" else runtime_of(self.device)
+        open_pool = functools.partial(open_batch_pool, options=settings.options, runtime=runtime)
+        return AudioMaker(
+            self.samples,
+            settings,
+            BatchMemory((), open_pool=open_pool),
+            None if runtime is None else Uploader(runtime, observer=settings.observer),
+            Resources(settings.options, ObjectPool(object), runtime),
+        )
+
+    @property
+    def device(self) -> torch.device:
+        """The device on which batches are delivered."""
+        return self._resolve_device()
+
+    def explain(self, passes: Passes) -> list[str]:
+        return explain(self, passes)

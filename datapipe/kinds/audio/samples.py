@@ -1,0 +1,129 @@
+"""The samples of `Audio`: utterances, how long each is at the rate that is wanted, and the sound of one."""
+
+from __future__ import annotations
+
+import functools
+import os
+from dataclasses import dataclass
+
+import numpy as np
+
+from datapipe.codecs.audio.decoding import Floats, read_frames
+from datapipe.codecs.audio.resampling import num_resampled, resampled, stretch_of, with_channels
+from datapipe.core.printable import counted
+from datapipe.errors import FormatError, MissingDataError, OptionError
+from datapipe.fetch.local import open_sample
+from datapipe.index.utterances import Utterances
+from datapipe.kinds.audio.settings import AudioSettings
+from datapipe.order.length_batches import Ints, LengthBatches
+
+
+@dataclass(frozen=True, eq=False)
+class AudioSamples:
+    """Utterances at one rate, by their numbers. Thread-safe."""
+
+    utterances: Utterances
+    settings: AudioSettings
+    rate: int  # Hz
+
+    @classmethod
+    def of(cls, found: Utterances, settings: AudioSettings, *, skip_bad: bool) -> AudioSamples:
+        """Return the samples that the settings leave. Raises FormatError for a bad recording, unless it is skipped."""
+        found = _decodable(found, skip_bad=skip_bad)
+        seconds = found.num_frames / np.maximum(1, found.rates)
+        if settings.between is not None:
+            keep = (seconds >= settings.between[0]) & (seconds <= settings.between[1])
+            found, seconds = found.select(keep), seconds[keep]
+        is_short = seconds < (settings.seconds or 0)
+        if settings.short == "error" and is_short.any():
+            one = found.describe(int(np.flatnonzero(is_short)[0]))
+            raise OptionError(f"{one}: is shorter than {settings.seconds:g} s; pass short='pad' or 'drop', or fewer seconds")
+        if settings.short == "drop":
+            found = found.select(~is_short)
+        if not len(found):
+            raise MissingDataError(f"{found.where}: no samples are left; check the path, `seconds`, `short` and `between`")
+        samples = cls(found, settings, _rate(found, settings))
+        if settings.max_seconds is not None and seconds.max() > settings.max_seconds:
+            one = found.describe(int(seconds.argmax()))
+            raise OptionError(
+                f"{one}: is longer than max_seconds={settings.max_seconds:g}; pass more, or between=(0, {settings.max_seconds:g})"
+                " to leave out what is longer"
+            )
+        return samples
+
+    def __len__(self) -> int:
+        return len(self.utterances)
+
+    @functools.cached_property
+    def lengths(self) -> Ints:
+        """The (n,) samples of each at the rate."""
+        return num_resampled(self.utterances.num_frames, self.utterances.rates, self.rate)
+
+    @property
+    def crop(self) -> int | None:
+        """The samples of a crop; None if samples are whole utterances."""
+        return None if self.settings.seconds is None else max(1, round(self.settings.seconds * self.rate))
+
+    @functools.cached_property
+    def batches(self) -> LengthBatches | None:
+        """The batches of `max_seconds`; None if a batch has a number of samples."""
+        most = self.settings.max_seconds
+        return None if most is None else LengthBatches.of(self.lengths, int(most * self.rate))
+
+    @functools.cached_property
+    def by_length(self) -> Ints:
+        """The (n,) samples from the shortest to the longest."""
+        return np.argsort(self.lengths, kind="stable")
+
+    @property
+    def possible_fields(self) -> tuple[str, ...]:
+        """What a batch can have."""
+        found = self.utterances
+        known = {"label": found.labels, "text": found.texts}
+        return ("audio", "lengths", *(name for name, values in known.items() if values is not None), "id")
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """What a batch has, in this order."""
+        return self.settings.fields or self.possible_fields[:-1]
+
+    def read(self, number: int, first: int, out: Floats) -> None:
+        """Write a sample, from `first` on, into `out`, (channels, n) at the rate.
+
+        Raises DecodeError, or IntegrityError for a file that is gone; MissingDataError or StorageError.
+        """
+        found, num = self.utterances, out.shape[1]
+        recording, num_frames = int(found.recording[number]), int(found.num_frames[number])
+        rate, channels = int(found.recordings.rates[recording]), int(found.recordings.channels[recording])
+        stretch = stretch_of(first, num, num_frames=num_frames, rate=rate, wanted=self.rate)
+        is_plain = rate == self.rate and channels == len(out) == 1
+        sound = out[0] if is_plain else np.empty((stretch.num, channels), np.float32)
+        descriptor, _ = open_sample(found.recordings.path(recording))
+        try:
+            read_frames(descriptor, int(found.first[number]) + stretch.first, sound, rate=rate)
+        finally:
+            os.close(descriptor)
+        if not is_plain:
+            made = resampled(with_channels(sound, len(out)), rate, self.rate)
+            out[:] = made[stretch.skip : stretch.skip + num].T
+
+
+def _decodable(found: Utterances, *, skip_bad: bool) -> Utterances:
+    """Return the utterances of recordings that can be decoded."""
+    is_bad = found.num_frames == 0
+    if is_bad.any() and not skip_bad:
+        first = int(np.flatnonzero(is_bad)[0])
+        problem = found.recordings.entry(int(found.recording[first])).problem or f"{found.describe(first)}: begins after its end"
+        more = f" (and {counted(int(is_bad.sum()) - 1, 'other')})" if is_bad.sum() > 1 else ""
+        raise FormatError(f"{problem}, or pass skip_bad=True{more}")
+    return found.select(~is_bad)
+
+
+def _rate(found: Utterances, settings: AudioSettings) -> int:
+    """Return the rate of samples. Raises OptionError if none is given and recordings differ."""
+    if settings.rate is not None:
+        return settings.rate
+    rates = np.unique(found.rates).tolist()
+    if len(rates) > 1:
+        raise OptionError(f"{found.where}: recordings have rates of {rates[0]:,} to {rates[-1]:,} Hz; pass rate={rates[0]}")
+    return int(rates[0])

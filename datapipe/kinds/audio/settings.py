@@ -1,0 +1,53 @@
+"""The settings of `Audio`: what a sample is, and what a batch has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from datapipe.core.checks import real_number, whole_number
+from datapipe.errors import OptionError
+
+Short = Literal["pad", "drop", "error"]
+Crop = Literal["random", "center", "start"]
+
+
+@dataclass(frozen=True, slots=True)
+class AudioSettings:
+    """The settings of `Audio`, which documents each."""
+
+    seconds: float | None = None  # of a crop; None: a sample is a whole utterance
+    rate: int | None = None
+    channels: int = 1
+    short: Short = "pad"
+    crop: Crop = "random"
+    max_seconds: float | None = None
+    between: tuple[float, float] | None = None
+    fields: tuple[str, ...] | None = None  # None: what there is, without `id`
+
+    def __post_init__(self) -> None:
+        for name in ("seconds", "max_seconds"):
+            value = getattr(self, name)
+            if value is not None and not real_number(value, name) > 0:
+                raise OptionError(f"{name} is {value}; it must be more than 0")
+        if self.rate is not None:
+            whole_number(self.rate, "rate", least=1)
+        whole_number(self.channels, "channels", least=1)
+        for name, choices in (("short", Short), ("crop", Crop)):
+            if getattr(self, name) not in get_args(choices):
+                raise OptionError(f"{name} is {getattr(self, name)!r:.40}; choose one of {', '.join(get_args(choices))}")
+        if self.max_seconds is not None and self.seconds is not None:
+            raise OptionError("max_seconds is for whole=True; a batch of crops has batch_size times `seconds`: leave it out")
+        if self.between is not None:
+            least, most = (real_number(one, "between") for one in self.between)
+            if not 0 <= least < most:
+                raise OptionError(f"between is {self.between}; pass the least and the most seconds, such as (0.5, 20)")
+
+    def check_fields(self, possible: Sequence[str]) -> None:
+        """Raise OptionError if a field is none of the possible ones."""
+        if self.fields is not None:
+            unknown = sorted({*self.fields} - {*possible})
+            if unknown or not self.fields:
+                found = f"has {unknown[0]!r:.40}" if unknown else "is empty"
+                raise OptionError(f"fields {found}; choose of {', '.join(possible)}")

@@ -1,0 +1,264 @@
+"""Batches of sound have the samples of the files: crops where they were drawn, whole utterances beside others as long."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sound_files import RATE, in_16_bits, sound, write_sound
+
+import datapipe as dp
+from datapipe.cli.main import main
+from datapipe.errors import DecodeError, FormatError, MissingDataError, OptionError, StateError
+
+FIELDS = ["audio", "lengths", "label", "id"]
+SECONDS = [0.4, 1.0, 1.3, 2.0, 2.1, 3.0, 0.9, 2.2, 2.6, 1.7, 0.5, 3.3]
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twelve files in folders of two classes, of 0.4 to 3.3 s. Not to be changed."""
+    root = tmp_path_factory.mktemp("words")
+    for number, seconds in enumerate(SECONDS):
+        suffix = ("flac", "wav")[number % 2]
+        write_sound(root / f"class{number // 6}" / f"{number:02d}.{suffix}", sound(seconds, seed=number))
+    return root
+
+
+def written(number: int) -> np.ndarray[Any, Any]:
+    return in_16_bits(sound(SECONDS[number], seed=number))[:, 0]
+
+
+def loader_of(path: Any, *, batch_size: int = 4, **options: Any) -> Any:
+    names = ("shuffle", "num_workers", "ranks", "tail", "on_error", "output", "batch_transform", "sampler", "device")
+    of_loader = {name: options.pop(name) for name in names if name in options}
+    data = dp.Audio(path, **options)
+    return dp.DataLoader(data, batch_size, **{"shuffle": True, "seed": 5, "num_workers": 2} | of_loader)
+
+
+def place_of(crop: np.ndarray[Any, Any], whole: np.ndarray[Any, Any]) -> int:
+    """Where a crop lies in the whole."""
+    at_first = np.flatnonzero(whole[: len(whole) - len(crop) + 1] == crop[0]).tolist()
+    (found,) = [at for at in at_first if (whole[at : at + len(crop)] == crop).all()]
+    return int(found)
+
+
+def test_crops_come_from_each_utterance_once_where_they_are_drawn(words: Path) -> None:
+    loader = loader_of(words, seconds=1, fields=FIELDS)
+    assert loader.dataset.classes == ("class0", "class1")
+    places: list[dict[int, int]] = []
+    for _ in range(2):
+        places.append({})
+        for batch in loader:
+            assert (batch["audio"].dtype, batch["audio"].shape[1]) == (torch.float32, RATE)
+            for audio, length, label, number in zip(*(batch[name].numpy() for name in FIELDS), strict=True):
+                assert label == number // 6
+                assert length == min(RATE, len(written(number)))
+                assert (audio[length:] == 0).all()
+                places[-1][int(number)] = place_of(audio[:length], written(number))
+    assert sorted(places[0]) == list(range(12))
+    long = [number for number, seconds in enumerate(SECONDS) if seconds > 1]
+    assert sum(places[0][number] != places[1][number] for number in long) >= len(long) - 1
+    assert all(0 <= places[0][number] <= len(written(number)) - RATE for number in long)
+
+
+@pytest.mark.parametrize(("crop", "share"), [("start", 0.0), ("center", 0.5)])
+def test_crops_that_are_not_drawn(words: Path, crop: str, share: float) -> None:
+    for batch in loader_of(words, seconds=0.25, crop=crop, fields=FIELDS):
+        for audio, number in zip(batch["audio"].numpy(), batch["id"].tolist(), strict=True):
+            first = int(share * (len(written(number)) - 4000 + 1))
+            assert (audio == written(number)[first : first + 4000]).all()
+
+
+def test_what_becomes_of_short_utterances(words: Path) -> None:
+    assert len(dp.Audio(words, seconds=2)) == 12
+    kept = loader_of(words, seconds=2, short="drop")
+    assert len(kept.dataset) == sum(seconds >= 2 for seconds in SECONDS)
+    assert all((batch["lengths"] == 2 * RATE).all() for batch in kept)
+    with pytest.raises(OptionError, match=r"00\.flac.* is shorter than 2 s; pass short='pad' or 'drop'"):
+        dp.Audio(words, seconds=2, short="error")
+    with pytest.raises(MissingDataError, match="no samples are left"):
+        dp.Audio(words, seconds=20, short="drop")
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_whole_utterances_come_beside_others_as_long(words: Path, shuffle: bool) -> None:
+    loader = loader_of(words, whole=True, batch_size=3, shuffle=shuffle, fields=FIELDS)
+    seen: list[int] = []
+    for batch in loader:
+        lengths = batch["lengths"].tolist()
+        assert batch["audio"].shape == (3, max(lengths))
+        for audio, length, number in zip(batch["audio"].numpy(), lengths, batch["id"].tolist(), strict=True):
+            assert length == len(written(number))
+            assert (audio[:length] == written(number)).all()
+            assert (audio[length:] == 0).all()
+            seen.append(number)
+    assert sorted(seen) == list(range(12))
+    assert (seen == sorted(seen)) is not shuffle
+    if shuffle:
+        shortest = [min(SECONDS[number] for number in seen[row : row + 3]) for row in range(0, 12, 3)]
+        assert sorted(shortest) == sorted(SECONDS)[::3], "neighbours in length share a step"
+
+
+def test_batches_of_so_many_seconds(words: Path) -> None:
+    loader = loader_of(words, whole=True, max_seconds=7, batch_size=1, fields=FIELDS)
+    for _ in range(2):
+        batches = list(loader)
+        assert len(batches) == len(loader) == len(loader.dataset)
+        assert sorted(number for batch in batches for number in batch["id"].tolist()) == list(range(12))
+        assert all(batch["audio"].numel() <= 7 * RATE for batch in batches)
+        for batch in batches:
+            for audio, length, number in zip(*(batch[name].numpy() for name in ("audio", "lengths", "id")), strict=True):
+                assert (audio[:length] == written(number)).all()
+    with pytest.raises(OptionError, match=r"3\.300 s.* is longer than max_seconds=3; pass more, or between=\(0, 3\)"):
+        dp.Audio(words, whole=True, max_seconds=3)
+    assert len(dp.Audio(words, whole=True, max_seconds=3, between=(0, 3)).samples) == 11
+
+
+def test_batches_of_so_many_seconds_resume_on_other_ranks(words: Path) -> None:
+    def ids(loader: Any, num: int) -> list[list[int]]:
+        return [batch["id"].tolist() for _, batch in zip(range(num), loader, strict=False)]
+
+    options = {"whole": True, "max_seconds": 4, "batch_size": 1, "fields": FIELDS, "tail": "drop"}
+    whole = ids(loader_of(words, **options), 100)
+    first = [loader_of(words, ranks=(rank, 2), **options) for rank in range(2)]
+    begun = [ids(loader, 1) for loader in first]
+    alone = loader_of(words, **options)
+    alone.load_state_dict(first[0].state_dict())
+    assert begun[0] + begun[1] + ids(alone, 100) == whole
+
+
+def test_other_rates_and_channels(tmp_path: Path) -> None:
+    write_sound(tmp_path / "a.flac", sound(2, rate=44_100, channels=2, seed=1), rate=44_100)
+    write_sound(tmp_path / "b.wav", sound(2, rate=8000, seed=1), rate=8000)
+    with pytest.raises(OptionError, match=r"rates of 8,000 to 44,100 Hz; pass rate=8000"):
+        dp.Audio(tmp_path, seconds=1)
+    (batch,) = loader_of(tmp_path, seconds=1, rate=16_000, batch_size=2)
+    assert batch["audio"].shape == (2, 16_000)
+    (batch,) = loader_of(tmp_path, whole=True, rate=16_000, channels=2, batch_size=2, shuffle=False)
+    assert batch["audio"].shape == (2, 2, 32_000)
+    assert batch["lengths"].tolist() == [32_000, 32_000]
+    assert (batch["audio"][1, 0] == batch["audio"][1, 1]).all()
+    write_sound(tmp_path / "c.wav", sound(1, channels=8))
+    with pytest.raises(DecodeError, match=r"c\.wav: .*has 8 channels, which are not made 2; pass channels=1, or 8"):
+        list(loader_of(tmp_path, seconds=1, rate=16_000, channels=2))
+    assert len(list(loader_of(tmp_path, seconds=1, rate=16_000, batch_size=3))) == 1
+
+
+def test_bad_files_are_named_when_the_data_is_opened(words: Path, tmp_path: Path) -> None:
+    write_sound(tmp_path / "good.wav", sound(1))
+    (tmp_path / "no.wav").write_bytes(b"no sound at all, but a name")
+    write_sound(tmp_path / "none.flac", sound(0))
+    with pytest.raises(FormatError, match=r"no\.wav: cannot be decoded .*, or pass skip_bad=True \(and 1 other\)"):
+        dp.Audio(tmp_path, seconds=1)
+    data = dp.Audio(tmp_path, seconds=1, skip_bad=True)
+    assert len(data) == 1
+    with pytest.raises(MissingDataError):
+        dp.Audio(tmp_path / "nothing", seconds=1)
+
+
+@pytest.mark.parametrize("options", [{"seconds": 1}, {"whole": True}, {"whole": True, "max_seconds": 4}])
+def test_a_damaged_file_is_replaced_by_one_that_fits(options: dict[str, Any], tmp_path: Path) -> None:
+    for number in range(20):
+        write_sound(tmp_path / f"{number:02d}.flac", sound(1 + number % 4, seed=number))
+    bad = tmp_path / "06.flac"
+    bad.write_bytes(bad.read_bytes()[:6000])
+    size = 1 if "max_seconds" in options else 5
+    with pytest.raises(DecodeError, match=r"06\.flac: sample 6 .*pass on_error='skip' or 'replace'"):
+        list(loader_of(tmp_path, batch_size=size, fields=["audio", "lengths", "id"], **options))
+    seen = []
+    for batch in loader_of(tmp_path, batch_size=size, on_error="replace", fields=["audio", "lengths", "id"], **options):
+        for audio, length, number in zip(*(batch[name].numpy() for name in ("audio", "lengths", "id")), strict=True):
+            seen.append(int(number))
+            whole = in_16_bits(sound(1 + number % 4, seed=number))[:, 0]
+            assert (audio[:length] == whole).all() if "whole" in options else place_of(audio[:length], whole) >= 0
+    assert len(seen) == 20
+    assert 6 not in seen
+    skipped = loader_of(tmp_path, batch_size=size, on_error="skip", fields=["audio", "lengths", "id"], **options)
+    assert sorted(number for batch in skipped for number in batch["id"].tolist()) == [n for n in range(20) if n != 6]
+
+
+def test_an_hour_in_one_file_is_read_where_its_parts_are(tmp_path: Path) -> None:
+    whole = in_16_bits(sound(60, seed=3))
+    write_sound(tmp_path / "long.flac", whole)
+    rows = "".join(f"long.flac,{start},{start + 2},part {start}\n" for start in range(0, 60, 3))
+    (tmp_path / "parts.csv").write_text("path,start,end,text\n" + rows)
+    for batch in loader_of(tmp_path / "parts.csv", whole=True, fields=["audio", "lengths", "text"]):
+        for audio, length, text in zip(batch["audio"].numpy(), batch["lengths"].tolist(), batch["text"], strict=True):
+            first = int(text.split()[1]) * RATE
+            assert length == 2 * RATE
+            assert (audio == whole[first : first + length, 0]).all()
+
+
+def test_samplers_decide_the_order_and_repeats_are_drawn_again(words: Path) -> None:
+    batches = list(loader_of(words, seconds=0.25, sampler=[5, 1, 5, 2], shuffle=None, fields=FIELDS))
+    assert [number for batch in batches for number in batch["id"].tolist()] == [5, 1, 5, 2]
+    weighted = loader_of(words, seconds=0.25, sampler=dp.WeightedSampler([0.0] * 11 + [1.0], 8), shuffle=None, batch_size=8)
+    (batch,) = weighted
+    assert len({tuple(row[:50].tolist()) for row in batch["audio"]}) == 8
+    with pytest.raises(OptionError, match="max_seconds decides"):
+        loader_of(words, whole=True, max_seconds=4, batch_size=1, sampler=[0], shuffle=None)
+
+
+@pytest.mark.parametrize(("options", "said"), [
+    ({}, "say what a sample is"), ({"seconds": 1, "whole": True}, "not both"), ({"seconds": -1}, "more than 0"),
+    ({"seconds": 1, "rate": 0}, "rate is 0"), ({"seconds": 1, "channels": 0}, "channels is 0"),
+    ({"seconds": 1, "short": "cut"}, "choose one of pad"), ({"seconds": 1, "crop": "end"}, "choose one of random"),
+    ({"seconds": 1, "max_seconds": 9}, "max_seconds is for whole=True"), ({"whole": True, "between": (3, 1)}, "between is"),
+    ({"seconds": 1, "fields": []}, "fields is empty"), ({"seconds": 1, "fields": ["audio", "text"]}, "fields has 'text'"),
+])  # fmt: skip
+def test_settings_that_do_not_fit_are_refused(words: Path, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        dp.Audio(words, **options)
+
+
+def test_what_a_loader_cannot_do_with_sound(words: Path) -> None:
+    data = dp.Audio(words, seconds=1)
+    for options in ({"transform": [abs]}, {"collate_fn": list}, {"backend": "dali"}, {"output": {"image": "x"}}):
+        with pytest.raises(OptionError, match=r"sound|batches have not"):
+            dp.DataLoader(data, 4, **options)
+    with pytest.raises(OptionError, match="max_seconds says how many"):
+        dp.DataLoader(dp.Audio(words, whole=True, max_seconds=4), 4)
+    with pytest.raises(OptionError, match=r"datapipe\.Audio\(.*seconds=5\), or whole=True"):
+        dp.DataLoader(words)
+    renamed = next(iter(dp.DataLoader(data, 4, output={"audio": "input_values"})))
+    assert set(renamed) == {"input_values", "lengths", "label"}
+
+
+def test_states_are_of_the_same_samples_only(words: Path) -> None:
+    state = loader_of(words, seconds=1).state_dict()
+    with pytest.raises(StateError, match="other seconds, whole, rate"):
+        loader_of(words, seconds=2).load_state_dict(state)
+
+
+def test_it_goes_to_other_processes_as_its_arguments(words: Path) -> None:
+    data = dp.Audio(words, whole=True, max_seconds=7, fields=["audio"])
+    again = pickle.loads(pickle.dumps(data))
+    assert (len(again), again.shown, again.classes) == (len(data), data.shown, data.classes)
+
+
+def test_explain_says_what_samples_are(words: Path) -> None:
+    text = str(dp.explain(loader_of(words, seconds=1)))
+    assert "12 utterances of 12 recordings" in text
+    assert "a random crop of 1 s of each, at 16,000 Hz, 1 channel" in text
+    assert "like lengths" in str(dp.explain(loader_of(words, whole=True)))
+    assert "as many as fill 7 s" in str(dp.explain(loader_of(words, whole=True, max_seconds=7, batch_size=1)))
+    assert "12 utterances resampled by soxr" in str(dp.explain(loader_of(words, seconds=1, rate=8000)))
+
+
+def test_commands_know_sound(words: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(words)]) == 0
+    out = capsys.readouterr().out
+    assert "12 utterances of 12 recordings" in out
+    assert "16,000 Hz (12)" in out
+    assert "classes   2" in out
+    assert main(["bench", str(words), "--images", "20", "--rounds", "1"]) == 0
+    assert "crops of 5 s" in capsys.readouterr().out
+    write_sound(tmp_path / "a.wav", sound(1))
+    (tmp_path / "b.wav").write_bytes(b"nothing")
+    assert main(["inspect", str(tmp_path)]) == 0
+    assert "1 recording cannot be decoded" in capsys.readouterr().out
