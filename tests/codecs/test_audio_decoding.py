@@ -152,6 +152,28 @@ def test_a_file_that_has_another_rate_by_now_is_refused(tmp_path: Path) -> None:
         read(path, 0, 10, rate=8000)
 
 
+def test_samples_that_are_no_numbers_are_bad(tmp_path: Path) -> None:
+    samples = sound(1)
+    samples[5000] = np.nan
+    path = write_sound(tmp_path / "a.wav", samples, subtype="FLOAT")
+    assert (read(path, 0, 5000) == samples[:5000]).all()
+    with pytest.raises(DecodeError, match="has samples that are no numbers, or infinite"):
+        read(path, 4000, 2000)
+
+
+@pytest.mark.parametrize("name", ["a.mp3", "a.opus"])
+def test_lossy_files_that_are_cut_say_so_or_are_shorter(name: str, tmp_path: Path) -> None:
+    samples = sound(5)
+    path = write_sound(tmp_path / name, samples, **({"format": "OGG", "subtype": "OPUS"} if name.endswith("opus") else {}))
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    num = facts(path).num_frames
+    if num == len(samples):
+        with pytest.raises(DecodeError, match=r"ends [\d,]+ samples early, of 80,000: damaged, or cut off"):
+            read(path, 0, num)
+    else:
+        assert read(path, 0, num).any()
+
+
 def test_a_file_object_is_as_good_as_a_descriptor(tmp_path: Path) -> None:
     samples = sound(1)
     path = write_sound(tmp_path / "a.flac", samples)

@@ -22,6 +22,7 @@ _UNKNOWN_FRAMES = 1 << 50  # and more are what libsndfile says of a file whose h
 # After a seek libsndfile 1.2 lacks frames of MP3 that the next depend on, and in some files of Vorbis it is at another place.
 # These are decoded from their beginning.
 _WITHOUT_SEEKING = (("MP3", None), ("OGG", "VORBIS"))
+_FLOATING = ("FLOAT", "DOUBLE")
 _PASSED_FRAMES = 1 << 16  # at once
 _PREROLL_FRAMES = 24_000  # that are decoded before a stretch of Opus, which depends on what came before it, less and less
 
@@ -49,8 +50,8 @@ def audio_facts(file: int | BinaryIO) -> AudioFacts:
 def read_frames(file: int | BinaryIO, first: int, out: Floats, *, rate: int) -> None:
     """Write the frames of a file from `first` on into `out`, (n, channels) or, of one channel, (n,); full scale is 1.
 
-    `file`: as for `audio_facts`. `rate`: as it says. Raises DecodeError for a file that is damaged there, ends before, or has
-    another rate or other channels by now.
+    `file`: as for `audio_facts`. `rate`: as it says. Raises DecodeError for a file that is damaged there, ends before, has
+    samples that are no numbers, or has another rate or other channels by now.
     """
     channels = out.shape[1] if out.ndim > 1 else 1
     with _opened(file) as sound:
@@ -59,8 +60,11 @@ def read_frames(file: int | BinaryIO, first: int, out: Floats, *, rate: int) -> 
             raise DecodeError(f"has {found}, and {known} when it was indexed: changed; open the data again")
         _seek(sound, first)
         num = len(sound.read(out=out))
+        can_be_odd = sound.subtype in _FLOATING
     if num < len(out):
         raise DecodeError(f"ends {len(out) - num:,} samples early, of {first + len(out):,}: damaged, or cut off")
+    if can_be_odd and not np.isfinite(out).all():
+        raise DecodeError("has samples that are no numbers, or infinite; encode it again")
 
 
 def _seek(sound: Any, first: int) -> None:

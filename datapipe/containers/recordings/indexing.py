@@ -20,6 +20,8 @@ from datapipe.index.recordings import VERSION, RecordingEntry, RecordingIndex, R
 
 _NAME = "recordings.arrow"
 _NUM_THREADS = 2
+# Samples of a channel that a byte can hold, at most: of MP3, a frame of 1,152 has 24 bytes; of FLAC, one of 65,535 has 11.
+_MOST_OF_MP3, _MOST, _SHORTEST_FRAMES = 48, 6000, 1 << 16
 _UNREAD = (-1, 0)  # the stamp of a file that could not be read: it is tried again
 
 
@@ -102,6 +104,9 @@ def look_at(source: RecordingSource) -> RecordingEntry:
         os.close(descriptor)
     if not facts.num_frames:
         return RecordingEntry(found, *stamp, problem=f"{where}: holds no sound, 0 samples; remove it from the data")
+    if facts.num_frames > _SHORTEST_FRAMES + status.st_size * (_MOST_OF_MP3 if facts.coding.startswith("MP3") else _MOST):
+        claim = f"says that it has {facts.num_frames:,} samples, more than {status.st_size:,} bytes can hold"
+        return RecordingEntry(found, *stamp, problem=f"{where}: {claim}; encode it again: ffmpeg -i IN OUT")
     return RecordingEntry(found, *stamp, facts.num_frames, facts.rate, facts.channels, facts.coding)
 
 

@@ -115,6 +115,18 @@ def test_files_are_looked_at_once_and_again_when_they_change(tmp_path: Path, mon
     assert changed.num_frames.tolist() == [4000, 6000, 4000]
 
 
+def test_an_mp3_that_says_more_than_it_can_hold_is_bad(tmp_path: Path) -> None:
+    """Memory would be made for it."""
+    path = write(tmp_path / "a.mp3")
+    data = bytearray(path.read_bytes())
+    xing = data.find(b"Xing")
+    data[xing + 8 : xing + 12] = (10**6).to_bytes(4, "big")
+    path.write_bytes(data)
+    found = open_utterances(path)
+    assert found.num_frames.tolist() == [0]
+    assert "samples, more than" in found.recordings.entry(0).problem
+
+
 def test_problems_stay_in_the_index(tmp_path: Path) -> None:
     write(tmp_path / "0.wav")
     (tmp_path / "1.wav").write_bytes(b"RIFF and no more")
