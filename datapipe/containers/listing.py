@@ -27,10 +27,13 @@ IMAGE_SUFFIXES = (b".jpg", b".jpeg", b".png", b".ppm", b".bmp", b".pgm", b".tif"
 VIDEO_SUFFIXES = (
     ".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".m2ts", ".wmv", ".flv", ".3gp", ".ogv",
 )  # fmt: skip
+AUDIO_SUFFIXES = (
+    ".flac", ".wav", ".mp3", ".ogg", ".oga", ".opus", ".aif", ".aiff", ".aifc", ".au", ".caf", ".w64", ".rf64",
+)  # fmt: skip
 _JUNK = frozenset((b"thumbs.db", b"desktop.ini", b"__macosx"))
 _TOOLS_FOLDERS = frozenset((b"__pycache__", b"node_modules", b"site-packages"))
 _TOOLS_MARKS = (b"pyvenv.cfg", b"conda-meta", b"CACHEDIR.TAG")  # in virtual environments, and in caches (bford.info/cachedir)
-_VIDEO_ENDS = tuple(os.fsencode(suffix) for suffix in VIDEO_SUFFIXES)
+_VIDEO_ENDS, _AUDIO_ENDS = (tuple(map(os.fsencode, suffixes)) for suffixes in (VIDEO_SUFFIXES, AUDIO_SUFFIXES))
 NO_FOLDER = "pass a folder, or say with --from what it is"  # the remedy if a folder is expected
 _MAX_SHOWN = 5  # links in a message
 _TRAIN_NAMES = ("train", "training")
@@ -81,6 +84,11 @@ def is_image_name(name: bytes) -> bool:
 def is_video_name(name: bytes) -> bool:
     """Return True if a file's name says that it is a video."""
     return name.lower().endswith(_VIDEO_ENDS)
+
+
+def is_audio_name(name: bytes) -> bool:
+    """Return True if a file's name says that it is sound."""
+    return name.lower().endswith(_AUDIO_ENDS)
 
 
 def list_folders(root: Path, *, otherwise: str) -> list[bytes]:

@@ -74,6 +74,22 @@ def opened_by_name(path: AnyPath) -> Iterator[str]:
         os.close(descriptor)
 
 
+def range_in_memory(descriptor: int, start: int, nbytes: int) -> int:
+    """Return the descriptor of a copy, in memory, of a range of an open file, for libraries that read a file from its beginning.
+
+    The caller closes it. It is shorter where the file ends before the range.
+    """
+    copy = os.memfd_create("datapipe-range", os.MFD_CLOEXEC)
+    try:
+        while nbytes and (num := os.sendfile(copy, descriptor, start, nbytes)):
+            start, nbytes = start + num, nbytes - num
+        os.lseek(copy, 0, os.SEEK_SET)
+    except BaseException:
+        os.close(copy)
+        raise
+    return copy
+
+
 def refuse_irregular(path: AnyPath) -> None:
     """Raise FormatError for a path that exists and is not a regular file; for files that only a library can open."""
     with contextlib.suppress(FileNotFoundError):

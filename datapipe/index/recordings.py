@@ -96,6 +96,11 @@ class RecordingIndex:
         """Return the path of the file of a recording."""
         return os.fsdecode(self._strings["path"][number].as_py())
 
+    def part(self, number: int) -> tuple[int, int] | None:
+        """Return the first byte and the bytes of a recording that is a range of its file; None: it is all of it."""
+        start = int(self._numbers["start"][number])
+        return (start, int(self._numbers["nbytes"][number])) if start else None
+
     def stamp(self, number: int) -> tuple[int, int]:
         """Return the size in bytes and the modification time in ns of the file of a recording when it was read."""
         return int(self._numbers["file_nbytes"][number]), int(self._numbers["mtime_ns"][number])

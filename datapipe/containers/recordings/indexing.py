@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from datapipe.codecs.audio.decoding import audio_facts
+from datapipe.codecs.audio.decoding import AudioFacts, audio_facts
 from datapipe.codecs.audio.library import import_soundfile
 from datapipe.containers.foreign import cached_home, index_stamp, progress, write_stamp
 from datapipe.core import atomic
-from datapipe.core.regular_files import open_descriptor
+from datapipe.core.regular_files import open_descriptor, range_in_memory
 from datapipe.core.user_cache import INDEXES, index_directory, one_at_a_time
 from datapipe.core.waiting import reported_wait
 from datapipe.errors import DecodeError, FormatError, MissingDataError
@@ -87,27 +87,38 @@ def _entries(sources: Sequence[RecordingSource], kept: RecordingIndex | None) ->
 
 def look_at(source: RecordingSource) -> RecordingEntry:
     """Return what is known of a recording after a look at it. What cannot be decoded has the reason in `problem`."""
-    where = source.path
+    where = source.path if source.nbytes < 0 else f"{source.path}, byte {source.start}"
     try:
-        descriptor, status = open_descriptor(where)
+        descriptor, status = open_descriptor(source.path)
     except FormatError as exc:
         return RecordingEntry(source, *_UNREAD, problem=str(exc))
     except OSError as exc:
         return RecordingEntry(source, *_UNREAD, problem=f"{where}: cannot be read ({exc.strerror or exc}); restore it")
-    found = RecordingSource(where, 0, status.st_size)
+    nbytes = status.st_size if source.nbytes < 0 else source.nbytes
+    found = RecordingSource(source.path, source.start, nbytes)
     stamp = status.st_size, status.st_mtime_ns
     try:
-        facts = audio_facts(descriptor)
+        facts = _facts(descriptor, source)
     except DecodeError as exc:
         return RecordingEntry(found, *stamp, problem=f"{where}: {exc}; remove it from the data")
     finally:
         os.close(descriptor)
     if not facts.num_frames:
         return RecordingEntry(found, *stamp, problem=f"{where}: holds no sound, 0 samples; remove it from the data")
-    if facts.num_frames > _SHORTEST_FRAMES + status.st_size * (_MOST_OF_MP3 if facts.coding.startswith("MP3") else _MOST):
-        claim = f"says that it has {facts.num_frames:,} samples, more than {status.st_size:,} bytes can hold"
+    if facts.num_frames > _SHORTEST_FRAMES + nbytes * (_MOST_OF_MP3 if facts.coding.startswith("MP3") else _MOST):
+        claim = f"says that it has {facts.num_frames:,} samples, more than {nbytes:,} bytes can hold"
         return RecordingEntry(found, *stamp, problem=f"{where}: {claim}; encode it again: ffmpeg -i IN OUT")
     return RecordingEntry(found, *stamp, facts.num_frames, facts.rate, facts.channels, facts.coding)
+
+
+def _facts(descriptor: int, source: RecordingSource) -> AudioFacts:
+    if source.nbytes < 0:
+        return audio_facts(descriptor)
+    part = range_in_memory(descriptor, source.start, source.nbytes)
+    try:
+        return audio_facts(part)
+    finally:
+        os.close(part)
 
 
 def _stamp(path: str) -> tuple[int, int]:

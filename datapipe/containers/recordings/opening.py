@@ -1,4 +1,4 @@
-"""Find the sound files that a path means, and the utterances in them: a folder, files, a list, LibriSpeech, Common Voice."""
+"""Find the sound files that a path means, and the utterances in them: a folder, files, tars, a list, LibriSpeech."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ import numpy as np
 from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.containers.file_tree import FileKind, FolderSource
 from datapipe.containers.form import ClassFrom, Form
+from datapipe.containers.listing import AUDIO_SUFFIXES, is_audio_name
 from datapipe.containers.lists.parts import LIST_SUFFIXES, read_parts
 from datapipe.containers.lists.rows import read_header
 from datapipe.containers.recordings.indexing import open_recordings
+from datapipe.containers.recordings.shards import are_shards, open_shards
 from datapipe.core.checks import path_name
 from datapipe.core.printable import listed
 from datapipe.core.regular_files import read_bytes
@@ -26,24 +28,18 @@ from datapipe.stores.location import is_url
 
 AudioSource = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
-SUFFIXES = (".flac", ".wav", ".mp3", ".ogg", ".oga", ".opus", ".aif", ".aiff", ".aifc", ".au", ".caf", ".w64", ".rf64")
-_ENCODED = tuple(suffix.encode() for suffix in SUFFIXES)
 _TRANSCRIPTS = ".trans.txt"  # of LibriSpeech: "ID TEXT" in each line, of ID.flac beside it
 _CLIPS, _VALIDATED = "clips", "validated.tsv"  # of Common Voice
 _OF_COMMON_VOICE = ("client_id", "path", "sentence")
-
-
-def is_audio_name(name: bytes) -> bool:
-    """Return True if a file's name says that it is sound."""
-    return name.lower().endswith(_ENCODED)
 
 
 def open_utterances(source: AudioSource) -> Utterances:
     """Return the utterances that a source means, in order.
 
     `source`: a folder of sound files, whose top folders are classes if all of them lie in such; one of LibriSpeech, or of Common
-    Voice; a file, a glob pattern or a list of files; or a list of utterances, CSV or JSON lines, with a path, and start, end
-    (seconds), label and text if there are any. Raises MissingDataError, StorageError, FormatError or OptionError.
+    Voice; tars, as WebDataset has them; a file, a glob pattern or a list of files; or a list of utterances, CSV or JSON lines,
+    with a path, and start, end (seconds), label and text if there are any. Raises MissingDataError, StorageError, FormatError or
+    OptionError.
     """
     if not isinstance(source, (str, os.PathLike)):
         names = [path_name(one, "the path to a sound file") for one in source]
@@ -53,6 +49,8 @@ def open_utterances(source: AudioSource) -> Utterances:
     name = path_name(source, "the path to the sound files")
     if is_url(name):
         raise OptionError(f"{name}: sound is read from local disks; copy it here")
+    if are_shards(name):
+        return open_shards(name)
     if os.path.isdir(name):
         if os.path.isfile(os.path.join(name, _VALIDATED)):
             return _of_list(Path(name, _VALIDATED))
@@ -80,7 +78,7 @@ def _of_files(paths: Sequence[str], where: str) -> Utterances:
 
 
 def _of_folder(root: Path) -> Utterances:
-    kind = FileKind(FieldSpec("audio", FieldKind.BYTES), is_audio_name, "sound files", ", ".join(SUFFIXES[:5]) + ", ...")
+    kind = FileKind(FieldSpec("audio", FieldKind.BYTES), is_audio_name, "sound files", ", ".join(AUDIO_SUFFIXES[:5]) + ", ...")
     has_classes = not any(is_audio_name(os.fsencode(name)) for name in os.listdir(root)) and any(
         path.is_dir() and not path.name.startswith(".") for path in root.iterdir()
     )

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from datapipe.containers.listing import holds_files, is_image_name
-from datapipe.containers.recordings.opening import is_audio_name, open_utterances
+from datapipe.containers.listing import holds_files, is_audio_name, is_image_name
+from datapipe.containers.recordings.opening import open_utterances
+from datapipe.containers.recordings.shards import are_shards
 from datapipe.core.printable import counted, size_text
 from datapipe.errors import OptionError
 from datapipe.index.manifest import MANIFEST_NAME
@@ -24,6 +25,8 @@ def claim(path: str) -> Utterances | None:
     """Return the utterances of a folder, or a sound file; None for what is none, and for folders that hold images too."""
     if is_url(path) or os.path.lexists(os.path.join(path, MANIFEST_NAME)):
         return None
+    if are_shards(path):
+        return open_utterances(path)
     if os.path.isfile(path):
         return open_utterances(path) if is_audio_name(os.fsencode(path)) else None
     is_sound = os.path.isdir(path) and holds_files(path, is_audio_name, unless=is_image_name)

@@ -11,8 +11,10 @@ import numpy as np
 from datapipe.codecs.audio.decoding import Floats, read_frames
 from datapipe.codecs.audio.resampling import num_resampled, resampled, stretch_of, with_channels
 from datapipe.core.printable import counted
+from datapipe.core.regular_files import range_in_memory
 from datapipe.errors import FormatError, MissingDataError, OptionError
 from datapipe.fetch.local import open_sample
+from datapipe.index.recordings import RecordingIndex
 from datapipe.index.utterances import Utterances
 from datapipe.kinds.audio.settings import AudioSettings
 from datapipe.order.length_batches import Ints, LengthBatches
@@ -98,7 +100,7 @@ class AudioSamples:
         stretch = stretch_of(first, num, num_frames=num_frames, rate=rate, wanted=self.rate)
         is_plain = rate == self.rate and channels == len(out) == 1
         sound = out[0] if is_plain else np.empty((stretch.num, channels), np.float32)
-        descriptor, _ = open_sample(found.recordings.path(recording))
+        descriptor = _opened(found.recordings, recording)
         try:
             read_frames(descriptor, int(found.first[number]) + stretch.first, sound, rate=rate)
         finally:
@@ -106,6 +108,18 @@ class AudioSamples:
         if not is_plain:
             made = resampled(with_channels(sound, len(out)), rate, self.rate)
             out[:] = made[stretch.skip : stretch.skip + num].T
+
+
+def _opened(recordings: RecordingIndex, number: int) -> int:
+    """Return a descriptor of a recording, of a copy in memory if it is part of a file. Raises as `open_sample` does."""
+    descriptor, _ = open_sample(recordings.path(number))
+    part = recordings.part(number)
+    if part is None:
+        return descriptor
+    try:
+        return range_in_memory(descriptor, *part)
+    finally:
+        os.close(descriptor)
 
 
 def _decodable(found: Utterances, *, skip_bad: bool) -> Utterances:

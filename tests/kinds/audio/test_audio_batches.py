@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import pickle
+import shutil
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -192,6 +195,36 @@ def test_an_hour_in_one_file_is_read_where_its_parts_are(tmp_path: Path) -> None
             first = int(text.split()[1]) * RATE
             assert length == 2 * RATE
             assert (audio == whole[first : first + length, 0]).all()
+
+
+@pytest.mark.parametrize("source", ["folder", "pattern"])
+def test_members_of_tars_are_read_where_they_lie(source: str, words: Path, tmp_path: Path) -> None:
+    for shard in range(2):
+        with tarfile.open(tmp_path / f"{shard}.tar", "w") as tar:
+            for number in range(6 * shard, 6 * shard + 6):
+                path = write_sound(tmp_path / "loose" / f"{number:02d}.flac", sound(SECONDS[number], seed=number))
+                tar.add(path, path.name)
+                for name, text in ((f"{number:02d}.cls", str(number // 6)), (f"{number:02d}.txt", f"word {number}\n")):
+                    member = tarfile.TarInfo(name)
+                    member.size = len(text)
+                    tar.addfile(member, io.BytesIO(text.encode()))
+    shutil.rmtree(tmp_path / "loose")
+    place = tmp_path if source == "folder" else str(tmp_path / "*.tar")
+    fields = ["audio", "lengths", "label", "text", "id"]
+    seen = []
+    for batch in loader_of(place, whole=True, fields=fields):
+        for audio, length, label, text, number in zip(*(batch[name] for name in fields), strict=True):
+            assert (audio[:length].numpy() == written(int(number))).all()
+            assert (label, text) == (number // 6, f"word {number}")
+            seen.append(int(number))
+    assert sorted(seen) == list(range(12))
+    assert main(["inspect", str(tmp_path)]) == 0
+    damaged = bytearray((tmp_path / "1.tar").read_bytes())
+    damaged[-20_000:-12_000] = bytes(8000)
+    (tmp_path / "1.tar").write_bytes(damaged)
+    skipping = loader_of(place, whole=True, on_error="skip", fields=fields)
+    assert sum(len(batch["id"]) for batch in skipping) in (10, 11)
+    assert all("1.tar" in bad.where for bad in skipping.bad_samples)
 
 
 def test_samplers_decide_the_order_and_repeats_are_drawn_again(words: Path) -> None:
