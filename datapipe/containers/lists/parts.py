@@ -24,7 +24,7 @@ _PATHS = (
 _STARTS, _ENDS = ("start", "start_time", "time_start", "t_start", "offset"), ("end", "end_time", "time_end", "t_end")
 _DURATIONS = ("duration",)
 _LABELS = ("label", "class", "target", "category", "class_name")
-_TEXTS = ("text", "sentence", "transcript", "transcription", "caption")
+TEXTS = ("text", "sentence", "transcript", "transcription", "caption")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,7 +51,7 @@ def read_parts(path: Path, *, root: Path | None = None, has_quotes: bool = True)
         raise MissingDataError(f"{path}: names no files")
     columns = dict.fromkeys(name for row in rows for name in row.cells)
     named, start, end, duration, label, text = (
-        next((name for name in names if name in columns), None) for names in (_PATHS, _STARTS, _ENDS, _DURATIONS, _LABELS, _TEXTS)
+        next((name for name in names if name in columns), None) for names in (_PATHS, _STARTS, _ENDS, _DURATIONS, _LABELS, TEXTS)
     )
     if named is None:
         raise FormatError(f"{path}: no column names the files ({', '.join(columns)}); call it path")

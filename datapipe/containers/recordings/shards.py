@@ -1,4 +1,4 @@
-"""Sound in tars, as WebDataset has it: members `KEY.flac`, with `KEY.txt` and `KEY.cls` beside, where they lie."""
+"""Sound in shards, where it lies: tars of WebDataset (`KEY.flac`, `KEY.txt` and `KEY.cls`), and Parquet of Hugging Face."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ import os
 import numpy as np
 
 from datapipe.codecs.field_values import FieldKind
+from datapipe.containers.field_names import IMAGE
 from datapipe.containers.formats import container_of
 from datapipe.containers.listing import AUDIO_SUFFIXES, is_audio_name, is_image_name, is_video_name
+from datapipe.containers.lists.parts import TEXTS
 from datapipe.containers.mapped import byte_source
 from datapipe.containers.opening import open_index
+from datapipe.containers.parquet.footer import read_footer
+from datapipe.containers.parquet.thrift_compact import DamagedError
 from datapipe.containers.recordings.indexing import open_recordings
 from datapipe.containers.tar.scanner import scan_members
 from datapipe.core.printable import listed
@@ -25,17 +29,18 @@ from datapipe.index.utterances import Utterances, text_array
 
 _LOOKED_AT = 32  # members of the first tar
 _AT_ONCE = 1 << 16  # samples that are looked up
-_TEXT = "txt"  # the field of what is said
+_TEXTS = ("txt", *TEXTS)  # the field of what is said: the first that there is
+_COLUMNS = ("audio.bytes", "audio")  # of Parquet
 
 
 def are_shards(name: str) -> bool:
-    """Return True for a path or a pattern of tars, or a folder with such, whose first members are sound alone."""
+    """Return True for tars, by path, pattern or folder, whose first members are sound alone, and for Parquet with sound."""
     if os.path.isdir(name):
-        found = [os.path.join(name, one) for one in sorted(os.listdir(name)) if container_of(one) == "tar"]
+        found = [os.path.join(name, one) for one in sorted(os.listdir(name))]
     else:
         found = [name] if os.path.isfile(name) else sorted(glob.glob(name))
-    first = next((path for path in found if container_of(os.path.basename(path)) == "tar"), None)
-    return first is not None and _holds_sound(first)
+    first = next((path for path in found if container_of(os.path.basename(path)) in _HELD_IN), None)
+    return first is not None and _HELD_IN[container_of(os.path.basename(first)) or ""](first)
 
 
 def _holds_sound(tar: str) -> bool:
@@ -52,6 +57,19 @@ def _holds_sound(tar: str) -> bool:
     return is_found
 
 
+def _has_column(parquet: str) -> bool:
+    """Return True if a Parquet file has sound as Hugging Face's datasets write it; one that is none is left to others."""
+    try:
+        with byte_source(parquet, "Parquet") as data:
+            columns = read_footer(data).columns
+            return any(one.path in _COLUMNS and one.physical_type == "BYTE_ARRAY" and not one.is_text for one in columns)
+    except (FormatError, DamagedError):
+        return False
+
+
+_HELD_IN = {"tar": _holds_sound, "parquet": _has_column}
+
+
 def open_shards(name: str) -> Utterances:
     """Return the utterances of shards, in order, one for each sample, with their labels and texts.
 
@@ -61,11 +79,13 @@ def open_shards(name: str) -> Utterances:
     assert isinstance(index, SampleIndex)
     kinds = {one.name: one.kind for one in index.manifest.fields}
     fields = [one for one in kinds if f".{one.rpartition('_')[2]}" in AUDIO_SUFFIXES]
+    if index.manifest.container == "parquet":
+        fields = [IMAGE]  # what its scan calls the one column of encoded values
     if len(fields) != 1:
         raise OptionError(
             f"{name}: each sample must have one sound file, and they have {listed(fields, most=5) or 'none in common'}"
         )
-    has_texts, has_labels = _TEXT in kinds, FieldKind.LABEL in kinds.values()
+    text, has_labels = next((one for one in _TEXTS if one in kinds), None), FieldKind.LABEL in kinds.values()
     files = LocalFiles()
     sources: list[RecordingSource] = []
     labels, texts = [], []
@@ -74,8 +94,8 @@ def open_shards(name: str) -> Utterances:
         entries = index.look_up(ids, fields[0])
         sources += _sources(entries.extents, name)
         labels.append(entries.labels)
-        if has_texts:
-            extents = index.look_up(ids, _TEXT).extents
+        if text is not None:
+            extents = index.look_up(ids, text).extents
             texts += [files.read(extents, row).decode(errors="replace").strip() for row in range(len(extents))]
     return Utterances.of(
         open_recordings(sources, where=name),
@@ -83,12 +103,12 @@ def open_shards(name: str) -> Utterances:
         where=name,
         labels=np.concatenate(labels) if has_labels else None,
         classes=index.manifest.classes if has_labels else None,
-        texts=text_array(texts) if has_texts else None,
+        texts=None if text is None else text_array(texts),
     )
 
 
 def _sources(extents: Extents, name: str) -> list[RecordingSource]:
     if extents.codecs is not None and any(extents.codecs):
-        raise OptionError(f"{name}: its sound does not lie there as it is; convert it with --to webdataset")
+        raise OptionError(f"{name}: its sound is compressed with that of other rows; write it again without compression")
     places = zip(extents.paths, extents.offset.tolist(), extents.nbytes.tolist(), strict=True)
     return [RecordingSource(*place) for place in places]

@@ -24,9 +24,9 @@ class Audio(Data):
     >>> for batch in datapipe.DataLoader(data, batch_size=64, shuffle=True):
     ...     loss = criterion(model(batch["audio"]), batch["label"])       # (64, 80_000) float32 and (64,)
 
-    source: a folder of sound files, whose top folders are classes; a folder of LibriSpeech or Common Voice; tars of WebDataset;
-      a file, a pattern or a list of files; or a list of utterances, CSV or JSON lines, with a column `path`, and `start`, `end`
-      (seconds), `label` and `text` if there are such.
+    source: a folder of sound files, whose top folders are classes; a folder of LibriSpeech or Common Voice; tars of WebDataset,
+      or Parquet of Hugging Face; a file, a pattern or a list of files; or a list of utterances, CSV or JSON lines, with a column
+      `path`, and `start`, `end` (seconds), `label` and `text` if there are such.
     seconds: of a crop, drawn from each utterance once an epoch.
     whole: a sample is a whole utterance; batches have utterances of like lengths, and are as long as their longest.
     rate: Hz of the samples; recordings of other rates are resampled. None: that of the recordings, which must be the same.

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from sound_files import RATE, in_16_bits, sound, write_sound
@@ -17,6 +19,7 @@ from sound_files import RATE, in_16_bits, sound, write_sound
 import datapipe as dp
 from datapipe.cli.main import main
 from datapipe.errors import DecodeError, FormatError, MissingDataError, OptionError, StateError
+from datapipe.kinds import registry
 
 FIELDS = ["audio", "lengths", "label", "id"]
 SECONDS = [0.4, 1.0, 1.3, 2.0, 2.1, 3.0, 0.9, 2.2, 2.6, 1.7, 0.5, 3.3]
@@ -225,6 +228,27 @@ def test_members_of_tars_are_read_where_they_lie(source: str, words: Path, tmp_p
     skipping = loader_of(place, whole=True, on_error="skip", fields=fields)
     assert sum(len(batch["id"]) for batch in skipping) in (10, 11)
     assert all("1.tar" in bad.where for bad in skipping.bad_samples)
+
+
+def test_columns_of_parquet_are_read_where_they_lie(words: Path, tmp_path: Path) -> None:
+    """As Hugging Face's datasets write `Audio`: a struct of bytes and path, not compressed."""
+    files = sorted(words.rglob("*.*"))
+    rows = [{"audio": {"bytes": path.read_bytes(), "path": path.name}, "sentence": path.stem} for path in files]
+    table = pa.Table.from_pylist(sorted(rows, key=lambda row: row["sentence"]))
+    pq.write_table(table, tmp_path / "0.parquet", compression="none", use_dictionary=False, row_group_size=5)
+    seen = []
+    for batch in loader_of(tmp_path, whole=True, fields=["audio", "lengths", "text", "id"]):
+        for audio, length, text, number in zip(batch["audio"], *(batch[name] for name in ("lengths", "text", "id")), strict=True):
+            assert (audio[:length].numpy() == written(int(number))).all()
+            assert text == f"{int(number):02d}"
+            seen.append(int(number))
+    assert sorted(seen) == list(range(12))
+    assert main(["inspect", str(tmp_path)]) == 0
+    pq.write_table(table, tmp_path / "0.parquet", compression="zstd")
+    with pytest.raises(OptionError, match="is compressed with that of other rows; write it again without compression"):
+        dp.Audio(tmp_path, whole=True)
+    pq.write_table(pa.table({"audio": ["a path"], "value": [1.0]}), tmp_path / "0.parquet")
+    assert registry.recognise(tmp_path)[0] == "tables"
 
 
 def test_samplers_decide_the_order_and_repeats_are_drawn_again(words: Path) -> None:
