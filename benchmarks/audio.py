@@ -31,6 +31,11 @@ from benchmarks.ratios import ratio_of, rotated
 BARS = {"torchcodec": 3.0, "soundfile": 1.3}  # the least that their CPU time over ours may be
 MAX_RESUME_S = 1.0
 NUM_UTTERANCES = 10_000_000
+KINDS: dict[str, tuple[dict[str, Any], int]] = {  # settings of the samples, and the batch size
+    "crops": ({"seconds": 1}, 64),
+    "whole, by 64": ({}, 64),
+    "whole, max_seconds=600": ({"max_seconds": 600}, 1),
+}
 
 
 def main() -> None:
@@ -152,15 +157,10 @@ def _resume(directory: Path, num: int) -> dict[str, Any]:
     start = rng.uniform(0, 2, num)
     many = Utterances.of(found.recordings, recording, where=str(directory), start=start, end=start + rng.uniform(1, 7, num))
     measured: dict[str, Any] = {"utterances": num}
-    kinds = {
-        "crops": (AudioSettings(seconds=1), 64),
-        "whole, by 64": (AudioSettings(), 64),
-        "whole, max_seconds=600": (AudioSettings(max_seconds=600), 1),
-    }
-    for name, (settings, batch_size) in kinds.items():
+    for name, (settings, batch_size) in KINDS.items():
         started = time.perf_counter()
         data = dp.Audio.__new__(dp.Audio)
-        data.samples = AudioSamples.of(many, settings, skip_bad=False)
+        data.samples = AudioSamples.of(many, AudioSettings(**settings), skip_bad=False)
         first = dp.DataLoader(data, batch_size, shuffle=True, seed=0)
         steps = len(first)
         opened = time.perf_counter()

@@ -6,6 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.audio import BARS as AUDIO_BARS
+from benchmarks.audio import KINDS as AUDIO_KINDS
+from benchmarks.audio import MAX_RESUME_S
 from benchmarks.contenders import OWN_DATASETS
 from benchmarks.tables import BARS as TABLE_BARS
 from benchmarks.tables import MAX_HELD_MS, MAX_ORDER_NS
@@ -99,6 +102,14 @@ _CLIPS = {"resize": "resized to 224", "crop": "a crop of each to 224"}
 
 def _of_clips(cut: str, ours: str) -> Callable[[Found], float]:
     return lambda found: float(found["video"]["speed"][f"{cut}: {ours}"]["ratio"])
+
+
+def _of_audio(peer: str) -> Callable[[Found], float]:
+    return lambda found: float(found["audio"]["speed"][peer]["ratio"])
+
+
+def _of_resume(kind: str) -> Callable[[Found], float]:
+    return lambda found: float(found["audio"]["resume"][kind]["resume_s"])
 
 
 def _of_tokens(part: str, ours: str, other: str) -> Callable[[Found], float]:
@@ -269,6 +280,11 @@ BARS = (
         False,
         lambda found: float(found["video"]["index"]["files_per_s"]),
     ),
+    *(
+        Bar(f"crops of sound, against {peer}'s CPU time", least, "x", False, _of_audio(peer))
+        for peer, least in AUDIO_BARS.items()
+    ),
+    *(Bar(f"resuming among 10 million utterances, {kind}", MAX_RESUME_S, " s", True, _of_resume(kind)) for kind in AUDIO_KINDS),
     Bar("a store, full shuffle by ranges, nothing cached, against the disk", 0.78, "x", False, _of_store("ranges")),
     Bar("a store, windows, nothing cached, against the disk", 0.9, "x", False, _of_store("windows, cold")),
     Bar("a store, warm shard cache, against the disk", 0.97, "x", False, _of_store("warm cache")),
@@ -283,7 +299,7 @@ BARS = (
 )
 _NEEDED = (
     "images-photos", "images-256", "images-raw", "images-dali", "images-dali-uint8", "convert", "open-large", "gil", "stages-256",
-    "containers", "images-from-torch", "images-any-dataset", "attach-cost", "tables", "tokens", "video", "remote",
+    "containers", "images-from-torch", "images-any-dataset", "attach-cost", "tables", "tokens", "video", "audio", "remote",
     "diagnostics-real", "diagnostics-scripts", "convert-sources", "recording",
 )  # fmt: skip
 

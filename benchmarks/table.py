@@ -89,6 +89,7 @@ def as_markdown(found: dict[str, Any]) -> str:
         _sentence(found, "large-table", _large_table_sentence),
         _sentence(found, "tokens", _tokens),
         _sentence(found, "video", _clips),
+        _sentence(found, "audio", _sounds),
         _sentence(found, "remote", _stores),
         gpu.as_markdown(found),
     ]
@@ -352,6 +353,23 @@ def _clips(result: dict[str, Any]) -> str:
         f"workers. {index['files']:,} videos are looked at once, {index['files_per_s']:,} a second, by two "
         "threads that wait for each other's Python, and then compared with their "
         f"files, {index['reopened_per_s']:,} a second."
+    )
+    return "\n".join([*lines, "", told])
+
+
+def _sounds(result: dict[str, Any]) -> str:
+    """CPU time of crops of sound by everything that makes them, resuming, and the index."""
+    titles = {"torchcodec": "DataLoader + torchcodec", "soundfile": "DataLoader + soundfile", "datapipe": "datapipe"}
+    lines = [_row("crops of 5 s from FLAC of 16 kHz", ["CPU-ms"]), "|---|--:|"]
+    for name, cpu_ms in result["cpu_ms"].items():
+        ratio = result["speed"].get(name)
+        lines.append(_row(titles[name], [f"{cpu_ms:.2f}" + (f" ({_interval(ratio)})" if ratio else "")]))
+    resume, index = result["resume"], result["index"]
+    seconds = "; ".join(f"{name}: {one['resume_s']:.2f} s" for name, one in resume.items() if isinstance(one, dict))
+    told = (
+        "In parentheses: times the CPU time of datapipe's. Shuffled batches of 64, two threads or workers. From a state in "
+        f"mid-epoch to the next batch, among {resume['utterances']:,} utterances: {seconds}. An index of files is made at "
+        f"{index['files_per_s']:,} a second."
     )
     return "\n".join([*lines, "", told])
 
