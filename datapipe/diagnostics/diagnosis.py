@@ -105,6 +105,8 @@ def _remedies(worst: Analysis | None, try_out: Try) -> tuple[Remedies | None, st
     found = remedies_of(ranking, candidates, starved=starved)
     if starved and worst.attribution is not None and worst.loader is not None:
         places = {what: place_of(place) for what, place in worst.loader.places.items()}
+        if worst.attribution.holder is not None:
+            places["lock"] = place_of(worst.attribution.holder.where)
         contention = candidates.contention
         situation = situation_of(
             worst.profiles,

@@ -41,12 +41,17 @@ def calling_site() -> str | None:
     while frame is not None:
         file = frame.f_code.co_filename
         if not file.startswith((_OURS, "<")):
-            if not file.startswith(_LIBRARIES) and "site-packages" not in file:
+            if is_of_user(file):
                 return f"{file}:{frame.f_lineno}"
             if fallback is None and f"{os.sep}torch{os.sep}" not in file:
                 fallback = f"{file}:{frame.f_lineno}"
         frame = frame.f_back
     return fallback
+
+
+def is_of_user(file: str) -> bool:
+    """Return True for the file of code that belongs to no library."""
+    return not file.startswith((_OURS, "<", *_LIBRARIES)) and "site-packages" not in file
 
 
 def facts_of(loader: Any, key: int) -> LoaderFacts:

@@ -18,7 +18,7 @@ from datapipe.diagnostics.predict.replay import Delivery, replay
 from datapipe.diagnostics.predict.workload import Change, Workload, course_of
 from datapipe.diagnostics.torch_stages.profile import BatchProfile
 
-_DELIVERY = ("transfer", "pin", "sampler")  # the training process's own work for a batch
+_DELIVERY = ("transfer", "pin", "sampler", "lock")  # the training process's own work for a batch
 _NOT_WORK = ("startup", "idle", "cores")  # stages that cannot be made faster
 _MOST = 3  # stages to report
 _LEAST = 0.05  # share of waiting needed to be reported
@@ -32,6 +32,7 @@ _ALWAYS = {
     "copy": f"copy uint8 to the device and convert there: {_UINT8}",
     "transform": "run it on the device over the whole batch, or use a form of it that works on tensors",
     "augment": "run it on the device over the whole batch",
+    "lock": "move what that thread does to a process of its own, or to code that gives up the lock while it computes",
 }
 
 
@@ -86,6 +87,8 @@ def needs_of(
     chosen = [stage for stage in blamed if (stage.share or 0.0) >= _LEAST and stage.name not in _NOT_WORK]
     if not chosen:  # waiting for a core means waiting for the work of others
         chosen = sorted((stage for stage in works if stage.name not in _DELIVERY), key=lambda stage: -works[stage])[:1]
+    if any(stage.name == "lock" for stage in chosen):  # what else delivers a batch waits for it too
+        chosen = [stage for stage in chosen if stage.name not in _DELIVERY or stage.name == "lock"]
     needs = []
     now_s, starvation_now = _replayed(workload, 0.0, 1.0)
     is_replayed = starvation_now >= MODERATE
