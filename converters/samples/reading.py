@@ -151,7 +151,7 @@ class HeldField:
     _roots: Roots
 
     def read(self, offset: int, nbytes: int) -> bytes:
-        """Return bytes of the file that holds the field, from `offset` on; fewer at its end. Of an object only those of the field.
+        """Return bytes of the file that holds the field, fewer at its end; of an object only those of the field.
 
         Raises IntegrityError if the file has changed since it was listed, StorageError if a store fails.
         """
