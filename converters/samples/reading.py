@@ -108,21 +108,27 @@ def read_samples(
     `fields`: those that every sample must have. `check` raises DecodeError for a sample that could not be written.
     Raises IntegrityError if a file has changed since it was planned.
     """
-    kinds = {field.name: field.kind for field in fields}
     for sample, contents, problem in read_each(roots, planned):
         problem = problem or missing_fields(fields, frozenset((*sample.origins, *sample.values)), sample.label)
         if problem is not None:
             yield sample, LeftOutSample(sample, problem, contents)
             continue
         try:
-            values = {name: encode_value(kinds[name], text) for name, text in sample.values.items() if name in kinds}
-            examined = examine({**contents, **values}, fields, treatment, size=sample.size)
+            examined = examine({**contents, **own_values(sample, fields)}, fields, treatment, size=sample.size)
             stored = StoredSample(sample.id, sample.source, sample.label, examined.size, examined.fields)
             check(stored)
         except DecodeError as exc:
             yield sample, LeftOutSample(sample, str(exc), contents)
         else:
             yield sample, stored
+
+
+def own_values(sample: PlannedSample, fields: tuple[FieldSpec, ...]) -> dict[str, bytes]:
+    """Return the bytes of the fields whose values lie in no file. Raises DecodeError."""
+    if not sample.values:
+        return {}
+    kinds = {field.name: field.kind for field in fields}
+    return {name: encode_value(kinds[name], text) for name, text in sample.values.items() if name in kinds}
 
 
 def read_contents(roots: Roots, planned: Iterable[PlannedSample]) -> Iterator[tuple[PlannedSample, dict[str, bytes] | None]]:

@@ -11,7 +11,7 @@ import numpy as np
 from converters.options import Check
 from converters.samples.examine import Treatment, VideoTreatment, examine
 from converters.samples.muxing import Mp4Writer, Shown
-from converters.samples.reading import HeldField, LeftOutSample, PlannedSample, Roots, open_each
+from converters.samples.reading import HeldField, LeftOutSample, PlannedSample, Roots, open_each, own_values
 from converters.samples.video_encoding import encoded
 from converters.writers import StoredField, StoredSample
 from datapipe.codecs.field_values import FieldSpec
@@ -22,7 +22,7 @@ from datapipe.codecs.video.track import Ints, ReadAt, VideoTrack
 from datapipe.containers.field_names import is_video
 from datapipe.containers.videos.reading import open_template, read_track
 from datapipe.containers.videos.source import PART
-from datapipe.errors import DecodeError, FormatError
+from datapipe.errors import DecodeError, FormatError, StorageError
 from datapipe.index.clips import frames_between
 from datapipe.index.listed import missing_fields
 
@@ -48,11 +48,15 @@ def stored_videos(
         try:
             made = {field.name: making.made(held[field.name], sample.values) for field in fields if is_video(field)}
             values = {name: one.value() for name, one in held.items() if name not in made}
-            examined = examine(values, others, treatment, size=sample.size)
+            examined = examine({**values, **own_values(sample, others)}, others, treatment, size=sample.size)
             stored = StoredSample(sample.id, sample.source, sample.label, examined.size, {**made, **examined.fields})
             check(stored)
         except (DecodeError, FormatError) as exc:
             yield sample, LeftOutSample(sample, str(exc).removeprefix(f"{_WHERE}: "), _whole(held))
+        except StorageError:  # what the store does is no sample's fault
+            raise
+        except OSError as exc:
+            yield sample, LeftOutSample(sample, f"cannot be read: {exc.strerror}", {})
         else:
             yield sample, stored
 
@@ -73,6 +77,7 @@ class _Making:
         """Return a video, or the part of one that `values` name. Raises DecodeError or FormatError for a bad one."""
         part = values.get(PART)
         origin = held.origin
+        read: ReadAt
         if part is not None:  # the range is that of its packets
             read, nbytes = held.read, origin.file_nbytes
         elif origin.codec:

@@ -293,7 +293,6 @@ def test_encoded_videos_keep_frames_times_and_colours(name: str, tmp_path: Path)
     assert after.coding.shown_size == (height - height % 2, width - width % 2)
     assert (after.coding.codec, after.coding.rotation, after.coding.pixel_format) == ("h264", 0, "yuv420p")
     assert after.group_frame.tolist() == [*range(0, len(after), 6)]
-    assert (after.packets.pts == after.packets.dts).all()
     rows, columns = after.coding.shown_size
     if name != "h264-size-change.mp4":
         assert psnr(frames_of(data), frames_of(path.read_bytes())[:, :rows, :columns]) > (24 if width % 2 else 27)

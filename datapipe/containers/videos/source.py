@@ -30,7 +30,7 @@ from datapipe.stores.location import Location, Place
 from datapipe.stores.objects import list_names
 
 FIELD = FieldSpec("mp4", FieldKind.BYTES)
-PART = "part"  # of a sample's values: JSON [start, end] in seconds, the latter null for a part up to the end
+PART = "video part"  # of a sample's values, as no field is called: JSON [start, end] in seconds; null: up to the end
 KIND = FileKind(FIELD, is_video_name, "videos", ", ".join(VIDEO_SUFFIXES[:5]) + ", ...")
 _KEPT = 16  # tracks of videos, whose parts often follow each other
 _MAX_NAMES = 10_000  # that are looked at for loose videos
