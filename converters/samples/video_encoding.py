@@ -50,22 +50,25 @@ def encoded(
     unit, scale = track.time_base
     times = (track.packets.pts[track.frame_packet] * unit).tolist()
     if min(np.diff([*times[frames.start : frames.stop], end])) <= 0:
-        raise DecodeError("has frames that are shown at the same time; encode it again with its times repaired")
+        raise DecodeError("has frames that are shown at the same time; repair its times, or keep it as it is")
     size = stored_size(*track.coding.shown_size, treatment.size)
     coded_size = size[::-1] if track.coding.rotation in (90, 270) else size
     shaper = _Shaper(coded_size, track.coding.rotation)
     seconds = (end - times[frames.start]) / scale
     last_length = end - times[frames.stop - 1]
-    with Mp4Writer(scale) as writer:
-        stream: Any = None
-        for number, frame in _in_order(decoder, track, read, frames):
-            shaped = shaper.shape(frame)
-            if stream is None:
-                stream = _encoder(writer, shaped, scale, len(frames) / seconds, treatment.key_every or KEY_EVERY)
-            shaped.pts, shaped.time_base = times[number] - times[frames.start], Fraction(1, scale)
-            _put(writer, stream, stream.encode(shaped), last_length)
-        _put(writer, stream, stream.encode(None), last_length)
-        return writer.finish(Shown(0, end - times[frames.start], delay))
+    stream: Any = None
+    try:
+        with Mp4Writer(scale) as writer:
+            for number, frame in _in_order(decoder, track, read, frames):
+                shaped = shaper.shape(frame)
+                if stream is None:
+                    stream = _encoder(writer, shaped, scale, len(frames) / seconds, treatment.key_every or KEY_EVERY)
+                shaped.pts, shaped.time_base = times[number] - times[frames.start], Fraction(1, scale)
+                _put(writer, stream, stream.encode(shaped), last_length)
+            _put(writer, stream, stream.encode(None), last_length)
+            return writer.finish(Shown(0, end - times[frames.start], delay))
+    except import_av().error.FFmpegError as exc:
+        raise DecodeError(f"is not encoded again ({exc.strerror}); keep it as it is: leave out --video-size") from exc
 
 
 def _put(writer: Mp4Writer, stream: Any, packets: list[Any], duration: int) -> None:
