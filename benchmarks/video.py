@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from benchmarks import harness
 from benchmarks.ratios import ratio_of, rotated
-from benchmarks.video_contenders import CONTENDERS, PEERS
+from benchmarks.video_contenders import CONTENDERS, CONVERTED, PEERS
 
 HEIGHT, WIDTH, KEY_EVERY = 480, 640, 60
 # (cut, contender, the least that torchcodec's CPU time over its may be)
@@ -37,6 +37,9 @@ BARS = (
     ("resize", "datapipe exact, per_visit 15", 9.0),
     ("crop", "datapipe exact, per_visit 4", 2.5),
 )
+# (cut, converted contender, the least that the CPU time of clips of the source, each by itself, over its may be)
+CONVERTED_BARS = (("resize", f"{CONVERTED}, per_visit 1", 5.0), ("resize", f"{CONVERTED}, per_visit 15", 25.0))
+OF_SOURCE = "datapipe exact, per_visit 1"
 MIN_FILES_PER_S = 5000
 CUTS = ("resize", "crop")
 
@@ -47,6 +50,7 @@ def main() -> None:
         directory = Path(name) / "videos"
         num_videos, num_frames = (2, 90) if arguments.dry_run else (12, 600)
         _write_videos(directory, num_videos, num_frames)
+        storage = _convert(directory, directory.with_name("converted"))
         names = [one for one in CONTENDERS if arguments.peers or one not in PEERS]
         rounds: dict[str, dict[str, list[dict[str, float]]]] = {cut: {one: [] for one in names} for cut in CUTS}
         for number in range(arguments.rounds):
@@ -61,7 +65,9 @@ def main() -> None:
         "cpu_ms": _medians(rounds, "cpu_ms"),
         "wall_ms": _medians(rounds, "wall_ms"),
         "rounds": rounds,
-        "speed": _speeds(rounds),
+        "speed": _speeds(rounds, "torchcodec", BARS),
+        "speed_of_converted": _speeds(rounds, OF_SOURCE, CONVERTED_BARS, only=CONVERTED),
+        "storage": storage,
         "index": index,
     }
     print("\n".join(as_lines(result)))
@@ -76,30 +82,34 @@ def _medians(rounds: dict[str, dict[str, list[dict[str, float]]]], what: str) ->
     }
 
 
-def _speeds(rounds: dict[str, dict[str, list[dict[str, float]]]]) -> dict[str, Any]:
-    """How many times the CPU time of ours torchcodec's is, with what the bars ask."""
-    bars = {(cut, ours): bar for cut, ours, bar in BARS}
+def _speeds(
+    rounds: dict[str, dict[str, list[dict[str, float]]]], base: str, bars: tuple[tuple[str, str, float], ...], *, only: str = ""
+) -> dict[str, Any]:
+    """How many times the CPU time of others that of `base` is, with what the bars ask; `only`: how their names begin."""
+    asked = {(cut, other): bar for cut, other, bar in bars}
     return {
-        f"{cut}: {ours}": {
+        f"{cut}: {other}": {
             **dataclasses.asdict(
-                ratio_of([found["cpu_ms"] for found in of_cut["torchcodec"]], [found["cpu_ms"] for found in of_cut[ours]])
+                ratio_of([found["cpu_ms"] for found in of_cut[base]], [found["cpu_ms"] for found in of_cut[other]])
             ),
-            "bar": bars.get((cut, ours)),
+            "bar": asked.get((cut, other)),
         }
         for cut, of_cut in rounds.items()
-        if "torchcodec" in of_cut
-        for ours in of_cut
-        if ours != "torchcodec"
+        if base in of_cut
+        for other in of_cut
+        if other != base and other.startswith(only)
     }
 
 
 def as_lines(result: dict[str, Any]) -> list[str]:
     """The figures in words."""
     lines = []
-    for name, ratio in result["speed"].items():
+    for name, ratio in [*result["speed"].items(), *result["speed_of_converted"].items()]:
         bar = ratio["bar"]
         verdict = "" if bar is None else f", bar {bar:g}x {'holds' if ratio['ratio'] >= bar else 'MISSED'}"
         lines.append(f"{name}: {ratio['ratio']:.2f}x [{ratio['low']:.2f}, {ratio['high']:.2f}]{verdict}")
+    storage = result["storage"]
+    lines.append(f"storage: {storage['source_mb']} MB, converted {storage['converted_mb']} MB")
     index = result["index"]
     lines.append(
         f"index: {index['files_per_s']:,} files/s of {index['files']:,}, bar {MIN_FILES_PER_S:,}; {index['grown_mb']} MB"
@@ -157,6 +167,15 @@ def _write_videos(directory: Path, num_videos: int, num_frames: int) -> None:
                     output.mux(packet)
             for packet in stream.encode(None):
                 output.mux(packet)
+
+
+def _convert(directory: Path, converted: Path) -> dict[str, float]:
+    """Convert the videos to small ones with key frames close together; return how many MB both have."""
+    from converters import ConvertOptions, convert
+
+    convert(ConvertOptions(directory, converted, video_size=256, video_keyframes=16, num_workers=2))
+    nbytes = [sum(path.stat().st_size for path in found) for found in (directory.glob("*.mp4"), converted.glob("*.tar"))]
+    return dict(zip(("source_mb", "converted_mb"), (round(one / 1e6, 2) for one in nbytes), strict=True))
 
 
 def _index(scratch: Path, num_files: int) -> dict[str, Any]:
