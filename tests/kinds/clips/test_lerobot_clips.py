@@ -15,7 +15,7 @@ import torch
 
 av = pytest.importorskip("av")
 
-from lerobot_files import CAMERAS, FPS, LENGTHS, TASKS, table_of, write_lerobot  # noqa: E402
+from lerobot_files import CAMERAS, FPS, LENGTHS, TASKS, decoded, table_of, write_lerobot  # noqa: E402
 
 import datapipe as dp  # noqa: E402
 from datapipe.cli.main import main  # noqa: E402
@@ -29,17 +29,6 @@ DELTAS = {TOP: [-0.2, 0.0, 0.1], "action": [0.0, 0.1, 0.2, 0.3], "observation.st
 def dataset(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three episodes of two cameras. Not to be changed."""
     return write_lerobot(tmp_path_factory.mktemp("lerobot") / "data", request.param)
-
-
-def decoded(dataset: Path, camera: str) -> list[np.ndarray[Any, Any]]:
-    """The frames of a camera, of all episodes one after the other, by PyAV alone."""
-    found = []
-    for path in sorted((dataset / "videos").rglob("*.mp4")):
-        if camera in str(path):
-            with av.open(str(path)) as held:
-                found += [frame.to_ndarray(format="rgb24") for frame in held.decode(video=0)]
-    assert len(found) == sum(LENGTHS)
-    return found
 
 
 def expected(dataset: Path, index: int, deltas: dict[str, list[float]], frames: dict[str, list[Any]]) -> dict[str, Any]:
@@ -65,7 +54,7 @@ def expected(dataset: Path, index: int, deltas: dict[str, list[float]], frames: 
 
 @pytest.mark.parametrize("deltas", [{}, DELTAS], ids=["now", "deltas"])
 def test_samples_are_those_of_lerobot(dataset: Path, deltas: dict[str, list[float]]) -> None:
-    frames: dict[str, list[Any]] = {camera: decoded(dataset, camera) for camera in CAMERAS}
+    frames: dict[str, list[Any]] = {camera: decoded(dataset, camera, sum(LENGTHS)) for camera in CAMERAS}
     data = dp.Clips(dataset, delta_timestamps=deltas)
     assert len(data) == sum(LENGTHS)
     seen = []
