@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +22,7 @@ from video_files import pictures
 import datapipe as dp
 from benchmarks.contenders.torchvision_transforms import import_torchvision
 from benchmarks.episode_data import write_episodes
-from datapipe.adapt.episodes import scaled
+from datapipe.adapt.episodes import FloatFrames
 from datapipe.adapt.torch_loader import TorchLoader
 from datapipe.errors import LifecycleError
 
@@ -170,8 +171,14 @@ def test_a_dataset_that_changes_afterwards_is_an_error(root: Path) -> None:
 
 def test_frames_are_divided_as_lerobot_divides_them() -> None:
     frames = torch.arange(256, dtype=torch.uint8).repeat(3).reshape(2, 3, 8, 16).transpose(0, 1)
-    assert torch.equal(scaled(frames), (frames / 255.0).type(torch.float32))
-    assert scaled(frames).is_contiguous()
+    as_floats = pickle.loads(pickle.dumps(FloatFrames()))
+    first, second = as_floats(frames), as_floats(frames + 1)
+    assert torch.equal(first, (frames / 255.0).type(torch.float32))
+    assert torch.equal(second, ((frames + 1) / 255.0).type(torch.float32))
+    assert first.is_contiguous()
+    place = first.data_ptr()
+    del first
+    assert as_floats(frames).data_ptr() == place
 
 
 @pytest.mark.skipif(importlib.util.find_spec("lerobot") is None, reason="lerobot is not installed")
