@@ -11,6 +11,8 @@ from benchmarks.tables import BARS as TABLE_BARS
 from benchmarks.tables import MAX_HELD_MS, MAX_ORDER_NS
 from benchmarks.tokens import BARS as TOKEN_BARS
 from benchmarks.tokens import MAX_OPEN_MS, MAX_PLAN_S, MAX_STATE_NBYTES, MIN_EFFICIENCY, MIN_FILL
+from benchmarks.video import BARS as CLIP_BARS
+from benchmarks.video import MIN_FILES_PER_S
 
 Found = dict[str, Any]  # result by name
 
@@ -90,6 +92,13 @@ _TOKENS = {
     ("batches", "torch, 2 workers"): "packed batches, against torch's loader with 2 workers",
     ("batches", "grain, packing"): "packed batches, against Grain's packing",
 }
+
+
+_CLIPS = {"resize": "resized to 224", "crop": "a crop of each to 224"}
+
+
+def _of_clips(cut: str, ours: str) -> Callable[[Found], float]:
+    return lambda found: float(found["video"]["speed"][f"{cut}: {ours}"]["ratio"])
 
 
 def _of_tokens(part: str, ours: str, other: str) -> Callable[[Found], float]:
@@ -249,6 +258,17 @@ BARS = (
         False,
         lambda found: float(found["tokens"]["efficiency"][-1]["balanced"]),
     ),
+    *(
+        Bar(f"clips, {_CLIPS[cut]}, {ours}, against torchcodec's CPU time", least, "x", False, _of_clips(cut, ours))
+        for cut, ours, least in CLIP_BARS
+    ),
+    Bar(
+        "the index of 10,000 videos, files a second",
+        MIN_FILES_PER_S,
+        "",
+        False,
+        lambda found: float(found["video"]["index"]["files_per_s"]),
+    ),
     Bar("a store, full shuffle by ranges, nothing cached, against the disk", 0.78, "x", False, _of_store("ranges")),
     Bar("a store, windows, nothing cached, against the disk", 0.9, "x", False, _of_store("windows, cold")),
     Bar("a store, warm shard cache, against the disk", 0.97, "x", False, _of_store("warm cache")),
@@ -263,7 +283,7 @@ BARS = (
 )
 _NEEDED = (
     "images-photos", "images-256", "images-raw", "images-dali", "images-dali-uint8", "convert", "open-large", "gil", "stages-256",
-    "containers", "images-from-torch", "images-any-dataset", "attach-cost", "tables", "tokens", "remote",
+    "containers", "images-from-torch", "images-any-dataset", "attach-cost", "tables", "tokens", "video", "remote",
     "diagnostics-real", "diagnostics-scripts", "convert-sources", "recording",
 )  # fmt: skip
 

@@ -88,6 +88,7 @@ def as_markdown(found: dict[str, Any]) -> str:
         _sentence(found, "tables", _rows_of_tables),
         _sentence(found, "large-table", _large_table_sentence),
         _sentence(found, "tokens", _tokens),
+        _sentence(found, "video", _clips),
         _sentence(found, "remote", _stores),
         gpu.as_markdown(found),
     ]
@@ -318,9 +319,10 @@ def _tokens(result: dict[str, Any]) -> str:
     opened = f"takes {large['plan_s']:.1f} s and {large['plan_nbytes_per_document']:.1f} bytes a document"
     fills = f"Rows of 4,096 are {result['fill']['4096']:.2%} full, those of 32,768 {result['fill']['32768']:.2%}."
     told = (
-        f"Texts of Python's source code become token ids at {encoded} of `tokenizers` in as many processes, with the same ids. "
-        "That is less than the encoder alone would reach: documents are listed, read and written one by one, each with its "
-        f"checksum and its place. {fills} Documents planned per second: {packed}. A plan for {large['documents']:,} documents "
+        f"{result['settings']['texts_nbytes'] / 1e6:,.0f} MB of Python's source code become token ids at {encoded} of "
+        "`tokenizers` in as many processes, start included, with the same ids, by a tokenizer with the words of Qwen 2. That is "
+        "less than the encoder alone would reach: documents are listed, read and written one by one, each with its checksum and "
+        f"its place. {fills} Documents planned per second: {packed}. A plan for {large['documents']:,} documents "
         f"{opened}, and opens in {large['open_ms']:.0f} ms; a state takes {large['state_nbytes']} bytes."
     )
     balanced = "; ".join(
@@ -328,6 +330,30 @@ def _tokens(result: dict[str, Any]) -> str:
     )
     costs = f"Mean cost by that of the slowest of 64 ranks, over 4 micro-batches of a 7B model, by arithmetic: {balanced}."
     return "\n".join([*lines, "", told, "", costs])
+
+
+def _clips(result: dict[str, Any]) -> str:
+    """CPU time of clips by everything that makes them, and the index."""
+    titles = {"resize": "resized to 224", "crop": "a crop of each to 224"}
+    cuts = [cut for cut in titles if cut in result["cpu_ms"]]
+    lines = [
+        _row("CPU-ms a clip of 8 frames, every fourth of 640 x 480", [titles[cut] for cut in cuts]),
+        "|---|" + "--:|" * len(cuts),
+    ]
+    for name in result["cpu_ms"][cuts[0]]:
+        cells = []
+        for cut in cuts:
+            ratio = result["speed"].get(f"{cut}: {name}")
+            cells.append(f"{result['cpu_ms'][cut][name]:.1f}" + (f" ({_interval(ratio)})" if ratio else ""))
+        lines.append(_row(name, cells))
+    index = result["index"]
+    told = (
+        "In parentheses: times as fast as torchcodec. H.264 with a key frame every 60; shuffled batches of 32, two threads or "
+        f"workers. {index['files']:,} videos are looked at once, {index['files_per_s']:,} a second, by two "
+        "threads that wait for each other's Python, and then compared with their "
+        f"files, {index['reopened_per_s']:,} a second."
+    )
+    return "\n".join([*lines, "", told])
 
 
 def _tables_in_short(result: dict[str, Any]) -> str:

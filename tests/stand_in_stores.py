@@ -87,5 +87,6 @@ def upload(source: Path, prefix: str) -> None:
     from datapipe.stores.opening import open_store
 
     store = open_store(parse_location(f"s3://{BUCKET}"))
-    for path in sorted(source.iterdir()):
-        obstore.put(store, f"{prefix}/{path.name}", path.read_bytes())
+    for path in sorted(source.rglob("*")):
+        if path.is_file():
+            obstore.put(store, f"{prefix}/{path.relative_to(source)}", path.read_bytes())

@@ -24,9 +24,13 @@ from datapipe.errors import MissingDataError, StorageError
 from datapipe.index.listed import ScanNotes, ScanProblem
 
 IMAGE_SUFFIXES = (b".jpg", b".jpeg", b".png", b".ppm", b".bmp", b".pgm", b".tif", b".tiff", b".webp", b".gif")
+VIDEO_SUFFIXES = (
+    ".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".m2ts", ".wmv", ".flv", ".3gp", ".ogv",
+)  # fmt: skip
 _JUNK = frozenset((b"thumbs.db", b"desktop.ini", b"__macosx"))
 _TOOLS_FOLDERS = frozenset((b"__pycache__", b"node_modules", b"site-packages"))
 _TOOLS_MARKS = (b"pyvenv.cfg", b"conda-meta", b"CACHEDIR.TAG")  # in virtual environments, and in caches (bford.info/cachedir)
+_VIDEO_ENDS = tuple(os.fsencode(suffix) for suffix in VIDEO_SUFFIXES)
 NO_FOLDER = "pass a folder, or say with --from what it is"  # the remedy if a folder is expected
 _MAX_SHOWN = 5  # links in a message
 _TRAIN_NAMES = ("train", "training")
@@ -72,6 +76,11 @@ def is_kept_by_tools(folder: bytes) -> bool:
 def is_image_name(name: bytes) -> bool:
     """Return True if the name ends like an image's; `datapipe.codecs.probe` decides by content."""
     return name.lower().endswith(IMAGE_SUFFIXES)
+
+
+def is_video_name(name: bytes) -> bool:
+    """Return True if a file's name says that it is a video."""
+    return name.lower().endswith(_VIDEO_ENDS)
 
 
 def list_folders(root: Path, *, otherwise: str) -> list[bytes]:

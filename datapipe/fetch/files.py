@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 from datapipe.errors import DecodeError, IntegrityError
@@ -16,7 +16,7 @@ from datapipe.index.entries import Extents
 from datapipe.index.manifest import ShardInfo
 from datapipe.index.remote_set import RemoteSet
 from datapipe.index.sample_index import SampleIndex
-from datapipe.stores.random_access import pin_object
+from datapipe.stores.random_access import pin_object, pinned_object
 from datapipe.stores.settings import Remote
 
 
@@ -26,6 +26,9 @@ class Files(Protocol):
     def read(self, extents: Extents, row: int) -> bytes: ...
 
     def read_each(self, extents: Extents, rows: Sequence[int]) -> list[bytes | DecodeError | IntegrityError]: ...
+
+    def reader(self, path: str, start: int) -> Callable[[int, int], bytes]:
+        """Return what reads a file from a place on: (offset, bytes) -> bytes, fewer at its end."""
 
     def will_need(self, extents: Extents) -> object:
         """Begin to fetch these extents; returns at once. Keep the returned object until they have been read."""
@@ -57,6 +60,22 @@ def open_files(index: AnyIndex, *, row_groups: RowGroups | None = None, remote: 
     if cache is not None:
         row_groups.read_from(cache)
     return RemoteFiles(local, settings, cache, pinned=pinned)
+
+
+def open_object_files(urls: Iterable[str], *, remote: Remote) -> Files:
+    """Return the reader for files, and for objects of these URLs, which are looked up if that was not done.
+
+    Raises MissingDataError and StorageError.
+    """
+    objects = {url: pinned_object(url) for url in dict.fromkeys(urls)}
+    if not objects:
+        return LocalFiles()
+    cache = None
+    if remote.cache_path is not None:
+        etags = {url: one.etag for url, one in objects.items() if one.etag is not None}
+        shards = {url: CachedShard.foreign(objects[url].location, etag, objects[url].nbytes) for url, etag in etags.items()}
+        cache = ShardCache(open_cache_directory(remote.cache_path, remote.cache_nbytes), shards)
+    return RemoteFiles(LocalFiles(), remote, cache, pinned={url: (one.etag, one.nbytes) for url, one in objects.items()})
 
 
 def can_keep_shards(index: AnyIndex) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import crc32c
@@ -19,6 +19,7 @@ from datapipe.fetch.shard_cache.schedule import Schedule
 from datapipe.index.entries import Codec, Extents, is_bytes
 from datapipe.stores.location import is_url, parse_location
 from datapipe.stores.pending import PendingBytes, RemoteObject, take_waited_ns
+from datapipe.stores.random_access import pinned_object
 from datapipe.stores.requests import Requests, apply_settings, requests
 from datapipe.stores.settings import Remote
 
@@ -97,6 +98,28 @@ class RemoteFiles:
                 if isinstance(data := found[row], bytes):
                     found[row] = _decoded(data, extents.codecs[row])
         return [found[row] for row in rows]
+
+    def reader(self, path: str, start: int) -> Callable[[int, int], bytes]:
+        """Return what reads a file or an object: (offset from `start`, bytes) -> bytes, fewer at its end.
+
+        It raises MissingDataError or StorageError.
+        """
+        if not is_url(path):
+            return self._local.reader(path, start)
+        size = pinned_object(path).nbytes
+
+        def read(offset: int, nbytes: int) -> bytes:
+            key = path, start + offset, max(0, min(nbytes, size - start - offset))
+            kept = None if self.cache is None else self._kept(key, None)
+            if kept is not None:
+                return kept
+            (pending,) = self._ask([(key, False)], is_urgent=True)
+            found = self._checked(key, pending, None)
+            if not isinstance(found, bytes):
+                raise found
+            return found
+
+        return read
 
     def will_need(self, extents: Extents) -> object:
         """Begin to fetch these extents. Dropping the returned object gives them up."""

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from datapipe.codecs.video.track import Ints, VideoCoding, VideoPackets, VideoTrack
 from datapipe.core import arrow_maps
 from datapipe.errors import FormatError
+from datapipe.stores.location import is_url
 
 VERSION = "1"
 _VERSION_KEY = "datapipe.index.videos"
@@ -119,6 +120,12 @@ class VideoIndex:
         numbers = batch.numbers
         return VideoSource(os.fsdecode(batch.text("path", row)), int(numbers["start"][row]), int(numbers["nbytes"][row]))
 
+    def urls(self) -> list[str]:
+        """Return the URLs of the objects that hold videos, each once; none if they lie on disks."""
+        having = [batch for batch in self._batches if batch.has_urls]
+        paths = (os.fsdecode(batch.text("path", row)) for batch in having for row in range(len(batch.num_groups)))
+        return [path for path in dict.fromkeys(paths) if is_url(path)]
+
     def stamp(self, number: int) -> tuple[int, int]:
         """Return the size in bytes and the modification time in ns of the file of a video when it was read."""
         batch, row = self._place(number)
@@ -167,6 +174,11 @@ class _Columns:
     def num_groups(self) -> Ints:
         """The (n,) numbers of groups."""
         return np.diff(self._groups[0])
+
+    @property
+    def has_urls(self) -> bool:
+        """Whether a path looks like a URL."""
+        return b"://" in bytes(self._texts["path"][1])
 
     def text(self, name: str, row: int) -> bytes:
         ends, data = self._texts[name]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from datapipe.containers.form import errors_in_python
 from datapipe.containers.forms import FORMS, IMAGES
 from datapipe.core.checks import path_name
-from datapipe.errors import FormatError, OptionError
+from datapipe.errors import FormatError, MissingDataError, OptionError
 from datapipe.stores.location import is_url
 from datapipe.stores.requests import apply_settings
 from datapipe.stores.settings import Remote
@@ -50,11 +50,11 @@ def recognise(path: str | os.PathLike[str], form: Form | None = None) -> tuple[s
     if form is not None:
         kind = FORMS[form.name].kind if form.name in FORMS else IMAGES
         return kind, part(kind, "inspection").claim(text, form)
-    problem: FormatError | None = None
+    problem: FormatError | MissingDataError | None = None
     for kind in reversed(KINDS) if is_url(text) else KINDS:
         try:
             index = part(kind, "inspection").claim(text)
-        except FormatError as exc:
+        except (FormatError, MissingDataError) as exc:
             if not is_url(text):
                 raise
             problem = problem or exc

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
-from datapipe.errors import OptionError
+from datapipe.errors import FormatError, OptionError
 
 WEB_SCHEMES = ("http", "https", "hf")  # of web servers, which list nothing, and may redirect
 SCHEMES = ("s3", "gs", "az", *WEB_SCHEMES)
@@ -42,6 +42,13 @@ class Location:
 
 
 Place = Path | Location  # a path, or a prefix or an object in a store
+
+
+def url_inside(root: Location, text: str, *, named_in: str) -> str:
+    """Return the URL of a path below a prefix. Raises FormatError, which names `named_in`, for one that leads elsewhere."""
+    if any(part in ("", ".", "..") for part in text.split("/")):
+        raise FormatError(f"{named_in}: names {text!r:.100}, which leads out of {root}; repair it")
+    return str(root / text)
 
 
 def is_url(text: str) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 from datapipe.core.printable import listed
 from datapipe.core.waiting import reported_wait
-from datapipe.errors import DatapipeError, OptionError
+from datapipe.errors import DatapipeError, MissingDataError, OptionError
 from datapipe.stores.attempts import Attempts, retried
 from datapipe.stores.failures import NO_ANSWER, examine
 from datapipe.stores.location import WEB_SCHEMES, Location
@@ -77,6 +77,15 @@ def object_facts(location: Location, *, timeout_s: float | None = None) -> Liste
 
     meta = retried(attempt, location, timeout_s=timeout_s)
     return ListedObject(location.name, meta["size"], meta["e_tag"])
+
+
+def object_exists(location: Location) -> bool:
+    """Return whether there is such an object. Raises StorageError."""
+    try:
+        object_facts(location)
+    except MissingDataError:
+        return False
+    return True
 
 
 def _listed_object(meta: Any, prefix: str) -> ListedObject:

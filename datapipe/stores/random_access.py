@@ -5,16 +5,20 @@ from __future__ import annotations
 import io
 import threading
 from collections import OrderedDict
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import overload
 
+from datapipe.errors import MissingDataError
 from datapipe.stores.location import parse_location
-from datapipe.stores.objects import object_facts
+from datapipe.stores.objects import ListedObject, object_facts
 from datapipe.stores.pending import PendingBytes, RemoteObject
 from datapipe.stores.requests import requests
 
 _FIRST_NBYTES, _MOST_NBYTES = 64 << 10, 8 << 20  # of a request: what is read in sequence is read in ever larger pieces
 _NEAR_NBYTES = 1 << 20  # passed over rather than asked for apart: what a connection gives in one latency, or two
 _KEPT_NBYTES = 16 << 20
+_LOOKED_UP_AT_ONCE = 16
 
 _pinned: dict[str, RemoteObject] = {}
 _lock = threading.Lock()
@@ -26,6 +30,25 @@ def pin_object(url: str, *, etag: str | None, nbytes: int) -> None:
         _pinned[url] = RemoteObject(parse_location(url), etag, nbytes)
 
 
+def pin_each(urls: Iterable[str]) -> None:
+    """Look up the objects of these URLs that are not pinned, several at once, and pin them; but those that are not there."""
+    with _lock:
+        unknown = [url for url in urls if url not in _pinned]
+    if not unknown:
+        return
+    with ThreadPoolExecutor(_LOOKED_UP_AT_ONCE) as pool:
+        for url, facts in zip(unknown, pool.map(_facts_of, unknown), strict=True):
+            if facts is not None:
+                pin_object(url, etag=facts.etag, nbytes=facts.nbytes)
+
+
+def pinned_object(url: str) -> RemoteObject:
+    """Return the object of a URL, which is looked up if it is not pinned. Raises MissingDataError and StorageError."""
+    with _lock:
+        target = _pinned.get(url)
+    return _looked_up(url) if target is None else target
+
+
 class RemoteBytes:
     """The bytes of an object as a sequence, as `mmap.mmap` is one. Not thread-safe.
 
@@ -33,9 +56,7 @@ class RemoteBytes:
     """
 
     def __init__(self, url: str) -> None:
-        with _lock:
-            target = _pinned.get(url)
-        self.object = _looked_up(url) if target is None else target
+        self.object = pinned_object(url)
         self._blocks: OrderedDict[int, bytes] = OrderedDict()  # by offset, the one used last at the end
         self._held = 0
         self._next, self._ahead = -1, _FIRST_NBYTES
@@ -123,6 +144,13 @@ class RemoteFile(io.RawIOBase):
         found = self._data[self._place : end]
         self._place += len(found)
         return found
+
+
+def _facts_of(url: str) -> ListedObject | None:
+    try:
+        return object_facts(parse_location(url))
+    except MissingDataError:
+        return None
 
 
 def _looked_up(url: str) -> RemoteObject:

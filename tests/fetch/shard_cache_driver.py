@@ -39,6 +39,8 @@ def main() -> None:
                 part.write(data[start : start + 10_000], start)
                 time.sleep(chance.random() * 0.002)
             assert part.commit(name_of(number))
+        else:
+            time.sleep(0.001)  # others wait for the lock, which goes to whoever asks first
         held = directory.held()
         if held.nbytes > directory.capacity + BLOCK:  # what is allocated is whole blocks
             print(f"{held.nbytes} bytes held", flush=True)

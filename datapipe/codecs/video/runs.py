@@ -74,6 +74,16 @@ def runs_of(track: VideoTrack, frames: Ints) -> list[Run]:
 
 def packets_in(packets: VideoPackets, run: Run, read: ReadAt) -> Iterator[tuple[int, memoryview]]:
     """Yield each packet of a run that is not empty with its bytes, which are fewer where the file ends early."""
+    offset, size = packets.offset, packets.size
+    for numbers, start, nbytes in reads_of(packets, run):
+        data = memoryview(read(start, nbytes))
+        for number in filter(size.__getitem__, numbers):
+            begin = int(offset[number]) - start
+            yield number, data[begin : begin + int(size[number])]
+
+
+def reads_of(packets: VideoPackets, run: Run) -> Iterator[tuple[range, int, int]]:
+    """Yield the reads that give the packets of a run: which of them, the place of the first byte, and the number of bytes."""
     first, last = run.first, run.last
     offset, size = packets.offset[first : last + 1], packets.size[first : last + 1]
     ends = offset + size
@@ -85,7 +95,5 @@ def packets_in(packets: VideoPackets, run: Run, read: ReadAt) -> Iterator[tuple[
         while stop < len(offset) and not is_apart[stop - 1] and ends[stop] - offset[place] <= _MAX_READ_NBYTES:
             stop += 1
         start = int(offset[place])
-        data = memoryview(read(start, int(ends[stop - 1]) - start))
-        for number in filter(size.__getitem__, range(place, stop)):
-            yield first + number, data[int(offset[number]) - start : int(ends[number]) - start]
+        yield range(first + place, first + stop), start, int(ends[stop - 1]) - start
         place = stop

@@ -19,6 +19,7 @@ import numpy as np
 from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.containers.columns import FieldExtents, further_fields, rows_of_extents
 from datapipe.containers.field_names import HEAD_NBYTES, IMAGE, LABEL
+from datapipe.containers.listing import is_video_name
 from datapipe.containers.mapped import ByteSource, byte_source
 from datapipe.containers.tar.layout import BLOCK_NBYTES as BLOCK
 from datapipe.containers.tar.layout import IMAGE_SUFFIXES, LABEL_SUFFIX, field_of_suffix
@@ -103,8 +104,8 @@ def split_name(name: bytes) -> tuple[bytes, str] | None:
 def index_shard(path: str | Path) -> tuple[SidecarRows, tuple[FieldSpec, ...]]:
     """Scan one shard; ids are row numbers. Fields: the image, the label, and others that all samples have.
 
-    Every sample needs an image; either every sample has a `cls` member (a decimal class number) or
-    none. A further field that only some have is left out, and counted in `lacking` of the rows. Raises
+    Every sample needs an image, unless none has one and there are videos; either every sample has a `cls` member (a decimal class
+    number) or none. A further field that only some have is left out, and counted in `lacking` of the rows. Raises
     MissingDataError, StorageError or FormatError, naming shard and sample.
     """
     with byte_source(path, "a tar") as data:
@@ -131,10 +132,13 @@ def _index_members(data: ByteSource, where: str) -> tuple[SidecarRows, tuple[Fie
                 label_texts.append(_small(data, member.offset, member.nbytes, where)[:_MAX_LABEL_NBYTES])
     if not keys:
         raise FormatError(f"{where}: no samples (no regular file with a name like KEY.jpg)")
-    image = _images(columns, keys, where)
+    has_images = not any(is_video_name(f".{suffix}".encode()) for suffix in columns) or any(
+        column.spec == IMAGE_FIELD for column in columns.values()
+    )
+    images = {IMAGE: _images(columns, keys, where)} if has_images else {}
     labels = columns.pop(LABEL_SUFFIX, None)
     further, lacking = further_fields(columns, len(keys))
-    found = {IMAGE: image} | ({LABEL: labels} if labels else {}) | further
+    found = images | ({LABEL: labels} if labels else {}) | further
     numbers = _labels(label_texts, labels, keys, where) if labels else [-1] * len(keys)
     rows, specs = rows_of_extents(found, keys, numbers, label_encoding=LABEL_SUFFIX)
     rows.lacking = lacking

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import threading
@@ -17,12 +18,16 @@ from datapipe.core import atomic
 from datapipe.core.regular_files import open_descriptor
 from datapipe.core.user_cache import INDEXES, index_directory, one_at_a_time
 from datapipe.core.waiting import reported_wait
-from datapipe.errors import FormatError, MissingDataError
+from datapipe.errors import FormatError, MissingDataError, StorageError
+from datapipe.index.listed import time_of_etag
 from datapipe.index.videos import VERSION, VideoEntry, VideoIndex, VideoIndexWriter, VideoSource, refuse_unfit
+from datapipe.stores.location import is_url
+from datapipe.stores.pending import RemoteObject
+from datapipe.stores.random_access import RemoteBytes, pin_each, pinned_object
 
 _NAME = "videos.arrow"
-_NUM_THREADS = 2  # one reads while the other parses; more fight over the interpreter's lock
-_CHUNK = 64  # files that a thread reads at once
+_NUM_THREADS, _CHUNK = 2, 64  # one reads while the other parses; more fight over the interpreter's lock. Files at once
+_NUM_REMOTE_THREADS, _REMOTE_CHUNK = 16, 4  # which wait for stores most of the time
 _MAX_ROWS, _MAX_PACKETS = 4096, 1 << 20  # of a batch in the file
 _SMALL_NBYTES = 1 << 20
 _local = threading.local()  # memory of each thread for small files: new memory for each takes longer than reading it
@@ -59,6 +64,7 @@ def _kept(home: Path) -> VideoIndex | None:
 
 
 def _is_current(kept: VideoIndex) -> bool:
+    _pin(kept.source(number) for number in range(len(kept)))
     known: dict[str, tuple[int, int]] = {}  # ranges of one file follow each other
     for number in range(len(kept)):
         path = kept.source(number).path
@@ -92,11 +98,14 @@ def _made(home: Path, sources: Sequence[VideoSource], kept: VideoIndex | None, w
 
 def _entries(sources: Sequence[VideoSource], kept: VideoIndex | None) -> Iterator[VideoEntry]:
     """Yield the entries of all videos in order, made by threads, some ahead."""
-    with ThreadPoolExecutor(_NUM_THREADS) as pool:
+    _pin(sources)
+    is_remote = any(is_url(source.path) for source in sources)
+    num_threads, chunk = (_NUM_REMOTE_THREADS, _REMOTE_CHUNK) if is_remote else (_NUM_THREADS, _CHUNK)
+    with ThreadPoolExecutor(num_threads) as pool:
         ahead: deque[Future[list[VideoEntry]]] = deque()
-        for first in range(0, len(sources), _CHUNK):
-            ahead.append(pool.submit(_chunk, range(first, min(first + _CHUNK, len(sources))), sources, kept))
-            if len(ahead) > 2 * _NUM_THREADS:
+        for first in range(0, len(sources), chunk):
+            ahead.append(pool.submit(_chunk, range(first, min(first + chunk, len(sources))), sources, kept))
+            if len(ahead) > 2 * num_threads:
                 yield from ahead.popleft().result()
         while ahead:
             yield from ahead.popleft().result()
@@ -118,22 +127,41 @@ def look_at(source: VideoSource) -> VideoEntry:
     """Return what is known of a video after a look at it. What cannot be read has the reason in `problem`."""
     where = source.path if source.start == 0 and source.nbytes < 0 else f"{source.path}, byte {source.start}"
     try:
-        descriptor, status = open_descriptor(source.path)
+        with _opened(source) as (stamp, nbytes, read):
+            found = VideoSource(source.path, source.start, nbytes)
+            try:
+                return VideoEntry(found, *stamp, refuse_unfit(read_track(read, nbytes, where), where))
+            except FormatError as exc:
+                return VideoEntry(found, *stamp, None, str(exc))
+    except StorageError:
+        raise  # the store, rather than this video
+    except MissingDataError as exc:
+        return VideoEntry(source, *_UNREAD, None, str(exc))
     except OSError as exc:
         return VideoEntry(source, *_UNREAD, None, f"{where}: cannot be read ({exc.strerror or exc}); restore it")
+
+
+@contextlib.contextmanager
+def _opened(source: VideoSource) -> Iterator[tuple[tuple[int, int], int, ReadAt]]:
+    """Yield the stamp of a video's file or object, the bytes of the video, and what reads ranges of it."""
+    if is_url(source.path):
+        data = RemoteBytes(source.path)
+        start, nbytes = source.start, _nbytes(source, len(data))
+        end = start + nbytes
+        yield _stamp_of(data.object), nbytes, lambda offset, size: data[start + offset : min(start + offset + size, end)]
+        return
+    descriptor, status = open_descriptor(source.path)
     try:
-        whole = status.st_size - source.start
-        nbytes = whole if source.nbytes < 0 else min(source.nbytes, whole)
-        found = VideoSource(source.path, source.start, nbytes)
-        try:
-            track = read_track(_reader(descriptor, source.start, nbytes), nbytes, where)
-            return VideoEntry(found, status.st_size, status.st_mtime_ns, refuse_unfit(track, where))
-        except FormatError as exc:
-            return VideoEntry(found, status.st_size, status.st_mtime_ns, None, str(exc))
-        except OSError as exc:
-            return VideoEntry(found, *_UNREAD, None, f"{where}: cannot be read ({exc.strerror or exc}); restore it")
+        nbytes = _nbytes(source, status.st_size)
+        yield (status.st_size, status.st_mtime_ns), nbytes, _reader(descriptor, source.start, nbytes)
     finally:
         os.close(descriptor)
+
+
+def _nbytes(source: VideoSource, file_nbytes: int) -> int:
+    """Return the bytes of a video, of those of its file."""
+    whole = max(0, file_nbytes - source.start)
+    return whole if source.nbytes < 0 else min(source.nbytes, whole)
 
 
 def _reader(descriptor: int, start: int, nbytes: int) -> ReadAt:
@@ -147,10 +175,23 @@ def _reader(descriptor: int, start: int, nbytes: int) -> ReadAt:
     return lambda offset, size: bytes(data[offset : offset + size])
 
 
+def _pin(sources: Iterable[VideoSource]) -> None:
+    """Look up the objects among these, several at once: each is to be the same from now on."""
+    pin_each(dict.fromkeys(source.path for source in sources if is_url(source.path)))
+
+
+def _stamp_of(target: RemoteObject) -> tuple[int, int]:
+    return target.nbytes, time_of_etag(target.etag or "")
+
+
 def _stamp(path: str) -> tuple[int, int]:
     try:
+        if is_url(path):
+            return _stamp_of(pinned_object(path))
         status = os.stat(path)
-    except OSError:
+    except StorageError:
+        raise
+    except (OSError, MissingDataError):
         return _UNREAD
     return status.st_size, status.st_mtime_ns
 

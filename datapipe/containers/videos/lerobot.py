@@ -6,11 +6,13 @@ The format is that of https://github.com/huggingface/lerobot (`lerobot/datasets`
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
 import string
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,17 +22,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from datapipe.containers.lists.rows import read_rows
+from datapipe.containers.mapped import opened_for_library
 from datapipe.containers.videos.indexing import open_videos
 from datapipe.core.printable import listed
 from datapipe.core.regular_files import path_inside, read_bytes
-from datapipe.errors import FormatError, MissingDataError, OptionError
+from datapipe.errors import FormatError, MissingDataError, OptionError, StorageError
+from datapipe.index.clips import VideoPart, VideoParts
 from datapipe.index.episodes import NOW, EpisodeIndex, EpisodeTable, EpisodeVideos
 from datapipe.index.videos import VideoSource
+from datapipe.stores.location import WEB_SCHEMES, Place, is_url, parse_location, url_inside
+from datapipe.stores.objects import list_below, object_exists, read_object
 
 Ints = NDArray[np.int64]
 INFO = os.path.join("meta", "info.json")
 _MAX_INFO_NBYTES = 1 << 26
+_FILES_AT_ONCE = 8
 _DAMAGE = (pa.ArrowException, OSError, ValueError, KeyError, TypeError)
 
 
@@ -38,7 +44,7 @@ _DAMAGE = (pa.ArrowException, OSError, ValueError, KeyError, TypeError)
 class _Info:
     """What `meta/info.json` says."""
 
-    root: Path
+    root: Place
     version: int  # 2 or 3
     fps: float
     features: Mapping[str, Mapping[str, Any]]
@@ -51,7 +57,7 @@ class _Info:
         return [name for name, feature in self.features.items() if feature.get("dtype") == "video"]
 
     def file(self, template: str, **numbers: Any) -> str:
-        """Return the path that a template means. Raises FormatError for one that leads out, or has other places."""
+        """Return the path or URL that a template means. Raises FormatError for one that leads out, or has other places."""
         where = self.root / INFO
         try:
             names = {name for _, name, _, _ in string.Formatter().parse(template) if name is not None}
@@ -60,7 +66,9 @@ class _Info:
             text = template.format(**{name: numbers[name] for name in names})
         except (ValueError, KeyError, IndexError) as exc:
             raise FormatError(f"{where}: the path {template!r:.100} cannot be filled in ({exc}); repair it") from exc
-        return path_inside(str(self.root), text, named_in=str(where), follows=True)
+        if isinstance(self.root, Path):
+            return path_inside(str(self.root), text, named_in=str(where), follows=True)
+        return url_inside(self.root, text, named_in=str(where))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,12 +84,14 @@ class _Episodes:
 
 
 def is_lerobot(path: str) -> bool:
-    """Return True for a folder that says that it is a dataset of LeRobot's."""
+    """Return True for a folder, or a prefix in a store, that says that it is a dataset of LeRobot's."""
+    if is_url(path):
+        return not any(sign in path for sign in "*[{") and object_exists(parse_location(path) / INFO)
     return os.path.isfile(os.path.join(path, INFO)) and os.path.isdir(os.path.join(path, "data"))
 
 
 def open_episodes(
-    path: Path,
+    path: Place,
     *,
     delta_timestamps: Mapping[str, Sequence[float]],
     episodes: Sequence[int] | None = None,
@@ -132,16 +142,27 @@ def open_episodes(
     )
 
 
-def _read_info(path: Path) -> _Info:
+def open_cameras(path: Place) -> VideoParts:
+    """Return the videos of all cameras of a dataset, for people to look at. Raises as `open_episodes` does."""
+    info = _read_info(path)
+    found = _read_v3(info) if info.version == 3 else _read_v2(info)
+    files = sorted({file for of_camera in found.videos.values() for file in of_camera})
+    videos = open_videos([VideoSource(file) for file in files], where=str(path))
+    return VideoParts.of(videos, [VideoPart(number) for number in range(len(files))])
+
+
+def _read_info(path: Place) -> _Info:
     where = path / INFO
     try:
-        found = json.loads(read_bytes(where, at_most=_MAX_INFO_NBYTES))
+        found = json.loads(_read(where))
         version = str(found["codebase_version"]).lstrip("v").partition(".")[0]
         features = {str(name): dict(feature) for name, feature in found["features"].items()}
         fps, data, video = float(found["fps"]), str(found["data_path"]), str(found.get("video_path") or "")
         chunks = int(found.get("chunks_size", 1000))
     except FileNotFoundError as exc:
         raise MissingDataError(f"{where}: no such file; pass the folder of a LeRobot dataset") from exc
+    except StorageError:
+        raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
         raise FormatError(f"{where}: not the facts of a LeRobot dataset ({type(exc).__name__}: {exc}); repair it") from exc
     if version not in ("2", "3"):
@@ -149,6 +170,15 @@ def _read_info(path: Path) -> _Info:
     if not (fps > 0 and math.isfinite(fps) and chunks > 0):
         raise FormatError(f"{where}: fps is {fps:g} and chunks_size {chunks}; both must be more than 0")
     return _Info(path, int(version), fps, features, data, video, chunks)
+
+
+def _read(place: Place) -> bytes:
+    """Return all of a file or an object. Raises FileNotFoundError, StorageError, or ValueError for a file that is too large."""
+    return read_bytes(place, at_most=_MAX_INFO_NBYTES) if isinstance(place, Path) else read_object(place)
+
+
+def _json_lines(place: Place) -> Iterator[Any]:
+    return (json.loads(line) for line in _read(place).splitlines() if line.strip())
 
 
 def _offsets(info: _Info, delta_timestamps: Mapping[str, Sequence[float]], tolerance_s: float) -> dict[str, tuple[int, ...]]:
@@ -169,7 +199,7 @@ def _offsets(info: _Info, delta_timestamps: Mapping[str, Sequence[float]], toler
     return found
 
 
-def _chosen(found: _Episodes, episodes: Sequence[int] | None, path: Path) -> Ints:
+def _chosen(found: _Episodes, episodes: Sequence[int] | None, path: Place) -> Ints:
     """Return the places of the episodes that are wanted."""
     if episodes is None:
         return np.arange(len(found.number), dtype=np.int64)
@@ -181,7 +211,7 @@ def _chosen(found: _Episodes, episodes: Sequence[int] | None, path: Path) -> Int
 
 
 def _read_v3(info: _Info) -> _Episodes:
-    files = sorted((info.root / "meta" / "episodes").rglob("*.parquet"))
+    files = _tables_of_episodes(info.root / "meta" / "episodes")
     if not files:
         raise MissingDataError(f"{info.root / 'meta' / 'episodes'}: holds no table of episodes; get the dataset again")
     rows = _columns(files, lambda name: not name.startswith("stats/"))
@@ -204,10 +234,27 @@ def _read_v3(info: _Info) -> _Episodes:
     return _Episodes(number, length, first, sorted(paths), by_camera, begin)
 
 
+def _tables_of_episodes(place: Place) -> list[str]:
+    """Return the tables at a place, by name; where a web server does not list them, those of the names that LeRobot gives."""
+    if isinstance(place, Path):
+        return sorted(map(str, place.rglob("*.parquet")))
+    if place.scheme not in WEB_SCHEMES:
+        names = [one.name for page in list_below(place) for one in page if one.name.endswith(".parquet")]
+        return [str(place / name) for name in sorted(names)]
+    found: list[str] = []
+    for chunk in itertools.count():
+        numbers = (place / f"chunk-{chunk:03d}/file-{file:03d}.parquet" for file in itertools.count())
+        some = [str(one) for one in itertools.takewhile(object_exists, numbers)]
+        if not some:
+            return found
+        found += some
+    raise AssertionError  # the loop ends with the first chunk that is not there
+
+
 def _read_v2(info: _Info) -> _Episodes:
     where = info.root / "meta" / "episodes.jsonl"
     try:
-        rows = sorted((int(row.cells["episode_index"]), int(row.cells["length"])) for row in read_rows(where))
+        rows = sorted((int(row["episode_index"]), int(row["length"])) for row in _json_lines(where))
     except (KeyError, ValueError, TypeError) as exc:
         raise FormatError(f"{where}: a line has no episode_index and length; get the dataset again") from exc
     number, length = (np.array(column, np.int64) for column in zip(*rows, strict=True)) if rows else (np.zeros(0, np.int64),) * 2
@@ -224,7 +271,7 @@ def _each(chunks: Any, files: Any) -> list[tuple[int, int]]:
 
 def _read_table(info: _Info, episodes: _Episodes) -> EpisodeTable:
     names = [name for name, feature in info.features.items() if feature.get("dtype") not in ("video", "image", "string")]
-    columns = _columns(map(Path, episodes.data), lambda name: name in names)
+    columns = _columns(episodes.data, lambda name: name in names)
     missing = [name for name in ("timestamp", "index", *names) if name not in columns]
     if missing:
         raise FormatError(f"{info.root / 'data'}: the tables lack the column {missing[0]}; get the dataset again")
@@ -239,22 +286,29 @@ def _read_table(info: _Info, episodes: _Episodes) -> EpisodeTable:
     return EpisodeTable(num, np.asarray(columns["timestamp"], np.float64), columns, tasks)
 
 
-def _columns(files: Iterable[Path], is_wanted: Callable[[str], bool]) -> dict[str, NDArray[Any]]:
+def _columns(files: Sequence[str], is_wanted: Callable[[str], bool]) -> dict[str, NDArray[Any]]:
     """Return columns of numbers of Parquet files, one after the other: (n,) or (n, k) arrays, lists flattened."""
     parts: dict[str, list[NDArray[Any]]] = {}
-    for file in files:
-        try:
-            held = pq.ParquetFile(file)
-            table = held.read([name for name in held.schema_arrow.names if is_wanted(name)])
-            for name in table.column_names:
-                values = _numbers(table.column(name), name)
-                if values is not None:
-                    parts.setdefault(name, []).append(values)
-        except FileNotFoundError as exc:
-            raise MissingDataError(f"{file}: no such file; get the dataset again") from exc
-        except _DAMAGE as exc:
-            raise FormatError(f"{file}: cannot be read as a table of the dataset ({exc}); get it again") from exc
+    with ThreadPoolExecutor(_FILES_AT_ONCE) as pool:
+        for some in pool.map(lambda file: _columns_of(file, is_wanted), files):
+            for name, values in some.items():
+                parts.setdefault(name, []).append(values)
     return {name: np.concatenate(column) for name, column in parts.items()}
+
+
+def _columns_of(file: str, is_wanted: Callable[[str], bool]) -> dict[str, NDArray[Any]]:
+    try:
+        with opened_for_library(file) as opened:
+            held = pq.ParquetFile(opened)
+            table = held.read([name for name in held.schema_arrow.names if is_wanted(name)])
+        found = {name: _numbers(table.column(name), name) for name in table.column_names}
+        return {name: values for name, values in found.items() if values is not None}
+    except FileNotFoundError as exc:
+        raise MissingDataError(f"{file}: no such file; get the dataset again") from exc
+    except StorageError:
+        raise
+    except _DAMAGE as exc:
+        raise FormatError(f"{file}: cannot be read as a table of the dataset ({exc}); get it again") from exc
 
 
 def _numbers(column: pa.ChunkedArray, name: str) -> NDArray[Any] | None:
@@ -276,12 +330,15 @@ def _read_tasks(info: _Info) -> tuple[str, ...]:
     path = info.root / "meta" / ("tasks.parquet" if info.version == 3 else "tasks.jsonl")
     try:
         if info.version == 3:
-            rows = pq.read_table(path).to_pylist()
+            with opened_for_library(str(path)) as opened:
+                rows = pq.ParquetFile(opened).read().to_pylist()
             pairs = {int(row["task_index"]): str(row.get("task", row.get("__index_level_0__"))) for row in rows}
         else:
-            pairs = {int(row.cells["task_index"]): str(row.cells["task"]) for row in read_rows(path)}
+            pairs = {int(row["task_index"]): str(row["task"]) for row in _json_lines(path)}
     except FileNotFoundError as exc:
         raise MissingDataError(f"{path}: no such file; get the dataset again") from exc
+    except StorageError:
+        raise
     except _DAMAGE as exc:
         raise FormatError(f"{path}: not a table of tasks ({exc}); get it again") from exc
     return tuple(pairs.get(number, "") for number in range(max(pairs, default=-1) + 1))

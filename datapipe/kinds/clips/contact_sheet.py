@@ -13,8 +13,9 @@ from datapipe.codecs.video.decoding import VideoDecoder
 from datapipe.codecs.video.filling import fill_frames
 from datapipe.core import atomic
 from datapipe.core.printable import printable
-from datapipe.fetch.local import LocalFiles
+from datapipe.fetch.files import Files, open_object_files
 from datapipe.index.clips import VideoParts
+from datapipe.stores.settings import Remote
 
 _FRAMES = 8  # of a row
 _HEIGHT, _CAPTION, _GAP = 90, 16, 8  # pixels
@@ -24,7 +25,8 @@ _PAPER, _INK, _BAD = (250, 250, 248), (40, 40, 40), (190, 40, 30)
 def draw_sheet(parts: VideoParts, path: Path, *, num_videos: int) -> None:
     """Write a PNG of `num_videos` videos, evenly spread over all. Raises StorageError if it cannot be written."""
     some = np.unique(np.linspace(0, len(parts) - 1, min(len(parts), num_videos)).astype(np.int64)).tolist()
-    rows = [(_frames_of(parts, part), _caption(parts, part)) for part in some]
+    files = open_object_files(parts.videos.urls(), remote=Remote())
+    rows = [(_frames_of(parts, part, files), _caption(parts, part)) for part in some]
     width = max([_FRAMES * (frames.shape[2] + 2) for frames, _ in rows], default=0)
     sheet = Image.new("RGB", (width + 2 * _GAP, len(rows) * (_HEIGHT + _CAPTION + _GAP) + _GAP), _PAPER)
     draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(11)
@@ -36,7 +38,7 @@ def draw_sheet(parts: VideoParts, path: Path, *, num_videos: int) -> None:
     atomic.save(path, lambda file: sheet.save(file, "PNG"))
 
 
-def _frames_of(parts: VideoParts, part: int) -> NDArray[np.uint8]:
+def _frames_of(parts: VideoParts, part: int, files: Files) -> NDArray[np.uint8]:
     """Return (k, h, w, 3) frames of a video, grey where one does not decode; k is 0 for a video that cannot be decoded."""
     video = int(parts.video[part])
     if not parts.videos.num_frames[video]:
@@ -45,7 +47,7 @@ def _frames_of(parts: VideoParts, part: int) -> NDArray[np.uint8]:
     height, width = track.coding.shown_size
     out = np.full((_FRAMES, _HEIGHT, max(1, round(width * _HEIGHT / height)), 3), 128, np.uint8)
     frames = np.linspace(0, len(track) - 1, _FRAMES).astype(np.int64)
-    fill_frames(VideoDecoder(), FrameConverter(), track, LocalFiles().reader(source.path, source.start), frames, out)
+    fill_frames(VideoDecoder(), FrameConverter(), track, files.reader(source.path, source.start), frames, out)
     return out
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +19,9 @@ from datapipe.index.clips import AnyClips, ClipIndex, Short, WindowSettings
 from datapipe.kernel.kind import Data
 from datapipe.kinds.clips.kind import ClipKind
 from datapipe.kinds.clips.settings import ClipSettings, Layout
+from datapipe.stores.location import is_url, parse_place
+from datapipe.stores.requests import apply_settings
+from datapipe.stores.settings import Remote, remote_settings
 from datapipe.transforms import Recipe
 
 
@@ -33,17 +35,13 @@ class _Opening:
     deltas: Mapping[str, tuple[float, ...]]
     episodes: tuple[int, ...] | None
     tolerance_s: float
-
-    @property
-    def is_of_episodes(self) -> bool:
-        """Whether the source is a dataset of LeRobot's."""
-        return isinstance(self.source, (str, os.PathLike)) and is_lerobot(path_name(self.source, "the path to the videos"))
+    is_of_episodes: bool  # whether the source is a dataset of LeRobot's
 
     def open(self, settings: ClipSettings) -> tuple[AnyClips, tuple[str, ...] | None]:
         """Return the clips, and the names of classes by label."""
         if self.is_of_episodes:
             assert isinstance(self.source, (str, os.PathLike))
-            path = Path(self.source)
+            path = parse_place(path_name(self.source, "the path to the dataset"))
             index = open_episodes(
                 path, delta_timestamps=self.deltas, episodes=self.episodes, cameras=settings.fields, tolerance_s=self.tolerance_s
             )
@@ -60,8 +58,9 @@ class Clips(Data):
     >>> for batch in datapipe.DataLoader(data, batch_size=32, shuffle=True, transform=[crop]):
     ...     loss = criterion(model(batch["video"]), batch["label"])       # (32, 8, 3, 224, 224) and (32,)
 
-    source: a folder of videos, whose top folders are classes; a video, a glob pattern, or a list of videos; or a list of parts of
-      videos, CSV or JSON lines, with a column `path`, and `start`, `end` (seconds) and `label` if there are such.
+    source: a folder of videos, whose top folders are classes; WebDataset tars with members `KEY.mp4`, and `KEY.cls` if there are
+      labels; a video, a glob pattern, or a list of videos; or a list of parts of videos, CSV or JSON lines, with a column `path`,
+      and `start`, `end` (seconds) and `label` if there are such. All of them, but the list, may lie in an object store.
     frames: of a clip; None: 8.
     stride: frames from one frame of a clip to the next.
     step: frames from the beginning of a clip to that of the next one of the video; None: clips do not overlap.
@@ -82,6 +81,7 @@ class Clips(Data):
     resize: how transforms that resize are carried out: "exact", on the RGB of torchcodec as torchvision's Resize does;
       "fast", in one pass from YUV, in half the time: about 38 dB from the exact ones.
     layout: of `video`: "BTCHW", "BCTHW" or "BTHWC"; views of the same memory.
+    remote: a `datapipe.Remote(...)`: how videos in an object store are read. With `cache_dir` they are kept on a disk.
     fields: which of `video`, `label`, `is_pad`, `times` and `id` a batch has; the first two by default.
 
     A batch is a dict: `video` (b, t, 3, h, w) in the layout, uint8 or what the loader's transforms make of it, which draw once
@@ -112,15 +112,21 @@ class Clips(Data):
         resize: str = "exact",
         layout: Layout = "BTCHW",
         fields: Sequence[str] | None = None,
+        remote: Remote | None = None,
     ) -> None:
         if resize not in [one.value for one in Resize]:
             raise OptionError(f"resize is {resize!r:.40}; choose 'exact' or 'fast'")
-        settings = ClipSettings(per_visit, lanes, Resize(resize), layout, None if fields is None else tuple(fields))  # type: ignore[arg-type]
+        names = None if fields is None else tuple(fields)
+        settings = ClipSettings(per_visit, lanes, Resize(resize), layout, names, remote_settings(remote))  # type: ignore[arg-type]
         windows = WindowSettings(8 if frames is None else frames, stride, step, fps, short)
         tolerance = real_number(tolerance_s, "tolerance_s")
         deltas = {name: tuple(values) for name, values in (delta_timestamps or {}).items()}
-        opening = _Opening(source, windows, bool(skip_bad), deltas, None if episodes is None else tuple(episodes), tolerance)
-        if opening.is_of_episodes:
+        if _is_in_store(source):
+            apply_settings(settings.remote)  # for the opening too
+        of_episodes = isinstance(source, (str, os.PathLike)) and is_lerobot(path_name(source, "the path to the videos"))
+        chosen = None if episodes is None else tuple(episodes)
+        opening = _Opening(source, windows, bool(skip_bad), deltas, chosen, tolerance, of_episodes)
+        if of_episodes:
             if frames is not None or replace(windows, frames=8) != WindowSettings():
                 raise OptionError(
                     f"{source}: is a LeRobot dataset, whose samples are frames; pass delta_timestamps={{...}} instead"
@@ -164,7 +170,15 @@ class Clips(Data):
         raise OptionError("mix() of Clips: not served; name all videos in one list, or make a loader for each")
 
 
+def _is_in_store(source: ClipSource) -> bool:
+    """Return whether some of a source lies in an object store."""
+    paths = [source] if isinstance(source, (str, os.PathLike)) else source
+    return any(isinstance(path, str) and is_url(path) for path in paths)
+
+
 def _opened(opening: _Opening, settings: ClipSettings) -> Clips:
+    if _is_in_store(opening.source):
+        apply_settings(settings.remote)
     data = Clips.__new__(Clips)
     data._set(opening, settings)
     return data

@@ -11,10 +11,12 @@ from numpy.typing import NDArray
 
 from datapipe.codecs.video.conversion import FrameConverter, Resize
 from datapipe.codecs.video.decoding import VideoDecoder
+from datapipe.codecs.video.runs import reads_of, runs_of
 from datapipe.codecs.video.track import VideoCoding
 from datapipe.errors import DecodeError, IntegrityError
-from datapipe.fetch.local import LocalFiles
+from datapipe.fetch.files import Files
 from datapipe.index.clips import AnyClips, track_of
+from datapipe.index.entries import Extents
 from datapipe.order.draws import Draws
 from datapipe.transforms import Recipe
 from datapipe.transforms.execute import RowCut, cut_through, row_cuts
@@ -30,7 +32,7 @@ class ClipDecoder:
     crop, a bilinear resize and flips.
     """
 
-    def __init__(self, index: AnyClips, recipe: Recipe, files: LocalFiles, resize: Resize) -> None:
+    def __init__(self, index: AnyClips, recipe: Recipe, files: Files, resize: Resize) -> None:
         self._index, self._recipe, self._files, self._resize = index, recipe, files, resize
         self._decoder, self._converter = VideoDecoder(), FrameConverter(resize)
         self._memory = np.empty(0, np.uint8)  # of a frame, or a part of it, before it is cut
@@ -107,6 +109,19 @@ class ClipDecoder:
         is_whole = (height, width) == coding.shown_size
         self._converter.convert(frame, coding, pixels, region=None if is_whole else (region[0], region[1], height, width))
         return pixels
+
+
+def extents_of(index: AnyClips, clips: Ints, camera: int) -> Extents:
+    """Return the ranges of the file that decoding what a camera shows of clips of one run reads."""
+    found = [index.frames(clip, camera) for clip in clips.tolist()]
+    track, source = track_of(index.videos, found[0].video), index.videos.source(found[0].video)
+    frames = np.unique(np.concatenate([one.frames for one in found]))
+    reads = [(start, nbytes) for run in runs_of(track, frames[frames >= 0]) for _, start, nbytes in reads_of(track.packets, run)]
+    starts, sizes = (np.array(one, np.int64) for one in zip(*reads, strict=True)) if reads else (np.zeros(0, np.int64),) * 2
+    num = len(reads)
+    return Extents(
+        [source.path] * num, source.start + starts, sizes, np.zeros(num, np.uint32), np.zeros(num, np.uint8), one_file_each=False
+    )
 
 
 def _is_crop_and_resize(steps: tuple[RowCut, ...]) -> bool:

@@ -5,20 +5,20 @@ from __future__ import annotations
 import argparse
 import os
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from datapipe.containers.listing import is_image_name
-from datapipe.containers.videos.lerobot import is_lerobot
-from datapipe.containers.videos.opening import is_video_name, open_parts
+from datapipe.containers.listing import is_image_name, is_video_name
+from datapipe.containers.videos.lerobot import is_lerobot, open_cameras
+from datapipe.containers.videos.opening import open_parts
+from datapipe.containers.videos.shards import are_shards
 from datapipe.core.printable import counted, listed
 from datapipe.errors import OptionError
 from datapipe.index.clips import VideoParts
 from datapipe.index.manifest import MANIFEST_NAME
 from datapipe.index.videos import VideoIndex
-from datapipe.stores.location import is_url
+from datapipe.stores.location import is_url, parse_place
 
 _LOOKED_AT = 200  # videos, spread over all
 _MAX_SHOWN = 5  # bad videos
@@ -30,12 +30,12 @@ def claim(path: str) -> VideoParts | None:
 
     Of a LeRobot dataset they are those of all cameras.
     """
+    if is_lerobot(path):
+        return open_cameras(parse_place(path))
+    if is_video_name(os.fsencode(path)) or are_shards(path):
+        return open_parts(path)[0]
     if is_url(path) or os.path.lexists(os.path.join(path, MANIFEST_NAME)):
         return None
-    if is_lerobot(path):
-        return open_parts(sorted(str(file) for file in Path(path, "videos").rglob("*.mp4")))[0]
-    if os.path.isfile(path):
-        return open_parts(path)[0] if is_video_name(os.fsencode(path)) else None
     return open_parts(path)[0] if os.path.isdir(path) and _holds_videos(path) else None
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from datapipe.errors import OptionError
-from datapipe.fetch.local import LocalFiles
+from datapipe.fetch.files import Files, open_object_files
 from datapipe.index.clips import AnyClips, Ints
 from datapipe.kernel.accelerators import open_batch_pool, runtime_of
 from datapipe.kernel.device import Uploader
@@ -48,7 +48,7 @@ class ClipKind(Kind):
         self.num_samples = self.num_in_epoch = len(index)
         self.identity = Identity("clips", index.name, "frames, stride, step, fps, short or delta_timestamps")
         self._resolve_device = device
-        self._files: LocalFiles | None = None
+        self._files: Files | None = None
         if recipe.rest:
             raise OptionError(
                 f"{described(recipe.rest[-1])} is called per image ({recipe.rest_reason}); pass transforms of datapipe, or those "
@@ -83,7 +83,7 @@ class ClipKind(Kind):
 
     def open_pass(self, settings: Pass) -> ClipMaker:
         if self._files is None:
-            self._files = LocalFiles()
+            self._files = open_object_files(self.index.videos.urls(), remote=self.settings.remote)
         files, source = self._files, settings.source
         assert isinstance(source, Plan)
         order: Any = source.order
@@ -91,7 +91,9 @@ class ClipKind(Kind):
         shapes = [(one.num_frames, *size, 3) for one, size in zip(self.index.cameras, self.sizes, strict=True)]
         of_visits = functools.partial(SlabPool, max_free=settings.options.num_workers + 2)
         room = max(1, order.largest_visit)
-        visits = ClipVisits(order, settings, [BatchMemory(shape, room=room, open_pool=of_visits) for shape in shapes])
+        visits = ClipVisits(
+            order, settings, [BatchMemory(shape, room=room, open_pool=of_visits) for shape in shapes], files, self.index
+        )
         open_pool = functools.partial(open_batch_pool, options=settings.options, runtime=runtime)
         geometry = self.recipe.geometry_alone()
 

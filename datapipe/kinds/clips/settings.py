@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from datapipe.codecs.video.conversion import Resize
 from datapipe.core.checks import whole_number
 from datapipe.errors import OptionError
+from datapipe.stores.settings import Remote
 
 Layout = Literal["BTCHW", "BCTHW", "BTHWC"]
 # Of (b, t, h, w, c) memory.
@@ -29,6 +30,7 @@ class ClipSettings:
     resize: Resize = Resize.EXACT
     layout: Layout = "BTCHW"
     fields: tuple[str, ...] | None = None  # None: the video, and the label if there are labels
+    remote: Remote = field(default_factory=Remote)
 
     def __post_init__(self) -> None:
         whole_number(self.per_visit, "per_visit", least=1)

@@ -13,9 +13,12 @@ from numpy.typing import NDArray
 
 from datapipe.core.observe import Stage, StageEvent
 from datapipe.errors import DecodeError, IntegrityError
+from datapipe.fetch.files import Files
+from datapipe.fetch.remote import RemoteFiles
+from datapipe.index.clips import AnyClips
 from datapipe.kernel.kind import Pass, SharedPieces
 from datapipe.kernel.pools import BatchMemory
-from datapipe.kinds.clips.decoding import ClipDecoder, Reason
+from datapipe.kinds.clips.decoding import ClipDecoder, Reason, extents_of
 from datapipe.order.draws import Draws
 from datapipe.order.sample_order import Order
 from datapipe.order.visits import Visit
@@ -42,6 +45,7 @@ class DecodedVisit:
     step: int  # the first that needs one of them
     pixels: list[torch.Tensor]  # (k, t, h, w, 3) uint8 of each camera
     bad: dict[int, Reason] = field(default_factory=dict)  # by place in the visit
+    on_their_way: list[object] = field(default_factory=list)  # bytes that were asked for ahead of use
 
     def place_of(self, clip: int) -> int:
         """Return the place of a clip."""
@@ -53,26 +57,34 @@ class ClipVisits(SharedPieces):
 
     parts_at_once = 1
 
-    def __init__(self, order: VisitingOrder, run: Pass, memory: Sequence[BatchMemory]) -> None:
-        """`memory`: of each camera."""
-        self._order, self._run, self._memory = order, run, memory
+    def __init__(self, order: VisitingOrder, run: Pass, memory: Sequence[BatchMemory], files: Files, index: AnyClips) -> None:
+        """`memory`: of each camera. `files`: read the clips of the index."""
+        self._order, self._run, self._memory, self._files, self._index = order, run, memory, files, index
 
     def open(self, key: Hashable, step: int) -> tuple[DecodedVisit, list[int]]:
         assert isinstance(key, Visit)
         clips = self._order.samples(key)
         pixels = [of_camera.lease(len(clips), torch.uint8) for of_camera in self._memory]
-        return DecodedVisit(clips, key.epoch, step, pixels), list(range(len(pixels)))
+        visit = DecodedVisit(clips, key.epoch, step, pixels)
+        if isinstance(self._files, RemoteFiles):  # a disk is read ahead by the kernel
+            asked = [self._files.will_need(extents_of(self._index, clips, camera)) for camera in range(len(pixels))]
+            visit.on_their_way.extend(asked)
+        return visit, list(range(len(pixels)))
 
     def load(self, piece: DecodedVisit, parts: Sequence[int], worker: ClipDecoder) -> None:
         start_ns = time.perf_counter_ns()
+        self._files.take_network_ns()  # what the thread waited for before is no part of this
         draws = Draws(self._run.seed, piece.epoch, piece.clips)
         for camera in parts:
             piece.bad.update(worker.decode(camera, piece.clips, draws, piece.pixels[camera]))
-        took_ns = time.perf_counter_ns() - start_ns
-        self._run.observer(StageEvent(Stage.DECODE, piece.step, start_ns, took_ns, len(piece.clips)))
+        took_ns, num = time.perf_counter_ns() - start_ns, len(piece.clips)
+        network_ns = min(self._files.take_network_ns(), took_ns)
+        if network_ns:
+            self._run.observer(StageEvent(Stage.NETWORK, piece.step, start_ns, network_ns, num))
+        self._run.observer(StageEvent(Stage.DECODE, piece.step, start_ns + network_ns, took_ns - network_ns, num))
 
     def leave_out(self, piece: DecodedVisit, part: int, reason: DecodeError | IntegrityError) -> None:
         piece.bad = dict.fromkeys(range(len(piece.clips)), reason)
 
     def complete(self, piece: DecodedVisit) -> None:
-        return
+        piece.on_their_way.clear()

@@ -1,0 +1,107 @@
+"""Videos in shards: members of tars, named `KEY.mp4`, with `KEY.cls` beside, where they lie."""
+
+from __future__ import annotations
+
+import glob
+import itertools
+import os
+
+import numpy as np
+
+from datapipe.codecs.field_values import NO_LABEL, FieldKind
+from datapipe.containers.formats import container_of
+from datapipe.containers.listing import VIDEO_SUFFIXES, is_image_name, is_video_name
+from datapipe.containers.mapped import byte_source
+from datapipe.containers.opening import open_index
+from datapipe.containers.remote_shards import expanded
+from datapipe.containers.tar.scanner import scan_members
+from datapipe.containers.videos.indexing import open_videos
+from datapipe.core.printable import listed
+from datapipe.errors import FormatError, MissingDataError, OptionError
+from datapipe.index.clips import VideoParts
+from datapipe.index.videos import VideoSource
+from datapipe.stores.location import is_url, parse_location
+from datapipe.stores.objects import list_names
+
+_LOOKED_AT = 32  # members of the first tar
+_AT_ONCE = 1 << 16  # samples that are looked up
+
+
+def are_shards(name: str) -> bool:
+    """Return True for a path, a pattern or a URL of tars, or of a folder or prefix with such, whose first members are videos."""
+    try:
+        first = _first_tar(name)
+        return first is not None and _holds_videos(first)
+    except (FormatError, MissingDataError):  # of a URL; what reads it says what is wrong
+        return False
+
+
+def _first_tar(name: str) -> str | None:
+    """Return the first tar that a path, pattern or URL names, or that lies in it; None if there is none."""
+    if is_url(name):
+        name = next(expanded(name)) if "{" in name else name
+        location = parse_location(name)
+        if container_of(location.name) == "tar" and not glob.has_magic(location.name):
+            return name
+        if glob.has_magic(location.name):
+            location = location.parent
+        found = [one for one in list_names(location) if container_of(one) == "tar"]
+        return str(location / found[0]) if found else None
+    if os.path.isdir(name):
+        found = sorted(one for one in os.listdir(name) if container_of(one) == "tar")
+        return os.path.join(name, found[0]) if found else None
+    if os.path.isfile(name):
+        return name if container_of(os.path.basename(name)) == "tar" else None
+    return next((one for one in sorted(glob.glob(name)) if container_of(os.path.basename(one)) == "tar"), None)
+
+
+def _holds_videos(tar: str) -> bool:
+    """Return True if there are videos and no images among the first members of a tar."""
+    is_found = False
+    try:
+        with byte_source(tar, "a tar") as data:
+            for member in itertools.islice(scan_members(data, tar), _LOOKED_AT):
+                if is_image_name(member.name):
+                    return False
+                is_found = is_found or is_video_name(member.name)
+    except FormatError:
+        return is_found
+    return is_found
+
+
+def open_shards(name: str) -> VideoParts:
+    """Return the videos of shards, in order, a part each, with their labels.
+
+    Raises what `open_index` raises, and OptionError for samples of several videos, or ones that do not lie there as they are.
+    """
+    index = open_index(name)
+    fields = [one.name for one in index.manifest.fields if is_video_field(one.name)]
+    if len(fields) != 1:
+        raise OptionError(f"{name}: each sample must have one video, and they have {listed(fields, most=5) or 'none in common'}")
+    sources: list[VideoSource] = []
+    labels = []
+    for first in range(0, len(index), _AT_ONCE):
+        ids = index.ids(np.arange(first, min(first + _AT_ONCE, len(index)), dtype=np.int64))
+        entries = index.look_up(ids, fields[0])
+        extents = entries.extents
+        if extents.codecs is not None and any(extents.codecs):
+            raise OptionError(f"{name}: its videos do not lie there as they are; convert it with --to webdataset")
+        places = zip(extents.paths, extents.offset.tolist(), extents.nbytes.tolist(), strict=True)
+        sources += [VideoSource(*place) for place in places]
+        labels.append(entries.labels)
+    videos = open_videos(sources, where=name)
+    num = len(sources)
+    is_labelled = any(one.kind is FieldKind.LABEL for one in index.manifest.fields)
+    return VideoParts(
+        videos,
+        np.arange(num, dtype=np.int64),
+        np.zeros(num),
+        np.full(num, np.inf),
+        np.concatenate(labels) if is_labelled else np.full(num, NO_LABEL, np.int64),
+        index.manifest.classes if is_labelled else None,
+    )
+
+
+def is_video_field(name: str) -> bool:
+    """Return True for the field of members such as `KEY.mp4`, or `KEY.front.mp4`."""
+    return f".{name.rpartition('_')[2]}" in VIDEO_SUFFIXES
