@@ -9,6 +9,7 @@ shuffled, on two threads or workers. "floats" are the batches of LeRobot, camera
 from __future__ import annotations
 
 import importlib
+import itertools
 import sys
 from collections.abc import Iterable
 from typing import Any
@@ -19,6 +20,7 @@ from benchmarks.video_contenders import BATCH_SIZE, WORKERS, print_cost
 LEROBOT = "lerobot"
 CONTENDERS = (LEROBOT, *(f"datapipe, per_visit {each}" for each in (1, 4, 32)), "datapipe floats, per_visit 4")
 PEERS = (LEROBOT,)  # in a Python of their own
+PEER_BATCHES = 20  # of an epoch: each sample costs it the same
 
 
 def deltas_of(frames: int) -> dict[str, list[float]]:
@@ -45,7 +47,7 @@ def of_datapipe(name: str, directory: str, frames: int) -> Iterable[dict[str, An
 
 
 def of_lerobot(name: str, directory: str, frames: int) -> Iterable[dict[str, Any]]:
-    """Return torch's DataLoader over LeRobotDataset."""
+    """Return batches of torch's DataLoader over LeRobotDataset."""
     import torch
 
     from benchmarks.contenders.torchvision_transforms import import_torchvision
@@ -55,7 +57,8 @@ def of_lerobot(name: str, directory: str, frames: int) -> Iterable[dict[str, Any
     lerobot: Any = importlib.import_module("lerobot.datasets.lerobot_dataset")
     torch.manual_seed(0)
     dataset = lerobot.LeRobotDataset("benchmarks/episodes", root=directory, delta_timestamps=deltas_of(frames) or None)
-    return torch.utils.data.DataLoader(dataset, BATCH_SIZE, shuffle=True, num_workers=WORKERS)
+    loader = torch.utils.data.DataLoader(dataset, BATCH_SIZE, shuffle=True, num_workers=WORKERS)
+    return itertools.islice(loader, PEER_BATCHES)
 
 
 def main() -> None:

@@ -98,7 +98,7 @@ def _write_data(group: str, scratch: Path, *, is_dry: bool) -> tuple[Path, dict[
     """Return the directory of the data, and what they are."""
     directory = scratch / group
     if group == "episodes":
-        lengths = [60, 60] if is_dry else [240] * 4
+        lengths = [60, 60] if is_dry else [240] * 16
         write_episodes(directory, lengths, _pictures)
         return directory, {"lengths": lengths}
     num_videos, num_frames = (2, 90) if is_dry else (12, 600)
