@@ -150,7 +150,8 @@ def see_episodes(loader: TorchDataLoader, seed: SeedSource, *, shares: bool) -> 
     try:
         theirs = _collated(loader, samples)
     except Exception as exc:
-        return Unseen(f"its own code failed for a sample that was compared ({type(exc).__name__}: {str(exc)[:200]})")
+        told = str(exc).strip().rpartition("\n")[2]  # after the traceback of a worker
+        return Unseen(f"its own code failed for a sample that was compared ({type(exc).__name__}: {told:.200})")
     cameras = frozenset(camera.name for camera in data.index.cameras)
     if not isinstance(theirs, dict) or theirs.keys() != ours.keys():
         odd = sorted(map(str, {*theirs} ^ {*ours})) if isinstance(theirs, dict) else [type(theirs).__qualname__]
