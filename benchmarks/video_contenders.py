@@ -92,8 +92,13 @@ def main() -> None:
     name, directory, crop = sys.argv[1:4]
     run: Callable[[str, str, str], Iterator[int]] = by_torchcodec if name == "torchcodec" else by_datapipe
     importlib.import_module("torchcodec.decoders" if name == "torchcodec" else "datapipe.kinds.clips.data")  # not timed
+    print_cost(run(name, directory, crop))
+
+
+def print_cost(sizes: Iterator[int]) -> None:
+    """Run through batches, of so many clips each, and print what a clip of them costs."""
     begun, started = _cpu_s(), time.perf_counter()
-    num = sum(run(name, directory, crop))
+    num = sum(sizes)
     took, wall = _cpu_s() - begun, time.perf_counter() - started
     print(json.dumps({"clips": num, "cpu_ms": took / num * 1e3, "wall_ms": wall / num * 1e3}))
 

@@ -113,6 +113,7 @@ def _remedies(worst: Analysis | None, try_out: Try) -> tuple[Remedies | None, st
             num_workers=worst.loader.num_workers or 0,
             has_own_sampler="sampler" in worst.loader.places,
             workers_wait=contention is not None and contention.grows,
+            video_library=worst.loader.video_library,
         )
         needs = needs_of(workload, worst.attribution, places, situation=situation, scale=ranking.scale)
         found = msgspec.structs.replace(found, needs=tuple(needs))
