@@ -1,11 +1,13 @@
-"""Clips of videos: how much CPU time a clip takes, against torch's DataLoader with torchcodec; and how fast files are indexed.
+"""Clips of videos and samples of robots' episodes, against torch's DataLoader with torchcodec and with LeRobot: CPU time. And how
+fast files are indexed.
 
-    python -m benchmarks.video --peers PATH/TO/bin/python    # with torchcodec, installed there
-    python -m benchmarks.video --dry-run                     # little of everything, without the peer: does it run?
+    python -m benchmarks.video --peers PATH/TO/bin/python --lerobot PATH/TO/bin/python    # with torchcodec, with lerobot, there
+    python -m benchmarks.video --only episodes --lerobot PATH/TO/bin/python               # the clips are left out
+    python -m benchmarks.video --dry-run                     # little of everything, without the peers: does it run?
 
-Videos are like those of a camera that moves: a textured scene of 640 x 480 with grain, H.264 with a key frame every 60.
-Contenders run once per round in fresh processes, in rotated order. The last figure is that of the index, over copies of a small
-video.
+Videos are like those of a camera that moves: a textured scene of 640 x 480 with grain, H.264 with a key frame every 60; of
+episodes two cameras, AV1 with a key frame every 2. Contenders run once per round in fresh processes, in rotated order. The
+index is that of copies of a small video.
 """
 
 from __future__ import annotations
@@ -19,103 +21,135 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks import harness
+from benchmarks import episode_contenders, harness, video_contenders
+from benchmarks.episode_data import write_episodes
 from benchmarks.ratios import ratio_of, rotated
-from benchmarks.video_contenders import CONTENDERS, PEERS
+from benchmarks.video_contenders import CONVERTED
 
 HEIGHT, WIDTH, KEY_EVERY = 480, 640, 60
-# (cut, contender, the least that torchcodec's CPU time over its may be)
+# By group: the module of its contenders, and its tasks, the last argument of these.
+GROUPS = {"clips": (video_contenders, ("resize", "crop")), "episodes": (episode_contenders, ("1", "2", "8"))}
+# (task, contender, the least that the peer's CPU time over its may be)
 BARS = (
     ("resize", "datapipe exact, per_visit 1", 1.3),
     ("resize", "datapipe exact, per_visit 4", 3.5),
     ("resize", "datapipe exact, per_visit 15", 9.0),
     ("crop", "datapipe exact, per_visit 4", 2.5),
 )
+# The same of converted videos, against clips of the source that are decoded each by itself.
+CONVERTED_BARS = (("resize", f"{CONVERTED}, per_visit 1", 5.0), ("resize", f"{CONVERTED}, per_visit 15", 25.0))
+OF_SOURCE = "datapipe exact, per_visit 1"
+EPISODE_BARS = (  # the same, by the frames of each camera
+    ("1", "datapipe, per_visit 1", 1.8),
+    ("2", "datapipe, per_visit 1", 2.0),
+    ("1", "datapipe, per_visit 32", 3.0),
+    ("2", "datapipe, per_visit 32", 4.0),
+    ("8", "datapipe, per_visit 32", 6.0),
+)
 MIN_FILES_PER_S = 5000
-CUTS = ("resize", "crop")
+Rounds = dict[str, dict[str, list[dict[str, float]]]]  # task -> contender -> one measurement per round
 
 
 def main() -> None:
     arguments = _parse()
     with tempfile.TemporaryDirectory(dir=arguments.scratch) as name:
-        directory = Path(name) / "videos"
-        num_videos, num_frames = (2, 90) if arguments.dry_run else (12, 600)
-        _write_videos(directory, num_videos, num_frames)
-        names = [one for one in CONTENDERS if arguments.peers or one not in PEERS]
-        rounds: dict[str, dict[str, list[dict[str, float]]]] = {cut: {one: [] for one in names} for cut in CUTS}
-        for number in range(arguments.rounds):
-            for cut in CUTS:
-                for one in rotated(names, number):
-                    found = _run(one, directory, cut, arguments)
-                    rounds[cut][one].append(found)
-                    print(f"round {number + 1}/{arguments.rounds}  {cut:<7} {one:<28} {found['cpu_ms']:7.1f} CPU-ms", flush=True)
-        index = _index(Path(name), 200 if arguments.dry_run else 10_000)
+        for group in GROUPS:
+            if arguments.only in (None, group):
+                result = _measured(group, Path(name), arguments)
+                print("\n".join(as_lines(result)))
+                if not arguments.dry_run:
+                    of_group = "video" if group == "clips" else f"video-{group}"
+                    harness.save(of_group, "benchmarks.video", result, results=arguments.results)
+
+
+def _measured(group: str, scratch: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Make the data of a group, and measure its contenders on it."""
+    contenders, tasks = GROUPS[group]
+    python = arguments.peers if group == "clips" else arguments.lerobot
+    names = [one for one in contenders.CONTENDERS if python or one not in contenders.PEERS]
+    directory, settings = _write_data(group, scratch, is_dry=arguments.dry_run)
+    rounds: Rounds = {task: {one: [] for one in names} for task in tasks}
+    for number in range(arguments.rounds):
+        for task in tasks:
+            for one in rotated(names, number):
+                found: dict[str, float] = harness.run_contender(
+                    one,
+                    [contenders.__name__, one, str(directory), task],
+                    python=python if one in contenders.PEERS else sys.executable,
+                    limit_s=900,
+                    environment={"XDG_CACHE_HOME": str(scratch / "cache"), "HF_HOME": str(scratch / "hub")},
+                )
+                rounds[task][one].append(found)
+                print(f"round {number + 1}/{arguments.rounds}  {task:<7} {one:<28} {found['cpu_ms']:7.1f} CPU-ms", flush=True)
     result = {
-        "settings": {"num_videos": num_videos, "num_frames": num_frames, "num_rounds": arguments.rounds},
+        "settings": settings | {"num_rounds": arguments.rounds},
         "cpu_ms": _medians(rounds, "cpu_ms"),
         "wall_ms": _medians(rounds, "wall_ms"),
         "rounds": rounds,
-        "speed": _speeds(rounds),
-        "index": index,
+        "speed": _speeds(rounds, contenders.PEERS[0], (*BARS, *EPISODE_BARS)),
     }
-    print("\n".join(as_lines(result)))
-    if not arguments.dry_run:
-        harness.save("video", "benchmarks.video", result, results=arguments.results)
+    if group == "clips":
+        result["speed_of_converted"] = _speeds(rounds, OF_SOURCE, CONVERTED_BARS, only=CONVERTED)
+        result["index"] = _index(scratch, 200 if arguments.dry_run else 10_000)
+    return result
 
 
-def _medians(rounds: dict[str, dict[str, list[dict[str, float]]]], what: str) -> dict[str, dict[str, float]]:
+def _write_data(group: str, scratch: Path, *, is_dry: bool) -> tuple[Path, dict[str, Any]]:
+    """Return the directory of the data, and what they are."""
+    directory = scratch / group
+    if group == "episodes":
+        lengths = [60, 60] if is_dry else [240] * 16
+        write_episodes(directory, lengths, _pictures)
+        return directory, {"lengths": lengths}
+    num_videos, num_frames = (2, 90) if is_dry else (12, 600)
+    _write_videos(directory, num_videos, num_frames)
+    settings = {"num_videos": num_videos, "num_frames": num_frames}
+    return directory, settings | _convert(directory, directory.with_name("converted"))
+
+
+def _medians(rounds: Rounds, what: str) -> dict[str, dict[str, float]]:
     return {
-        cut: {one: round(statistics.median(found[what] for found in values), 2) for one, values in of_cut.items() if values}
-        for cut, of_cut in rounds.items()
+        task: {one: round(statistics.median(found[what] for found in values), 2) for one, values in of_task.items() if values}
+        for task, of_task in rounds.items()
     }
 
 
-def _speeds(rounds: dict[str, dict[str, list[dict[str, float]]]]) -> dict[str, Any]:
-    """How many times the CPU time of ours torchcodec's is, with what the bars ask."""
-    bars = {(cut, ours): bar for cut, ours, bar in BARS}
+def _speeds(rounds: Rounds, peer: str, bars: tuple[tuple[str, str, float], ...], *, only: str = "") -> dict[str, Any]:
+    """How many times the CPU time of others the peer's is, with what the bars ask; `only`: how their names begin."""
+    asked = {(task, ours): bar for task, ours, bar in bars}
     return {
-        f"{cut}: {ours}": {
+        f"{task}: {ours}": {
             **dataclasses.asdict(
-                ratio_of([found["cpu_ms"] for found in of_cut["torchcodec"]], [found["cpu_ms"] for found in of_cut[ours]])
+                ratio_of([found["cpu_ms"] for found in of_task[peer]], [found["cpu_ms"] for found in of_task[ours]])
             ),
-            "bar": bars.get((cut, ours)),
+            "bar": asked.get((task, ours)),
         }
-        for cut, of_cut in rounds.items()
-        if "torchcodec" in of_cut
-        for ours in of_cut
-        if ours != "torchcodec"
+        for task, of_task in rounds.items()
+        if peer in of_task
+        for ours in of_task
+        if ours != peer and ours.startswith(only)
     }
 
 
 def as_lines(result: dict[str, Any]) -> list[str]:
     """The figures in words."""
     lines = []
-    for name, ratio in result["speed"].items():
+    for name, ratio in [*result["speed"].items(), *result.get("speed_of_converted", {}).items()]:
         bar = ratio["bar"]
         verdict = "" if bar is None else f", bar {bar:g}x {'holds' if ratio['ratio'] >= bar else 'MISSED'}"
         lines.append(f"{name}: {ratio['ratio']:.2f}x [{ratio['low']:.2f}, {ratio['high']:.2f}]{verdict}")
-    index = result["index"]
-    lines.append(
-        f"index: {index['files_per_s']:,} files/s of {index['files']:,}, bar {MIN_FILES_PER_S:,}; {index['grown_mb']} MB"
-    )
+    if (index := result.get("index")) is not None:
+        lines.append(
+            f"index: {index['files_per_s']:,} files/s of {index['files']:,}, bar {MIN_FILES_PER_S:,}; {index['grown_mb']} MB"
+        )
     return lines
-
-
-def _run(name: str, directory: Path, cut: str, arguments: argparse.Namespace) -> dict[str, float]:
-    found: dict[str, float] = harness.run_contender(
-        name,
-        ["benchmarks.video_contenders", name, str(directory), cut],
-        python=arguments.peers if name in PEERS else sys.executable,
-        limit_s=900,
-        environment={"XDG_CACHE_HOME": str(directory.parent / "cache")},
-    )
-    return found
 
 
 # -- data ------------------------------------------------------------------------------------------
@@ -136,27 +170,41 @@ def _scene(rng: np.random.Generator) -> NDArray[np.uint8]:
     return pixels
 
 
+def _pictures(number: int, num_frames: int) -> Iterator[NDArray[np.uint8]]:
+    """Yield frames of a camera that moves over a scene, (HEIGHT, WIDTH, 3) each."""
+    rng = np.random.default_rng(number)
+    scene = _scene(rng).astype(np.int16)
+    for time_number in range(num_frames):
+        left = int(320 + 300 * np.sin(time_number / 40 + number))
+        top = int(240 + 200 * np.cos(time_number / 55))
+        grain = rng.normal(0, 3, (HEIGHT, WIDTH, 1)).astype(np.int16)
+        yield np.clip(scene[top : top + HEIGHT, left : left + WIDTH] + grain, 0, 255).astype(np.uint8)
+
+
 def _write_videos(directory: Path, num_videos: int, num_frames: int) -> None:
     import av
 
     directory.mkdir(parents=True)
     for number in range(num_videos):
-        rng = np.random.default_rng(number)
-        scene = _scene(rng).astype(np.int16)
         with av.open(str(directory / f"{number:03d}.mp4"), "w") as output:
             stream: Any = output.add_stream("libx264", rate=30)
             stream.width, stream.height, stream.pix_fmt = WIDTH, HEIGHT, "yuv420p"
             keys = f"keyint={KEY_EVERY}:min-keyint={KEY_EVERY}:scenecut=0"
             stream.options = {"x264-params": keys, "preset": "medium", "crf": "23"}
-            for time_number in range(num_frames):
-                left = int(320 + 300 * np.sin(time_number / 40 + number))
-                top = int(240 + 200 * np.cos(time_number / 55))
-                grain = rng.normal(0, 3, (HEIGHT, WIDTH, 1)).astype(np.int16)
-                pixels = np.clip(scene[top : top + HEIGHT, left : left + WIDTH] + grain, 0, 255).astype(np.uint8)
+            for pixels in _pictures(number, num_frames):
                 for packet in stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")):
                     output.mux(packet)
             for packet in stream.encode(None):
                 output.mux(packet)
+
+
+def _convert(directory: Path, converted: Path) -> dict[str, float]:
+    """Convert the videos to small ones with key frames close together; return how many MB both have."""
+    from converters import ConvertOptions, convert
+
+    convert(ConvertOptions(directory, converted, video_size=256, video_keyframes=16, num_workers=2))
+    nbytes = [sum(path.stat().st_size for path in found) for found in (directory.glob("*.mp4"), converted.glob("*.tar"))]
+    return dict(zip(("source_mb", "converted_mb"), (round(one / 1e6, 2) for one in nbytes), strict=True))
 
 
 def _index(scratch: Path, num_files: int) -> dict[str, Any]:
@@ -186,7 +234,11 @@ def _index(scratch: Path, num_files: int) -> dict[str, Any]:
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.video", description="Clips of videos, and their index.")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.video", description="Clips of videos, samples of episodes, and the index."
+    )
+    parser.add_argument("--only", choices=[*GROUPS], help="one of the groups; default: all")
+    parser.add_argument("--lerobot", help="a Python with lerobot and torchcodec")
     parser.add_argument("--peers", help="a Python with torchcodec; see README.md")
     return harness.run_arguments(parser, rounds=3, scratch="the data (2 GB)")
 

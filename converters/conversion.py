@@ -48,10 +48,11 @@ from converters.report import (
     warnings_of,
 )
 from converters.runs import Fence, LockGoneError, begin_run, hold, is_held, translated
-from converters.samples.examine import Treatment
+from converters.samples.examine import Treatment, VideoTreatment
 from converters.shards import DONE_NAME, DoneShard, ShardJob, clear_leftovers, forget_done, read_done, shard_files
 from converters.sources import open_source, resolved
 from converters.writers import TARGETS
+from datapipe.containers.forms import VIDEOS
 from datapipe.core.environment import num_usable_cores
 from datapipe.errors import DatapipeError, DecodeError, IntegrityError, StorageError
 from datapipe.index.listed import Source
@@ -287,7 +288,10 @@ class _Conversion:
 
     def _job(self, plan: ConversionPlan, fence: Fence) -> ShardJob:
         options = self.options
-        treatment = Treatment(options.check, options.resize, options.encode, options.strip_exif, options.tokens)
+        video = None
+        if options.form == VIDEOS or options.encodes_videos:
+            video = VideoTreatment(options.video_size, options.video_keyframes)
+        treatment = Treatment(options.check, options.resize, options.encode, options.strip_exif, options.tokens, video)
         root = self.source.root
         root = root if isinstance(root, Location) else root.absolute()
         return ShardJob(self.building, str(root), options.to, treatment, options.on_error, plan.fields, plan.classes, fence)

@@ -15,7 +15,7 @@ from typing import Any
 from converters.tokenizer import Tokenizing
 from datapipe.codecs.probe import MAX_PIXELS
 from datapipe.containers.form import ClassFrom, FieldChoice, Form
-from datapipe.containers.forms import AUTO, FORMS
+from datapipe.containers.forms import AUTO, FORMS, VIDEOS
 from datapipe.core.checks import path_name
 from datapipe.errors import OptionError
 from datapipe.stores.location import Location, Place
@@ -226,6 +226,8 @@ class ConvertOptions:
     part: Part | None = None
     overwrite: bool = False
     tokens: Tokenizing | None = None  # how texts become ids, for tokens
+    video_size: int | None = None  # pixels of the shorter side of videos, which are encoded again; never enlarged
+    video_keyframes: int | None = None  # frames from one key frame to the next of videos, which are encoded again
 
     def __post_init__(self) -> None:
         if self.to not in TARGETS:
@@ -238,6 +240,7 @@ class ConvertOptions:
             )
         if self.tokens is not None and (self.transcodes or self.strip_exif):
             raise OptionError("--to tokens: documents have no images to resize, encode or strip; leave those options out")
+        self._check_videos()
         if self.form not in FORMS and self.form != AUTO:
             raise OptionError(f"--from {self.form!r} is not known; choose one of: {', '.join((AUTO, *FORMS))}")
         wrong = sorted(_COORDINATES.intersection(choice.name for choice in self.fields if choice.kind == "json"))
@@ -261,6 +264,20 @@ class ConvertOptions:
         check_run(self.num_workers, self.on_error, self.max_errors)
         refuse_overlap(self.source, self.destination)
 
+    def _check_videos(self) -> None:
+        if self.video_size is not None and (self.video_size < 16 or self.video_size % 2):
+            raise OptionError(f"--video-size is {self.video_size} pixels; it must be even, and at least 16")
+        if self.video_keyframes is not None and self.video_keyframes < 1:
+            raise OptionError(f"--video-keyframes is {self.video_keyframes} frames; it must be at least 1")
+        if self.form != VIDEOS:
+            return
+        if self.to != "webdataset":
+            raise OptionError(f"--to {self.to}: datapipe.Clips reads videos from WebDataset tars; pass --to webdataset")
+        if self.resize is not None:
+            raise OptionError(f"--resize {self.resize}: is for images; videos take --video-size, such as --video-size 256")
+        if self.encode.form != "keep" or self.strip_exif:
+            raise OptionError("--encode and --strip-exif are for images; videos take --video-size or --video-keyframes")
+
     @property
     def how(self) -> Form:
         """How the source is read."""
@@ -268,8 +285,13 @@ class ConvertOptions:
 
     @property
     def transcodes(self) -> bool:
-        """True if images may be stored as other bytes than the source's."""
-        return self.resize is not None or self.encode.form != "keep"
+        """True if images or videos may be stored as other bytes than the source's."""
+        return self.resize is not None or self.encode.form != "keep" or self.encodes_videos
+
+    @property
+    def encodes_videos(self) -> bool:
+        """True if videos are encoded again."""
+        return self.video_size is not None or self.video_keyframes is not None
 
     def as_typed(self) -> dict[str, Any]:
         """Return the options that determine the written bytes: JSON-safe, without paths and workers."""
@@ -283,6 +305,8 @@ class ConvertOptions:
             "encode": str(self.encode),
             "dedupe": self.dedupe or None,
             "strip_exif": self.strip_exif or None,
+            "video_size": self.video_size,
+            "video_keyframes": self.video_keyframes,
             "seed": self.seed,
             "split": {split.name: str(split.share) for split in self.split} or None,
             "check": self.check.value,

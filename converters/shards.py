@@ -36,6 +36,7 @@ from datapipe.index.sidecar import SIDECAR_SUFFIX, write_sidecar
 DONE_NAME = "done"
 QUARANTINE_NAME = "quarantine"
 _REPORT_EVERY = 64  # samples
+_REPORT_EVERY_VIDEO = 1  # each may take seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,12 @@ def _build(
         writer = target.open_shard(temporary, fields=fields, classes=job.classes)
         try:
             since = bad_since = 0
-            if tokenizing is None:
+            report_every = _REPORT_EVERY if job.treatment.video is None else _REPORT_EVERY_VIDEO
+            if job.treatment.video is not None:
+                from converters.samples.videos import stored_videos  # only here: it needs much that images do not
+
+                made = stored_videos(roots, samples, job.fields, job.treatment, check=writer.check)
+            elif tokenizing is None:
                 made = read_samples(roots, samples, job.fields, job.treatment, check=writer.check)
             else:
                 made = tokenised_samples(roots, samples, job.fields, tokenizing, is_reference=is_reference)
@@ -123,7 +129,7 @@ def _build(
                     if len(sizes) < 2:
                         sizes.add(result.size)
                 since += 1
-                if since == _REPORT_EVERY:
+                if since == report_every:
                     yield since, bad_since
                     since = bad_since = 0
             written = writer.finish()

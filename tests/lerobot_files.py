@@ -97,6 +97,17 @@ def write_lerobot_video(path: Path, frames: list[np.ndarray], codec: str) -> Non
         output.mux(stream.encode(None))
 
 
+def decoded(root: Path, camera: str, num: int) -> list[np.ndarray]:
+    """The `num` frames of a camera, (h, w, 3) each, of all episodes one after the other, by PyAV alone."""
+    found = []
+    for path in sorted((root / "videos").rglob("*.mp4")):
+        if camera in str(path):
+            with av.open(str(path)) as held:
+                found += [frame.to_ndarray(format="rgb24") for frame in held.decode(video=0)]
+    assert len(found) == num
+    return found
+
+
 def _write_v3(root: Path, lengths: tuple[int, ...], starts: np.ndarray, rows: pa.Table) -> None:
     num = len(lengths)
     file = [0 if episode < 2 else 1 for episode in range(num)]

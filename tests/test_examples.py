@@ -96,6 +96,23 @@ def test_a_small_network_learns_actions_from_videos(tmp_path: Path, run_here: Ca
     assert second < 0.95 * first
 
 
+def test_a_policy_learns_to_reach_from_demonstrations(tmp_path: Path, run_here: Callable[..., str]) -> None:
+    pytest.importorskip("av")
+
+    def trained(epochs: int) -> tuple[list[float], list[int]]:
+        options = {"out": tmp_path / "policy", "epochs": epochs, "episodes": 40}
+        flags = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+        words = run_here("train_policy.py", *flags).replace(",", "").split()
+        losses, shares = ([words[place + 1] for place, word in enumerate(words) if word == what] for what in ("loss", "reached"))
+        return [float(loss) for loss in losses], [int(share.rstrip("%")) for share in shares]
+
+    (first, *_), _ = trained(1)
+    later, shares = trained(6)  # from where the first run ended
+    assert len(later) == 5
+    assert later[-1] < 0.75 * first
+    assert max(shares) >= 30
+
+
 def test_a_keyword_spotter_learns_from_speech(tmp_path: Path, run_here: Callable[..., str]) -> None:
     pytest.importorskip("soundfile")
 

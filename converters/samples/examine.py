@@ -19,11 +19,25 @@ from datapipe.codecs.field_values import IMAGE_FIELD, FieldKind, FieldSpec
 from datapipe.codecs.masks import mask_labels
 from datapipe.codecs.npy import check_npy
 from datapipe.codecs.probe import ImageHeader, probe
+from datapipe.containers.field_names import is_video
 from datapipe.errors import DecodeError, OptionError
 
 _ENCODINGS = {
     FieldKind.TEXT: "text", FieldKind.JSON: "json", FieldKind.ARRAY: "npy", FieldKind.BYTES: "bytes", FieldKind.TOKENS: "tokens",
 }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class VideoTreatment:
+    """How videos are stored."""
+
+    size: int | None = None  # pixels of the shorter side at most; None: as it is
+    key_every: int | None = None  # frames from one key frame to the next; None: 16 where they are encoded again
+
+    @property
+    def encodes(self) -> bool:
+        """True if videos are encoded again, rather than kept as they are."""
+        return self.size is not None or self.key_every is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +49,7 @@ class Treatment:
     encode: Encode
     strips_exif: bool = False
     tokenizing: Tokenizing | None = None  # of texts that become ids
+    video: VideoTreatment | None = None  # of videos, if they are looked at
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +65,24 @@ def refuse_treatment(options: ConvertOptions, fields: tuple[FieldSpec, ...]) -> 
     if options.tokens is not None:
         _refuse_tokenising(options.tokens, str(options.source), fields)
         return
-    if not (options.transcodes or options.strip_exif) or any(field.kind is FieldKind.IMAGE for field in fields):
+    if options.encodes_videos:
+        _refuse_encoding_videos(options, fields)
+    asks_for_images = options.resize is not None or options.encode.form != "keep" or options.strip_exif
+    if not asks_for_images or any(field.kind is FieldKind.IMAGE for field in fields):
         return
     asked = f"--resize {options.resize}" if options.resize else f"--encode {options.encode}"
-    asked = asked if options.transcodes else "--strip-exif"
+    asked = asked if options.resize or options.encode.form != "keep" else "--strip-exif"
     raise OptionError(f"{asked}: the samples of {options.source} have no images; leave it out")
+
+
+def _refuse_encoding_videos(options: ConvertOptions, fields: tuple[FieldSpec, ...]) -> None:
+    asked = f"--video-keyframes {options.video_keyframes}" if options.video_size is None else f"--video-size {options.video_size}"
+    if not any(map(is_video, fields)):
+        remedy = "pass --resize" if any(field.kind is FieldKind.IMAGE for field in fields) else "leave it out"
+        raise OptionError(f"{asked}: the samples of {options.source} have no videos; {remedy}")
+    other = next((field.name for field in fields if is_video(field) and not field.name.endswith(("mp4", "m4v", "mov"))), None)
+    if other is not None:
+        raise OptionError(f"{asked}: the field {other!r} would become an mp4 of another name; convert the files, --from videos")
 
 
 def _refuse_tokenising(tokenizing: Tokenizing, source: str, fields: tuple[FieldSpec, ...]) -> None:

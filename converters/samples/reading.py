@@ -108,21 +108,27 @@ def read_samples(
     `fields`: those that every sample must have. `check` raises DecodeError for a sample that could not be written.
     Raises IntegrityError if a file has changed since it was planned.
     """
-    kinds = {field.name: field.kind for field in fields}
     for sample, contents, problem in read_each(roots, planned):
         problem = problem or missing_fields(fields, frozenset((*sample.origins, *sample.values)), sample.label)
         if problem is not None:
             yield sample, LeftOutSample(sample, problem, contents)
             continue
         try:
-            values = {name: encode_value(kinds[name], text) for name, text in sample.values.items() if name in kinds}
-            examined = examine({**contents, **values}, fields, treatment, size=sample.size)
+            examined = examine({**contents, **own_values(sample, fields)}, fields, treatment, size=sample.size)
             stored = StoredSample(sample.id, sample.source, sample.label, examined.size, examined.fields)
             check(stored)
         except DecodeError as exc:
             yield sample, LeftOutSample(sample, str(exc), contents)
         else:
             yield sample, stored
+
+
+def own_values(sample: PlannedSample, fields: tuple[FieldSpec, ...]) -> dict[str, bytes]:
+    """Return the bytes of the fields whose values lie in no file. Raises DecodeError."""
+    if not sample.values:
+        return {}
+    kinds = {field.name: field.kind for field in fields}
+    return {name: encode_value(kinds[name], text) for name, text in sample.values.items() if name in kinds}
 
 
 def read_contents(roots: Roots, planned: Iterable[PlannedSample]) -> Iterator[tuple[PlannedSample, dict[str, bytes] | None]]:
@@ -140,6 +146,41 @@ def read_each(roots: Roots, planned: Iterable[PlannedSample]) -> Iterator[tuple[
         finally:
             opened.close()
         yield opened.planned, contents, problem
+
+
+@dataclass(frozen=True, slots=True)
+class HeldField:
+    """A field of a sample whose bytes are read as they are needed."""
+
+    origin: Origin
+    _held: _OpenFile | PendingBytes
+    _roots: Roots
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        """Return bytes of the file that holds the field, fewer at its end; of an object only those of the field.
+
+        Raises IntegrityError if the file has changed since it was listed, StorageError if a store fails.
+        """
+        if isinstance(self._held, _OpenFile):
+            _refuse_changed(self._held.descriptor, self.origin, self._roots)
+            return os.pread(self._held.descriptor, nbytes, offset)
+        begin = offset - self.origin.offset
+        return _received(self._held)[max(0, begin) : max(0, begin + nbytes)]
+
+    def value(self) -> bytes:
+        """Return the bytes of the field. Raises as `read`, and DecodeError."""
+        return decode_stored(_bytes_of(self._held, self.origin, self._roots), self.origin.codec)
+
+
+def open_each(roots: Roots, planned: Iterable[PlannedSample]) -> Iterator[tuple[PlannedSample, dict[str, HeldField], str | None]]:
+    """Yield each sample with its fields, to be read until the next one is asked for, or why it cannot be read."""
+    for opened in _open_ahead(roots, planned):
+        try:
+            origins = opened.planned.origins
+            held = {name: HeldField(origins[name], one, roots) for name, one in opened.held.items()}
+            yield opened.planned, held, opened.problem
+        finally:
+            opened.close()
 
 
 def _open_ahead(roots: Roots, planned: Iterable[PlannedSample]) -> Iterator[_WaitingSample]:
@@ -232,9 +273,7 @@ def _read(roots: Roots, opened: _WaitingSample, contents: dict[str, bytes]) -> s
         return opened.problem
     for name, origin in opened.planned.origins.items():
         try:
-            held = opened.held[name]
-            data = _read_stretch(held.descriptor, origin, roots) if isinstance(held, _OpenFile) else _received(held)
-            contents[name] = decode_stored(data, origin.codec)
+            contents[name] = decode_stored(_bytes_of(opened.held[name], origin, roots), origin.codec)
         except DecodeError as exc:
             return f"field {name!r}: {exc}"
         except StorageError:  # what the store does is no sample's fault
@@ -244,11 +283,14 @@ def _read(roots: Roots, opened: _WaitingSample, contents: dict[str, bytes]) -> s
     return None
 
 
+def _bytes_of(held: _OpenFile | PendingBytes, origin: Origin, roots: Roots) -> bytes:
+    return _read_stretch(held.descriptor, origin, roots) if isinstance(held, _OpenFile) else _received(held)
+
+
 def _read_stretch(descriptor: int, origin: Origin, roots: Roots) -> bytes:
     """Return the bytes of a field. Raises IntegrityError if its file is not as planned."""
-    status, nbytes = os.fstat(descriptor), origin.nbytes
-    if origin.file_nbytes not in (status.st_size, ANY_SIZE) or status.st_mtime_ns != origin.mtime_ns:
-        raise IntegrityError(f"{_path(roots, origin)}: changed since the source was listed; {_CHANGED}")
+    nbytes = origin.nbytes
+    _refuse_changed(descriptor, origin, roots)
     data = os.pread(descriptor, nbytes, origin.offset)
     while len(data) < nbytes:  # network file systems may return less at a time
         more = os.pread(descriptor, nbytes - len(data), origin.offset + len(data))
@@ -256,6 +298,12 @@ def _read_stretch(descriptor: int, origin: Origin, roots: Roots) -> bytes:
             raise IntegrityError(f"{_path(roots, origin)}: became shorter during the read; {_CHANGED}")
         data += more
     return data
+
+
+def _refuse_changed(descriptor: int, origin: Origin, roots: Roots) -> None:
+    status = os.fstat(descriptor)
+    if origin.file_nbytes not in (status.st_size, ANY_SIZE) or status.st_mtime_ns != origin.mtime_ns:
+        raise IntegrityError(f"{_path(roots, origin)}: changed since the source was listed; {_CHANGED}")
 
 
 def _path(roots: Roots, origin: Origin) -> str:

@@ -17,6 +17,7 @@ from torch.utils.data import IterableDataset
 from datapipe.adapt.deferral.dataset import DeferringDataset, is_switched_off, reads_batches
 from datapipe.adapt.deferral.device_decoding import DecodingByDali, choose_decoder
 from datapipe.adapt.deferral.requests import request_of_picks
+from datapipe.adapt.episodes import SeenEpisodes, see_episodes
 from datapipe.adapt.explaining import lines_about
 from datapipe.adapt.former import OF_FROM_TORCH, FormerSettings, Handling, with_former
 from datapipe.adapt.introspection import Introspection, as_default_collate, introspect
@@ -73,6 +74,8 @@ def from_torch(
       images, maps them by such transforms, and batches.
     - Such a dataset with transforms of your own after one that cuts or resizes, or a collate_fn that draws or is for samples that
       are not tensors: torch's workers, in which datapipe decodes and runs the transforms that come before.
+    - A `LeRobotDataset` without image_transforms: a `datapipe.DataLoader` over `Clips`, whose batches are those of LeRobot's
+      code and torch's collation. Some samples are made both ways and compared first.
     - A `TensorDataset`, a Hugging Face dataset of numbers or of lists of them, or a `Subset` of one: whole batches gathered from
       its tensors or columns, in the training process. So too a Dataset whose `__getitem__` only takes parts of arrays, such as
       windows of token ids: its code says which.
@@ -131,6 +134,22 @@ def from_torch(
         takes_cut_files=on_error == "raise",
         draws_in_workers=not may.reseeds or (taken.num_workers > 0 and not asks_for_ours),
     )
+    episodes = None
+    if isinstance(found, Unseen) and may.sees and (data, cache) == (None, None):
+        episodes = see_episodes(taken, source, shares=share_among_ranks)
+    if isinstance(episodes, SeenEpisodes):
+        clips = DataLoader(
+            episodes.data,
+            batch_transform=episodes.as_collated,
+            device=device,
+            backend=backend,
+            on_error=on_error,
+            **episodes.arguments,
+        )
+        clips.origin = _origin(taken, "datapipe reads its videos and tables", episodes.note, *_uncalled(taken))
+        carry_attributes(loader, clips)
+        return clips
+    found = episodes or found
     if isinstance(found, Introspection) and not may.sees:
         found = Unseen("faithful=True leaves its samples to them")
     defers = may.defers and not is_switched_off()
@@ -148,8 +167,7 @@ def from_torch(
             on_error=on_error,
             **found.arguments,
         )
-        notes = ["worker_init_fn is not called"] if taken.worker_init_fn and taken.num_workers else []
-        ours.origin = _origin(taken, "datapipe reads its files", *found.notes, *notes)
+        ours.origin = _origin(taken, "datapipe reads its files", *found.notes, *_uncalled(taken))
         carry_attributes(loader, ours)
         return ours
     why = found.in_workers if isinstance(found, Introspection) else found.reason
@@ -173,6 +191,11 @@ def from_torch(
         result = prefetch(result, place)
     carry_attributes(loader, result)
     return result  # type: ignore[no-any-return]
+
+
+def _uncalled(loader: TorchDataLoader) -> list[str]:
+    """Return a note about what of the user's is not called, as there are no workers."""
+    return ["worker_init_fn is not called"] if loader.worker_init_fn and loader.num_workers else []
 
 
 def _images_of(dataset: Any, found: Introspection, data: Any, former: ImageSettings | None) -> Images:

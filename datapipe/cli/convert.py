@@ -112,6 +112,8 @@ def _options(args: argparse.Namespace) -> ConvertOptions:
         part=args.part,
         overwrite=args.overwrite,
         tokens=_tokenizing(args),
+        video_size=args.video_size,
+        video_keyframes=args.video_keyframes,
     )
 
 
@@ -250,7 +252,7 @@ def _print_preview(preview: Preview, options: ConvertOptions, *, as_json: bool) 
         for sample in one.first:
             say(f"  {_shown(sample)}")
     say(f"fields: {_listed(preview.fields)}")
-    needed = "unknown, as images are encoded again" if preview.needed_nbytes is None else f"{preview.needed_nbytes / 1e6:.1f} MB"
+    needed = "unknown, as they are encoded again" if preview.needed_nbytes is None else f"{preview.needed_nbytes / 1e6:.1f} MB"
     say(f"disk: needed {needed}; free {preview.free_nbytes / 1e6:.1f} MB")
 
 

@@ -54,6 +54,7 @@ def add_convert(subparsers: Commands) -> None:
     add_form_options(parser, "what SRC is", more=("table",))
     _add_token_options(parser)
     _add_table_options(parser)
+    _add_video_options(parser)
     parser.add_argument(
         "--shard-size",
         default="256MB",
@@ -136,6 +137,15 @@ def _add_token_options(parser: argparse.ArgumentParser) -> None:
         "--chat-template",
         metavar="FILE|auto",
         help="the texts are chats (JSON lists of messages): render them by this template; the assistant's tokens carry loss",
+    )
+
+
+def _add_video_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that only videos have."""
+    group = parser.add_argument_group("videos (SRC holds videos; docs/video.md), kept as they are unless one of these is given")
+    group.add_argument("--video-size", type=int, metavar="N", help="encode again, the shorter side at most N pixels")
+    group.add_argument(
+        "--video-keyframes", type=int, metavar="N", help="encode again, a key frame every N frames (16 with --video-size)"
     )
 
 

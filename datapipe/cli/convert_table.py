@@ -36,6 +36,8 @@ _FOR_SAMPLES: dict[str, Any] = {
     "address": None,
     "dedupe": False,
     "check": "header",
+    "video_size": None,
+    "video_keyframes": None,
 }
 
 

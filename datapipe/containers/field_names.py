@@ -11,6 +11,7 @@ from typing import Any
 from datapipe.codecs.field_values import IMAGE_FIELD, LABEL_FIELD, FieldKind, FieldSpec
 from datapipe.codecs.npy import read_npy_header
 from datapipe.codecs.probe import encoding_of
+from datapipe.containers.listing import VIDEO_SUFFIXES
 from datapipe.core.printable import get_logger
 from datapipe.errors import DecodeError, OptionError
 
@@ -81,6 +82,11 @@ def field_name(text: str) -> str:
 
 def _is_free(name: str) -> bool:
     return is_field_name(name) and name not in (IMAGE, LABEL)
+
+
+def is_video(field: FieldSpec) -> bool:
+    """Return True for a field of videos: of members such as `KEY.mp4`, or `KEY.front.mp4`."""
+    return field.kind is FieldKind.BYTES and f".{field.name.rpartition('_')[2]}" in VIDEO_SUFFIXES
 
 
 def is_mask_name(text: str) -> bool:

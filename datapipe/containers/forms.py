@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass
 
 IMAGES = "images"
+VIDEOS = "videos"  # the name of the form of these
 AUTO = "auto"  # the name of a form that is to be recognised
 FIELD_KINDS = (
     "image", "mask", "boxes", "text", "json", "array", "bytes", "label", "int", "float", "text-file", "json-file", "none",
@@ -143,6 +144,17 @@ FORMS: dict[str, FormFacts] = {
         about=("JSON lines, text files, a folder", "a line, or a text file", "`text`, or as chosen", "files by name, then lines"),
         source="datapipe.containers.documents",
         in_stores=True,
+    ),
+    VIDEOS: FormFacts(
+        title="videos",
+        help="mp4, mov, mkv, webm, ...: a folder of them, a file, or a list of parts",
+        examples=(
+            "actions shards/actions --to webdataset",
+            "parts.csv shards/parts --to webdataset --video-size 256 --video-keyframes 16",
+        ),
+        about=("a folder of videos, a video, a list", "a video, or a part", "`mp4`, `label`", "class, folder, name; the rows"),
+        source="datapipe.containers.videos.source",
+        kind="clips",
     ),
     "dataset": FormFacts(
         title="a converted dataset",

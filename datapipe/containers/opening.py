@@ -13,7 +13,7 @@ from datapipe.containers.archives.recognise import archive_of_file, archives_of_
 from datapipe.containers.foreign import ForeignShards, kept_index, open_foreign, open_kept
 from datapipe.containers.form import Form
 from datapipe.containers.formats import container_of, only_format, refuse_several_sets
-from datapipe.containers.forms import AUTO, FORMS
+from datapipe.containers.forms import AUTO, FORMS, IMAGES
 from datapipe.containers.listed import ForeignPlace, recognised_before
 from datapipe.containers.recognise import recognise_form
 from datapipe.containers.remote_shards import named_shards, open_remote_shards, shards_under
@@ -133,6 +133,8 @@ def _recognised(here: Path, text: str, form: Form) -> Form:
             if sets:
                 raise FormatError(f"{text}: holds the datasets {', '.join(sets)}; open one of them, e.g. {here / sets[0]}")
         form = form.named(recognise_form(here, form.class_from, prefers_folders=True).form)
+    if FORMS[form.name].kind != IMAGES:
+        raise FormatError(f"{text}: holds {FORMS[form.name].title}, and no images; read it with datapipe.Clips")
     if FORMS[form.name].source and not FORMS[form.name].shards:
         return form
     if compression_of(os.fsencode(here.name)) is not None:

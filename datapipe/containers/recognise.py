@@ -23,11 +23,13 @@ from datapipe.containers.listing import (
     is_image_name,
     is_junk,
     is_kept_by_tools,
+    is_video_name,
     list_folders,
     walk,
 )
 from datapipe.containers.lmdb import DATA_NAME
 from datapipe.containers.pairs import IMAGE, KINDS, MASK, is_pair_name, place_file, role_folders
+from datapipe.containers.videos.part_lists import lists_videos
 from datapipe.errors import FormatError, MissingDataError, OptionError
 from datapipe.index.listed import ScanNotes
 from datapipe.index.manifest import MANIFEST_NAME
@@ -59,6 +61,7 @@ class _Seen:
     num_images: int = 0
     num_images_deep: int = 0  # in folders
     num_arrays: int = 0
+    num_videos: int = 0
     with_images: set[bytes] = dataclasses.field(default_factory=set)  # folders in it that hold images, at any depth
     shards: dict[str, str] = dataclasses.field(default_factory=dict)  # suffixes of shards in the folder itself, by form
     archives: list[bytes] = dataclasses.field(default_factory=list)  # in the folder itself
@@ -88,7 +91,10 @@ def recognise_form(source: Place, class_from: ClassFrom | None = None, *, prefer
 
 def _of_pattern(pattern: str) -> Recognition:
     """Return the form of the shards that a pattern matches, such as `train-*.parquet`."""
-    found = sorted({container_of(os.path.basename(name)) or "" for name in glob.glob(pattern)})
+    names = glob.glob(pattern)
+    if names and all(is_video_name(os.fsencode(name)) for name in names):
+        return Recognition("videos", "by the names that it matches")
+    found = sorted({container_of(os.path.basename(name)) or "" for name in names})
     if len(found) != 1 or not found[0]:
         what = "nothing" if not found else f"files of {len(found)} kinds" if len(found) > 1 else "other files"
         raise OptionError(f"{pattern}: matches {what}; a pattern names shards of one form, such as 'train-*.parquet'")
@@ -102,7 +108,11 @@ def _of_file(path: Path) -> Recognition:
         return Recognition("archive", why)
     if is_archive_name(os.fsencode(path.name)):
         return Recognition("tar", f"its name ends with {suffix}")
+    if is_video_name(os.fsencode(path.name)):
+        return Recognition("videos", f"its name ends with {suffix}")
     form = container_of(path.name) or form_of_name(path.name)
+    if form == "manifest" and lists_videos(path):
+        return Recognition("videos", "it lists videos")
     if form is not None:
         return Recognition(form, f"its name ends with {suffix}")
     if suffix == ".json":
@@ -154,10 +164,13 @@ def _of_folder(source: Path, class_from: ClassFrom | None, *, prefers_folders: b
         raise _without_folders(source, seen)
     if seen.num_arrays and not found:
         found.append(Recognition("npy", "it holds .npy files"))
-    if seen.lists and seen.num_images + seen.num_images_deep:
+    if seen.num_videos and not found:
+        found.append(Recognition("videos", "videos in it, or in folders in it"))
+    if seen.lists and seen.num_images + seen.num_images_deep + seen.num_videos:
+        what, form = ("images", "image-folder") if seen.num_images + seen.num_images_deep else ("videos", "videos")
         raise OptionError(
-            f"{source}: holds images and {seen.lists[0]}: pass {source / seen.lists[0]} to convert what it lists, or say"
-            " --from image-folder to take the classes from the folders"
+            f"{source}: holds {what} and {seen.lists[0]}: pass {source / seen.lists[0]} to convert what it lists, or say"
+            f" --from {form} to take the classes from the folders"
         )
     if not found and seen.deep:
         raise OptionError(f"{source}: its folder {seen.deep} holds shards: pass that folder, one set of them at a time")
@@ -171,7 +184,7 @@ def _of_folder(source: Path, class_from: ClassFrom | None, *, prefers_folders: b
     return _only(
         found,
         source,
-        "no images, .npy files or shards in it, nor in the folders in it; check the path, or say --from what it is",
+        "no images, videos, .npy files or shards in it, nor in the folders in it; check the path, or say --from what it is",
     )
 
 
@@ -239,6 +252,8 @@ def _count(folder: bytes, seen: _Seen, *, top: bytes) -> list[bytes]:
             if stem in images and {suffix.lower(), os.path.splitext(images[stem])[1].lower()} & {b".png"}:
                 seen.beside = seen.beside or os.fsdecode(min(name, images[stem]))
             images[stem] = name
+        elif is_video_name(name):
+            seen.num_videos += 1
         elif suffix.lower() in KINDS:
             seen.num_arrays += suffix.lower() == b".npy"
             others.append(name)

@@ -105,12 +105,15 @@ def _remedies(worst: Analysis | None, try_out: Try) -> tuple[Remedies | None, st
     found = remedies_of(ranking, candidates, starved=starved)
     if starved and worst.attribution is not None and worst.loader is not None:
         places = {what: place_of(place) for what, place in worst.loader.places.items()}
+        if worst.attribution.holder is not None:
+            places["lock"] = place_of(worst.attribution.holder.where)
         contention = candidates.contention
         situation = situation_of(
             worst.profiles,
             num_workers=worst.loader.num_workers or 0,
             has_own_sampler="sampler" in worst.loader.places,
             workers_wait=contention is not None and contention.grows,
+            video_library=worst.loader.video_library,
         )
         needs = needs_of(workload, worst.attribution, places, situation=situation, scale=ranking.scale)
         found = msgspec.structs.replace(found, needs=tuple(needs))

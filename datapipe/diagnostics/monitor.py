@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from datapipe.diagnostics.attach import loaders
+from datapipe.diagnostics.attach.lock_sampler import LockSampler
 from datapipe.diagnostics.attach.session import Session
 from datapipe.diagnostics.measure.watching import Hooks, Watch
 
@@ -130,6 +131,7 @@ class _Shared:
         self.recording: Recording | None = None
         self._num_open = 0
         self._lock = threading.Lock()
+        self._lock_sampler = LockSampler()
 
     def open(self) -> bool:
         """Start measuring; return False if another tool already measures this process."""
@@ -137,6 +139,7 @@ class _Shared:
             if loaders.current_session() not in (None, self.session):
                 return False
             self._num_open += 1
+            self._lock_sampler.start()
             loaders.set_session(self.session)
             loaders.patch_all()
             return True
@@ -145,6 +148,8 @@ class _Shared:
         """Undo one `open`."""
         with self._lock:
             self._num_open -= 1
+            if not self._num_open:
+                self._lock_sampler.stop()
             if not self._num_open and loaders.current_session() is self.session:
                 loaders.set_session(None)
 
@@ -152,7 +157,7 @@ class _Shared:
         from datapipe.diagnostics.attach.recording import Recording, open_bracket
 
         self.bracket = open_bracket(hooks)
-        self.recording = Recording(self.bracket)
+        self.recording = Recording(self.bracket, lock=self._lock_sampler)
         return Watch(self.bracket, self.recording)
 
 

@@ -75,6 +75,11 @@ class VideoPart(NamedTuple):
     end: float = float("inf")  # and before here
     label: int = -1  # -1: none
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is a whole video."""
+        return self.start <= 0 and self.end == float("inf")
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VideoParts:
@@ -305,8 +310,7 @@ class ClipIndex(AnyClips):
         if fps is None and start <= 0 and end == float("inf"):
             return Grid(0, num, None)
         times = track_of(self.videos, video).times
-        first = int(np.searchsorted(times, start - _EARLY))
-        after = int(np.searchsorted(times, end - _EARLY)) if end < float("inf") else num
+        first, after = frames_between(times, start, end)
         if first >= after:
             return Grid(0, 0, None)
         if fps is None:
@@ -316,6 +320,12 @@ class ClipIndex(AnyClips):
         moments = begin + np.arange(max(1, int((stop - begin) * fps + _EARLY))) / fps
         shown = np.clip(np.searchsorted(times, moments + _EARLY, side="right") - 1, first, after - 1)
         return Grid(first, len(shown), shown)
+
+
+def frames_between(times: NDArray[np.float64], start: float, end: float) -> tuple[int, int]:
+    """Return the first frame of those that are shown from `start` on and before `end`, and the one after the last; seconds."""
+    first = int(np.searchsorted(times, start - _EARLY))
+    return first, int(np.searchsorted(times, end - _EARLY)) if end < float("inf") else len(times)
 
 
 @functools.lru_cache(maxsize=64)  # long videos have megabytes

@@ -9,8 +9,8 @@ itself with SIGKILL (a write first writes half of its bytes). What it leaves mus
 A second fork then runs the same conversion undisturbed, and its result must equal REFERENCE, byte for
 byte, with nothing beside.
 Options: `split`, `overwrite` (an older dataset lies in the destination), `twice` (the second run is
-killed as well, a few calls in, before the third), `pairs` and `hub` (other forms of sources). Prints the number of kills; exits 1
-at a difference.
+killed as well, a few calls in, before the third), `pairs`, `hub` and `videos` (other forms of
+sources). Prints the number of kills; exits 1 at a difference.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
      ("webdataset", ("split",), 1, 4), ("webdataset", ("overwrite",), 2, 4), ("webdataset", ("twice",), 3, 5),
      ("hdf5", (), 1, 3), ("hdf5", ("overwrite",), 1, 5), ("parquet", (), 2, 3), ("tfrecord", (), 1, 3),
      ("webdataset", ("pairs",), 1, 5),
-     ("hdf5", ("hub",), 1, 20)],
+     ("hdf5", ("hub",), 1, 20), ("webdataset", ("videos",), 3, 12)],
     ids=lambda value: value if isinstance(value, str) else None if isinstance(value, int) else value[0] if value else "plain",
 )  # fmt: skip
 def test_killed_before_changes_to_the_disk(tmp_path: Path, to: str, flags: tuple[str, ...], first: int, step: int) -> None:
@@ -38,6 +38,8 @@ def test_killed_before_changes_to_the_disk(tmp_path: Path, to: str, flags: tuple
         pairs(source)
     elif "hub" in flags:  # whose values are spooled
         hugging_face(source)
+    elif "videos" in flags:  # whose packets are copied
+        small_videos(source)
     else:
         make_tree(source, num_classes=2, per_class=8)
     split = Split.parse_all("train=0.7,val=0.3") if "split" in flags else ()
@@ -53,6 +55,17 @@ def test_killed_before_changes_to_the_disk(tmp_path: Path, to: str, flags: tuple
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     assert int(done.stdout) > 30 // step
+
+
+def small_videos(root: Path) -> Path:
+    """Six videos of about 5 KB. Skips the test without PyAV."""
+    pytest.importorskip("av")
+    from video_files import pictures, write_video
+
+    root.mkdir()
+    for number in range(6):
+        write_video(root / f"{number}.mp4", frames=pictures(12, 64, 48, number))
+    return root
 
 
 def test_killed_at_random_moments(tmp_path: Path) -> None:

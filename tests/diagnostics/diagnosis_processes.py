@@ -31,9 +31,20 @@ COMMAND = Command(("train.py", "--epochs", "1"), 0, "2026-11-20T12:00:00+00:00",
 
 
 def process(
-    *, make_s: float, work_s: float, num_steps: int = 60, rank: int = 0, cpu: float = 1.0, syncs: bool = False, **facts: Any
+    *,
+    make_s: float,
+    work_s: float,
+    open_s: float = 0.0,
+    num_steps: int = 60,
+    rank: int = 0,
+    cpu: float = 1.0,
+    syncs: bool = False,
+    **facts: Any,
 ) -> Process:
-    """One pass over a loader with one worker, to which a batch takes `make_s`, `cpu` of it on a core; a step `work_s`."""
+    """One pass over a loader with one worker, to which a batch takes `make_s`, `cpu` of it on a core; a step `work_s`.
+
+    `open_s`: what the training process takes to open a batch.
+    """
     world = VirtualWorld()
     bracket = ThreadBracket(world, hooks=Hooks(syncs=True, copies=True, updates=True))
     recording = Recording(bracket)
@@ -46,9 +57,13 @@ def process(
         done_s = begun_s + make_s
         asked_ns = world.now_ns()
         one.begin(None if has_no_workers else int(done_s <= world.now))
-        world.now = max(world.now, done_s) + 0.0002
+        world.now = max(world.now, done_s) + open_s + 0.0002
         one.end()
-        recording.note_profile(_profile(step, begun_s, done_s, asked_ns, world.now_ns(), None if has_no_workers else 0, cpu))
+        made = _profile(step, begun_s, done_s, asked_ns, world.now_ns(), None if has_no_workers else 0, cpu)
+        if open_s and made.moved is not None:
+            opened_ns = made.taken_ns - 200_000
+            made = replace(made, moved=replace(made.moved, open_start_ns=opened_ns - round(open_s * 1e9), open_end_ns=opened_ns))
+        recording.note_profile(made)
         handed_s.append(world.now)
         world.launch(work_s)
         world.spend(0.001)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from datapipe.codecs.decode import Region
-from datapipe.codecs.video.library import import_av
+from datapipe.codecs.video.library import import_av, major_version
 from datapipe.codecs.video.regions import can_be_cut, cut_out, decoded_region, even_region, is_exact
 from datapipe.codecs.video.track import VideoCoding
 from datapipe.errors import DecodeError, OptionError
@@ -42,7 +42,7 @@ class FrameConverter:
         self._new_reformatter = av.video.reformatter.VideoReformatter
         # Before 17, PyAV converts with one thread, has to be told the colours, and gives swscale memory that ends with the last
         # line, beyond which it writes if a line is not a multiple of 16 pixels.
-        self._is_old = int(av.__version__.split(".")[0]) < 17
+        self._is_old = major_version() < 17
         self._reformatters: dict[tuple[str, str], Any] = {}  # each keeps what it has prepared for the last sizes
 
     def convert(self, frame: Any, coding: VideoCoding, out: Pixels, *, region: Region | None = None) -> None:

@@ -18,6 +18,15 @@ def import_av() -> Any:
         import av
     except ImportError as exc:
         raise DependencyError(f"videos need PyAV, which is not installed ({exc}); {_REMEDY}") from exc
-    if int(av.__version__.split(".")[0]) < _OLDEST:
+    if _major(av) < _OLDEST:
         raise DependencyError(f"PyAV {av.__version__} is too old for videos (from {_OLDEST} on); {_REMEDY}")
     return av
+
+
+def major_version() -> int:
+    """Return the major version of PyAV. Raises as `import_av`."""
+    return _major(import_av())
+
+
+def _major(av: Any) -> int:
+    return int(av.__version__.split(".")[0])

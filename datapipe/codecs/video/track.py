@@ -107,6 +107,13 @@ class VideoTrack:
         """Return (k,) the group of each of these frames."""
         return np.searchsorted(self.group_frame, frames, side="right") - 1
 
+    def packets_around(self, first: int, after: int) -> tuple[int, int]:
+        """Return the first packet of the whole groups that hold the frames of [first, after), and the one after the last."""
+        begin, end = (int(one) for one in self.groups_of(np.array([first, after - 1])))
+        last_frame = int(self.group_frame[end + 1]) if end + 1 < len(self.group_frame) else len(self)
+        frames = self.frame_packet[int(self.group_frame[begin]) : last_frame]
+        return int(self.group_packet[begin : end + 1].min()), int(frames.max()) + 1
+
 
 def _lie_within(numbers: NDArray[Any], num: int) -> bool:
     return not len(numbers) or (int(numbers.min()) >= 0 and int(numbers.max()) < num)

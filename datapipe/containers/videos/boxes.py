@@ -25,7 +25,7 @@ class Box(NamedTuple):
     end: int
 
 
-def boxes(data: bytes, start: int, end: int) -> Iterator[Box]:
+def boxes(data: bytes | memoryview, start: int, end: int) -> Iterator[Box]:
     """Yield the boxes between two places. Raises ValueError for one that does not fit there."""
     while start + 8 <= end:
         size, kind = _HEADER.unpack_from(data, start)

@@ -5,7 +5,9 @@ FFmpeg says what the packets are; where they lie is looked up in the file, as de
 
 from __future__ import annotations
 
+import contextlib
 import io
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -33,11 +35,12 @@ def format_of(beginning: bytes) -> str | None:
     return next((name for magic, place, name in _SIGNATURES if beginning[place : place + len(magic)] == magic), None)
 
 
-def read_demuxed(read: ReadAt, nbytes: int, where: str, *, form: str) -> VideoTrack:
-    """Return the video track of a file of `nbytes` bytes.
+@contextlib.contextmanager
+def open_stream(read: ReadAt, nbytes: int, where: str, *, form: str) -> Iterator[tuple[Any, Any]]:
+    """Open a file of `nbytes` bytes; yield PyAV's container and its only stream of video.
 
     `form`: FFmpeg's name of its format; no other is tried, as playlists lead to other files. Raises FormatError, which names
-    `where`, for a file without a video, with several, that FFmpeg does not read, or whose packets do not lie in it as they are.
+    `where`, for a file without a video, with several, or that FFmpeg does not read, also while the block runs.
     """
     av = import_av()
     try:
@@ -47,9 +50,19 @@ def read_demuxed(read: ReadAt, nbytes: int, where: str, *, form: str) -> VideoTr
             if len(streams) != 1:
                 remedy = "keep one: ffmpeg -i IN -map 0:v:0 -c copy OUT" if streams else "remove it from the data"
                 raise FormatError(f"{where}: has {len(streams)} video tracks, expected 1; {remedy}")
-            return _track(container, streams[0], read, where)
+            yield container, streams[0]
     except av.error.FFmpegError as exc:
         raise FormatError(f"{where}: FFmpeg does not read it as {form} ({exc.strerror}); get the file again") from exc
+
+
+def read_demuxed(read: ReadAt, nbytes: int, where: str, *, form: str) -> VideoTrack:
+    """Return the video track of a file of `nbytes` bytes.
+
+    `form`: as of `open_stream`. Raises FormatError, which names `where`, for a file without a video, with several, that FFmpeg
+    does not read, or whose packets do not lie in it as they are.
+    """
+    with open_stream(read, nbytes, where, form=form) as (container, stream):
+        return _track(container, stream, read, where)
 
 
 def _track(container: Any, stream: Any, read: ReadAt, where: str) -> VideoTrack:

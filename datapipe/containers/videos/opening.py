@@ -7,14 +7,14 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from datapipe.codecs.field_values import FieldKind, FieldSpec
-from datapipe.containers.file_tree import FileKind, FolderSource, open_tree
-from datapipe.containers.form import ClassFrom, Form
+from datapipe.containers.form import Form
 from datapipe.containers.formats import container_of
-from datapipe.containers.listing import VIDEO_SUFFIXES, is_video_name
+from datapipe.containers.forms import VIDEOS
+from datapipe.containers.listing import is_video_name
 from datapipe.containers.videos.indexing import open_videos
 from datapipe.containers.videos.part_lists import LIST_SUFFIXES, read_parts
 from datapipe.containers.videos.shards import are_shards, open_shards
+from datapipe.containers.videos.source import FIELD, video_folder
 from datapipe.core.checks import path_name
 from datapipe.core.printable import listed
 from datapipe.errors import MissingDataError, OptionError
@@ -22,10 +22,7 @@ from datapipe.index.clips import VideoPart, VideoParts
 from datapipe.index.listed import ScanNotes, Workspace
 from datapipe.index.videos import VideoSource
 from datapipe.stores.location import Place, is_url, parse_place
-from datapipe.stores.objects import list_names
 from datapipe.stores.random_access import pin_object
-
-_MAX_NAMES = 10_000  # that are looked at for loose videos
 
 ClipSource = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -74,9 +71,7 @@ def _of_files(paths: Sequence[str], where: str) -> tuple[VideoParts, str]:
 
 
 def _of_folder(root: Place) -> tuple[VideoParts, str]:
-    kind = FileKind(FieldSpec("video", FieldKind.BYTES), is_video_name, "videos", ", ".join(VIDEO_SUFFIXES[:5]) + ", ...")
-    has_classes = not _has_loose_videos(root) and bool(open_tree(root).folders(otherwise="pass a video, or a folder of videos"))
-    folder = FolderSource(root, Form("image-folder", class_from=ClassFrom.FOLDER if has_classes else ClassFrom.NONE), kind)
+    folder = video_folder(root, Form(VIDEOS))
     space = Workspace(Path(), None)  # nothing is unpacked
     samples = sorted(folder.scan(ScanNotes(), space), key=lambda one: (one.place, one.directory, one.name))
     facts = folder.facts()
@@ -84,7 +79,7 @@ def _of_folder(root: Place) -> tuple[VideoParts, str]:
         raise MissingDataError(f"{root}: {facts.nothing}; {facts.remedy}")
     sources = []
     for sample in samples:
-        origin = sample.origins["video"]
+        origin = sample.origins[FIELD.name]
         path = os.fsdecode(origin.path)
         if isinstance(root, Path):
             sources.append(VideoSource(os.path.join(root.absolute(), path)))
@@ -92,16 +87,8 @@ def _of_folder(root: Place) -> tuple[VideoParts, str]:
             sources.append(VideoSource(str(root / path)))
             pin_object(str(root / path), etag=origin.etag or None, nbytes=origin.nbytes)
     videos = open_videos(sources, where=str(root))
-    labels = [sample.label if has_classes else -1 for sample in samples]
-    parts = [VideoPart(number, label=label) for number, label in enumerate(labels)]
-    return VideoParts.of(videos, parts, facts.classes if has_classes else None), str(root)
-
-
-def _has_loose_videos(root: Place) -> bool:
-    """Return True if videos lie in the folder itself."""
-    if isinstance(root, Path):
-        return any(is_video_name(os.fsencode(name)) for name in os.listdir(root))
-    return any(is_video_name(name.encode()) for name in list_names(root, at_most=_MAX_NAMES))
+    parts = [VideoPart(number, label=sample.label) for number, sample in enumerate(samples)]
+    return VideoParts.of(videos, parts, facts.classes), str(root)
 
 
 def _of_list(path: Path) -> tuple[VideoParts, str]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from datapipe.containers.listing import VIDEO_SUFFIXES
 from datapipe.containers.lists.rows import JSON_SUFFIXES, read_rows
-from datapipe.errors import FormatError, MissingDataError
+from datapipe.errors import DatapipeError, FormatError, MissingDataError
 from datapipe.index.clips import VideoPart
 from datapipe.stores.location import is_url
 
@@ -19,13 +21,24 @@ _STARTS, _ENDS = ("start", "start_time", "time_start", "t_start"), ("end", "end_
 _LABELS = ("label", "class", "target", "category", "class_name")
 
 
-def read_parts(path: Path) -> tuple[list[str], list[VideoPart], tuple[str, ...] | None]:
+def lists_videos(path: Path) -> bool:
+    """Return True for a list whose first row names a video; a list that does not parse is left to what reads it."""
+    row = None
+    with contextlib.suppress(DatapipeError):
+        row = next(read_rows(path), None)
+    named = None if row is None else _first(row.cells, _PATHS)
+    cell = None if row is None or named is None else row.cells[named]
+    return isinstance(cell, str) and cell.lower().endswith(VIDEO_SUFFIXES)
+
+
+def read_parts(path: Path, root: Path | None = None) -> tuple[list[str], list[VideoPart], tuple[str, ...] | None]:
     """Return the videos that a list names, each once, the parts in its order, and the names of classes by label.
 
-    Names are those of files relative to the list, or URLs. Raises MissingDataError, StorageError, or FormatError for a list that
-    names no videos, or a part that none can have.
+    Names are those of files relative to `root`, the folder of the list unless it is given, or URLs. Raises MissingDataError,
+    StorageError, or FormatError for a list that names no videos, or a part that none can have.
     """
     rows = list(read_rows(path))
+    base = (root or path.parent).absolute()
     if not rows:
         raise MissingDataError(f"{path}: names no videos")
     columns = dict.fromkeys(name for row in rows for name in row.cells)
@@ -39,7 +52,7 @@ def read_parts(path: Path) -> tuple[list[str], list[VideoPart], tuple[str, ...] 
         text = row.cells.get(named)
         if not isinstance(text, str) or not text:
             raise FormatError(f"{where}: {named} is {text!r:.60}; name a video")
-        name = text if is_url(text) else os.path.normpath(os.path.join(path.parent.absolute(), text))
+        name = text if is_url(text) else os.path.normpath(os.path.join(base, text))
         begin = _seconds(row.cells, start, where, otherwise=0.0)
         stop = _seconds(row.cells, end, where, otherwise=math.inf)
         if not 0 <= begin < stop:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
 from datapipe.codecs.video.track import ReadAt, VideoTrack
-from datapipe.containers.videos.demux import format_of, read_demuxed
+from datapipe.containers.videos.demux import format_of, open_stream, read_demuxed
 from datapipe.containers.videos.mp4 import has_boxes, read_mp4
 from datapipe.errors import FormatError
 
 _BEGINNING_NBYTES = 189
+_MOV = "mov"  # FFmpeg's name of the format of mp4 and mov files
 
 
 def read_track(read: ReadAt, nbytes: int, where: str) -> VideoTrack:
@@ -27,12 +32,23 @@ def read_track(read: ReadAt, nbytes: int, where: str) -> VideoTrack:
     return track
 
 
+@contextlib.contextmanager
+def open_template(read: ReadAt, nbytes: int, where: str) -> Iterator[Any]:
+    """Yield PyAV's stream of the only video of a file: the template of a stream of the same packets. Raises as `read_track`."""
+    with open_stream(read, nbytes, where, form=_form_of(read, nbytes, where)) as (_, stream):
+        yield stream
+
+
 def _track(read: ReadAt, nbytes: int, where: str) -> VideoTrack:
+    form = _form_of(read, nbytes, where)
+    track = read_mp4(read, nbytes, where) if form == _MOV else None
+    return read_demuxed(read, nbytes, where, form=form) if track is None else track
+
+
+def _form_of(read: ReadAt, nbytes: int, where: str) -> str:
+    """Return FFmpeg's name of the format of a file."""
     beginning = read(0, min(_BEGINNING_NBYTES, nbytes))
-    if has_boxes(beginning):
-        track = read_mp4(read, nbytes, where)
-        return read_demuxed(read, nbytes, where, form="mov") if track is None else track
-    form = format_of(beginning)
+    form = _MOV if has_boxes(beginning) else format_of(beginning)
     if form is None:
         raise FormatError(f"{where}: no video file ({nbytes} bytes that begin with {beginning[:8]!r}); remove it from the data")
-    return read_demuxed(read, nbytes, where, form=form)
+    return form

@@ -9,8 +9,9 @@ import os
 import numpy as np
 
 from datapipe.codecs.field_values import NO_LABEL, FieldKind
+from datapipe.containers.field_names import is_video
 from datapipe.containers.formats import container_of
-from datapipe.containers.listing import VIDEO_SUFFIXES, is_image_name, is_video_name
+from datapipe.containers.listing import is_image_name, is_video_name
 from datapipe.containers.mapped import byte_source
 from datapipe.containers.opening import open_index
 from datapipe.containers.remote_shards import expanded
@@ -75,7 +76,7 @@ def open_shards(name: str) -> VideoParts:
     Raises what `open_index` raises, and OptionError for samples of several videos, or ones that do not lie there as they are.
     """
     index = open_index(name)
-    fields = [one.name for one in index.manifest.fields if is_video_field(one.name)]
+    fields = [one.name for one in index.manifest.fields if is_video(one)]
     if len(fields) != 1:
         raise OptionError(f"{name}: each sample must have one video, and they have {listed(fields, most=5) or 'none in common'}")
     sources: list[VideoSource] = []
@@ -100,8 +101,3 @@ def open_shards(name: str) -> VideoParts:
         np.concatenate(labels) if is_labelled else np.full(num, NO_LABEL, np.int64),
         index.manifest.classes if is_labelled else None,
     )
-
-
-def is_video_field(name: str) -> bool:
-    """Return True for the field of members such as `KEY.mp4`, or `KEY.front.mp4`."""
-    return f".{name.rpartition('_')[2]}" in VIDEO_SUFFIXES

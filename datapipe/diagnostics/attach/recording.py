@@ -11,10 +11,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msgspec import to_builtins
+
 from datapipe.core.atomic import atomic_writer, write_json
 from datapipe.core.environment import is_of_datapipe
 from datapipe.core.observe import StageEvent
 from datapipe.diagnostics.attach.launching import RESULTS, Settings, settings_from
+from datapipe.diagnostics.attach.lock_sampler import LockSampler
 from datapipe.diagnostics.attach.machine import process_started_ns, rank_here, surroundings
 from datapipe.diagnostics.attach.nvml import BusySampler, read_busy
 from datapipe.diagnostics.attach.ours import complain
@@ -43,12 +46,13 @@ class Recording:
         keeps_samples: bool = False,
         tries_dataset_s: float = 0.0,
         busy: BusySampler | None = None,
+        lock: LockSampler | None = None,
         snapshot_s: float = 10.0,
     ) -> None:
         self._bracket = bracket
         self._directory = directory
         self._keeps_samples, self._tries_dataset_s = keeps_samples, tries_dataset_s
-        self._busy = busy
+        self._busy, self._lock_sampler = busy, lock
         self._snapshot_s = snapshot_s
         self._lock = threading.Lock()
         self._loaders: list[LoaderFacts] = []
@@ -140,6 +144,8 @@ class Recording:
             self.window.close()
         if self._busy is not None:
             self._busy.stop()
+        if self._lock_sampler is not None:
+            self._lock_sampler.stop()
         self._bracket.finish()
         self._ended_ns = time.perf_counter_ns()  # trials are no part of the run
         for key, data in self._samples.items():
@@ -183,6 +189,7 @@ class Recording:
                     "ended_ns": self._ended_ns or time.perf_counter_ns(),
                 },
                 "environment": surroundings() | {"gpu_busy_by_nvml": None if self._busy is None else self._busy.mean()},
+                "lock": None if self._lock_sampler is None else to_builtins(self._lock_sampler.found()),
                 "context": asdict(self._bracket.context()),
                 "loaders": [asdict(facts) for facts in self._loaders if loader in (None, facts.key)],
                 "sources": {str(key): source for key, source in self._sources.items()},
@@ -198,12 +205,15 @@ def open_recording(hooks: Hooks) -> Watch:
     settings = settings_from(os.environ)
     bracket = open_bracket(hooks)
     busy = None if bracket.clock.device is None else BusySampler(read_busy)
+    lock = LockSampler()
+    lock.start()
     recording = Recording(
         bracket,
         Path(os.environ[RESULTS]),
         keeps_samples=settings.keeps_samples,
         tries_dataset_s=settings.tries_dataset_s,
         busy=busy,
+        lock=lock,
         snapshot_s=settings.snapshot_s,
     )
     return Watch(_hooked(bracket, recording, settings), recording, recording.look_at)

@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Any
 
 from datapipe.diagnostics.attach.ours import ROOT
+from datapipe.diagnostics.attach.video_code import video_library
 from datapipe.diagnostics.measure.watching import LoaderFacts
 
 _LIBRARIES = tuple(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib", "purelib", "platlib"))
@@ -41,12 +42,17 @@ def calling_site() -> str | None:
     while frame is not None:
         file = frame.f_code.co_filename
         if not file.startswith((_OURS, "<")):
-            if not file.startswith(_LIBRARIES) and "site-packages" not in file:
+            if is_of_user(file):
                 return f"{file}:{frame.f_lineno}"
             if fallback is None and f"{os.sep}torch{os.sep}" not in file:
                 fallback = f"{file}:{frame.f_lineno}"
         frame = frame.f_back
     return fallback
+
+
+def is_of_user(file: str) -> bool:
+    """Return True for the file of code that belongs to no library."""
+    return not file.startswith((_OURS, "<", *_LIBRARIES)) and "site-packages" not in file
 
 
 def facts_of(loader: Any, key: int) -> LoaderFacts:
@@ -64,6 +70,7 @@ def facts_of(loader: Any, key: int) -> LoaderFacts:
         persistent_workers=_attribute(loader, "persistent_workers", bool),
         in_order=_attribute(loader, "in_order", bool),
         is_iterable=None if (kind := getattr(loader, "_dataset_kind", None)) is None else kind == 1,
+        video_library=_video_library(dataset),
         places=_places(loader, dataset),
     )
 
@@ -72,9 +79,7 @@ def _places(loader: Any, dataset: Any) -> dict[str, str]:
     """Return the places of the user's code that the loader runs; library code is left out."""
     found: dict[str, str | None] = {}
     with suppress(Exception):  # a user's class may raise on attribute access
-        inner = dataset
-        while type(inner).__module__ == "torch.utils.data.dataset" and hasattr(inner, "dataset"):  # a Subset
-            inner = inner.dataset
+        inner = _inner(dataset)
         methods = ("__getitems__", "__getitem__", "__iter__")
         found["dataset"] = next((place for name in methods if (place := _place_of(getattr(type(inner), name, None)))), None)
         found["collate"] = _place_of(getattr(loader, "collate_fn", None))
@@ -85,6 +90,19 @@ def _places(loader: Any, dataset: Any) -> dict[str, str]:
             name = getattr(transform, "__name__", None) or type(transform).__name__
             found[f"transform {name}"] = _place_of(getattr(type(transform), "forward", None)) or _place_of(transform)
     return {what: place for what, place in found.items() if place is not None}
+
+
+def _video_library(dataset: Any) -> str | None:
+    with suppress(Exception):  # as there
+        return video_library(_inner(dataset))
+    return None
+
+
+def _inner(dataset: Any) -> Any:
+    """Return the dataset inside of Subsets."""
+    while type(dataset).__module__ == "torch.utils.data.dataset" and hasattr(dataset, "dataset"):
+        dataset = dataset.dataset
+    return dataset
 
 
 def _place_of(function: Any) -> str | None:

@@ -95,9 +95,9 @@ def _attributed(found: Analysis, loader: LoaderFacts, raw: Steps) -> Fault | str
     if not waits:
         return "the steady state has no waiting" if found.steady.any() else "the run reached no steady state"
     if found.profiles:
-        return attribute(found.profiles, waits)
+        return attribute(found.profiles, waits, found.process.lock)
     if found.events:
-        return attribute_events(_by_pass(raw, found.events, waits))
+        return attribute_events(_by_pass(raw, found.events, waits), found.process.lock)
     return f"{loader.kind} cannot be inspected"
 
 

@@ -18,9 +18,11 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from datapipe.core.observe import Stage, StageEvent
-from datapipe.diagnostics.judge.breakdown import Breakdown, Parts, SpanIndex, WorkSpan, charge
+from datapipe.diagnostics.judge.breakdown import READ, Breakdown, Parts, SpanIndex, WorkSpan, charge
 from datapipe.diagnostics.judge.breakdown import Stage as StageKey
 from datapipe.diagnostics.judge.fault import IDLE, STARTUP, Fault, fault_of
+from datapipe.diagnostics.judge.lock import charged_to_lock, holder_of
+from datapipe.diagnostics.measure.lock_use import LockUse
 from datapipe.diagnostics.torch_stages.profile import BatchProfile, Making
 
 Wait: TypeAlias = tuple[int, int]  # start and end, on the profiles' clock
@@ -33,11 +35,12 @@ _MOST = 0.5
 _DATASET, _COLLATE, _MAKING, _CYCLE = "dataset", "collate", "making", "cycle"
 
 
-def attribute(profiles: Sequence[BatchProfile], waits: Sequence[Wait] | None = None) -> Fault:
+def attribute(profiles: Sequence[BatchProfile], waits: Sequence[Wait] | None = None, lock: LockUse | None = None) -> Fault:
     """Return why a consumer waited for these batches, of one loader.
 
     `waits`: the consumer's, if they are known better than from the profiles, or if only some are to be explained (those of
-    the steady state); by default all. Waits for batches without a profile are taken to be like the others.
+    the steady state); by default all. Waits for batches without a profile are taken to be like the others. `lock`: what is known
+    of Python's.
     """
     profiles = sorted(profiles, key=lambda profile: profile.taken_ns)
     breakdown = Breakdown(profiles)
@@ -67,12 +70,14 @@ def attribute(profiles: Sequence[BatchProfile], waits: Sequence[Wait] | None = N
         for what, charged_ns in charge(*wait, layers, rest).items():
             _expand(wait_ns, what, charged_ns, breakdown)
     total_ns, head_of_line_ns = sum(wait_ns.values()), _head_of_line_ns(profiles, waited_for)
+    here = {TRANSFER, PIN, SAMPLER, IDLE} | ({READ} if all(profile.made.worker is None for profile in profiles) else set())
     return fault_of(
-        wait_ns,
+        charged_to_lock(wait_ns, lock, here),
         _work_ns(profiles, breakdown),
         wait_s=(all_ns if total_ns else 0) * 1e-9,
         worker=_slow_worker(profiles, waited_for),
         head_of_line=None if head_of_line_ns is None else head_of_line_ns / (total_ns or 1),
+        holder=holder_of(lock),
     )
 
 
@@ -210,7 +215,7 @@ def _head_of_line_ns(profiles: Sequence[BatchProfile], waited_for: Sequence[tupl
     return total
 
 
-def attribute_events(passes: Iterable[Sequence[StageEvent]]) -> Fault:
+def attribute_events(passes: Iterable[Sequence[StageEvent]], lock: LockUse | None = None) -> Fault:
     """Return why the consumer of these passes over a datapipe loader waited.
 
     A wait is charged to the work on the awaited batch, in equal parts if several blocks were in progress at once. If there
@@ -231,7 +236,8 @@ def attribute_events(passes: Iterable[Sequence[StageEvent]]) -> Fault:
             for what, charged_ns in charge(start_ns, end_ns, layers, IDLE).items():
                 assert isinstance(what, tuple)
                 wait_ns[what[0], what[1]] += charged_ns
-    return fault_of(wait_ns, work_ns, wait_s=sum(wait_ns.values()) * 1e-9)
+    total_s = sum(wait_ns.values()) * 1e-9
+    return fault_of(charged_to_lock(wait_ns, lock, {IDLE}), work_ns, wait_s=total_s, holder=holder_of(lock))
 
 
 def _span(event: StageEvent) -> WorkSpan:

@@ -9,8 +9,10 @@ import msgspec
 
 from datapipe.diagnostics.judge.bootstrap import Known
 from datapipe.diagnostics.judge.breakdown import Stage
+from datapipe.diagnostics.measure.lock_use import LockHolder
 
 STARTUP: Stage = ("startup", None)
+LOCK: Stage = ("lock", None)
 IDLE: Stage = ("idle", None)
 _NEGLIGIBLE = 0.05  # share of all waiting
 
@@ -27,6 +29,7 @@ MEANINGS = {
     "sampler": "the training process itself, around the loader: its sampler, or handing out batches",
     "plan": "order, index look-up and draws",
     "cores": "waiting for a CPU core: more threads run than there are cores",
+    "lock": "waiting for Python's global lock, which another thread of the training process takes",
     "startup": "starting workers",
     "idle": "workers without a batch to make, or batches that were ready",
 }
@@ -55,6 +58,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     detail: str | None = None  # the name of the transform at fault
     reason: str = ""
     worker: int | None = None  # the one that is much slower than the others
+    holder: LockHolder | None = None  # the thread that takes Python's lock, if that is at fault
     wait_s: Known = None
     head_of_line_s: Known = None  # part of wait_s with later batches ready, but not the next; None: does not apply
 
@@ -66,6 +70,7 @@ def fault_of(
     wait_s: float,
     worker: int | None = None,
     head_of_line: float | None = None,
+    holder: LockHolder | None = None,
 ) -> Fault:
     """Return the fault, from the waiting and the work by stage.
 
@@ -73,12 +78,14 @@ def fault_of(
     """
     stages = _stages_of(wait_ns, work_ns, wait_s)
     kind, transform, share = _find_fault(stages)
+    holder = holder if kind == LOCK[0] else None
     return Fault(
         stages=stages,
         fault=kind,
         detail=transform,
-        reason=_in_words(kind, transform, share, worker=worker, head_of_line=head_of_line),
+        reason=_in_words(kind, transform, share, worker=worker, head_of_line=head_of_line, holder=holder),
         worker=worker,
+        holder=holder,
         wait_s=wait_s,
         head_of_line_s=None if head_of_line is None else head_of_line * wait_s,
     )
@@ -115,12 +122,23 @@ def _find_fault(stages: tuple[StageOfWait, ...]) -> tuple[str | None, str | None
     return kind, transform, rest[kind]
 
 
-def _in_words(kind: str | None, transform: str | None, share: float, *, worker: int | None, head_of_line: float | None) -> str:
+def _in_words(
+    kind: str | None,
+    transform: str | None,
+    share: float,
+    *,
+    worker: int | None,
+    head_of_line: float | None,
+    holder: LockHolder | None,
+) -> str:
     """Return the reason in one or two sentences."""
     if kind is None:
         return "no time was spent waiting for batches"
     what = MEANINGS[kind] + (f", most of it {transform}" if transform else "")
     sentences = [f"{share:.0%} of the waiting is {what}."]
+    if holder is not None:
+        taken = f"{holder.cpu_share:.0%} of the CPU time of the Python threads"
+        sentences.append(f"Thread {holder.thread!r} computes in {holder.where}, which takes {taken}.")
     if worker is not None:
         sentences.append(f"Worker {worker} is much slower than the others, and most of the waiting is for its batches.")
     if head_of_line is not None and head_of_line >= 0.2:

@@ -11,6 +11,7 @@ from typing import Any
 from msgspec import convert
 
 from datapipe.core.observe import StageEvent
+from datapipe.diagnostics.measure.lock_use import LockUse
 from datapipe.diagnostics.measure.timeline import Context, Steps, steps_from_columns
 from datapipe.diagnostics.measure.watching import LoaderFacts
 from datapipe.diagnostics.torch_stages.profile import BatchProfile
@@ -40,6 +41,7 @@ class Process:
     troubles: tuple[str, ...]
     environment: Mapping[str, Any]
     sources: Mapping[int, TrialSource]
+    lock: LockUse | None = None  # of Python; None: not looked at
     started_ns: int | None = None  # start of the process, or of its measurement; on the clock of the steps
     ended_ns: int | None = None
 
@@ -88,6 +90,7 @@ def process_of(found: Mapping[str, Any]) -> Process:
         troubles=tuple(found["troubles"]),
         environment=found["environment"],
         sources=convert(found["sources"], dict[int, TrialSource], str_keys=True),
+        lock=convert(found.get("lock"), LockUse | None),
         started_ns=process.get("started_ns"),
         ended_ns=process.get("ended_ns"),
     )

@@ -61,6 +61,7 @@ class LoaderFacts:
     persistent_workers: bool | None
     in_order: bool | None
     is_iterable: bool | None  # an IterableDataset
+    video_library: str | None = None  # by which the dataset's own code decodes videos
     # the user's code, as file:line and its name, by what it does: "dataset", "sampler", "collate", "transform NAME"
     places: Mapping[str, str] = field(default_factory=dict)
 

@@ -177,6 +177,9 @@ def _add_tried(result: Candidates, found: Analysis, workload: Workload, trials: 
 
 def _add_deferral(result: Candidates, loader: LoaderFacts, workload: Workload, tried: Mapping[str, Any]) -> None:
     """Add `from_torch` over a Dataset of the script's own, whose code goes on running in torch's workers."""
+    if "clips" in tried:
+        _add_clips(result, loader, workload, tried["clips"])
+        return
     if "rows" in tried:
         _add_rows(result, loader, workload, tried["rows"])
         return
@@ -202,18 +205,38 @@ def _add_rows(result: Candidates, loader: LoaderFacts, workload: Workload, tried
     result.applied[name] = Applied(loader.site, from_torch=True)
 
 
+def _add_clips(result: Candidates, loader: LoaderFacts, workload: Workload, tried: Mapping[str, Any]) -> None:
+    """Add `from_torch` over LeRobot's dataset, whose videos threads then decode by visits."""
+    name = "datapipe's clips of the same videos"
+    if "ratio" not in tried:
+        result.left_out[name] = str(tried["reason"])
+        return
+    stall, cpu = production_parts(workload)
+    factor = float((stall.mean() + cpu.mean() * tried["ratio"]) / (stall.mean() + cpu.mean()))  # storage stays as slow
+    threads = int(loader.num_workers or workload.setup.num_cores or 1)
+    setup = Setup(threads, _depth_of_ours(loader, workload), Delivery.SHARED, workload.setup.num_cores)
+    change = Change(setup, production_factor=factor, production_spread=tried["spread"])
+    result.remedies.append(Remedy(name, change, _taken_over(loader, note="neighbouring frames are decoded together")))
+    result.applied[name] = Applied(loader.site, from_torch=True)
+
+
 def change_to_ours(workload: Workload, rate: Mapping[str, Any], loader: LoaderFacts) -> Change:
     """Return the change to datapipe's loader at the tried time per sample, with all cores available to it."""
     stall, cpu = production_parts(workload)
     cores = workload.setup.num_cores or float(rate["num_threads"])
     threads = int(rate["num_threads"])
-    depth = 2 if loader.prefetch_factor in (None, 2) else workload.setup.depth  # as `from_torch` does
+    depth = _depth_of_ours(loader, workload)
     thread_s = rate["sample_s"] * (loader.batch_size or 1) * min(float(threads), cores)
     return Change(
         setup=Setup(threads, depth, Delivery.SHARED, workload.setup.num_cores),
         production_factor=thread_s / float((stall + cpu).mean()),
         production_spread=rate["spread"],
     )
+
+
+def _depth_of_ours(loader: LoaderFacts, workload: Workload) -> int:
+    """Return the batches that datapipe's loader makes ahead, as `from_torch` sets it."""
+    return 2 if loader.prefetch_factor in (None, 2) else workload.setup.depth
 
 
 def _taken_over(loader: LoaderFacts, *arguments: str, note: str = "") -> Instruction:

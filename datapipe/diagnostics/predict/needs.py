@@ -18,7 +18,7 @@ from datapipe.diagnostics.predict.replay import Delivery, replay
 from datapipe.diagnostics.predict.workload import Change, Workload, course_of
 from datapipe.diagnostics.torch_stages.profile import BatchProfile
 
-_DELIVERY = ("transfer", "pin", "sampler")  # the training process's own work for a batch
+_DELIVERY = ("transfer", "pin", "sampler", "lock")  # the training process's own work for a batch
 _NOT_WORK = ("startup", "idle", "cores")  # stages that cannot be made faster
 _MOST = 3  # stages to report
 _LEAST = 0.05  # share of waiting needed to be reported
@@ -27,11 +27,16 @@ _FASTEST = 64.0  # beyond that a stage counts as free
 _NUM_HALVINGS = 7
 _SMALL = 8 << 10  # bytes of a sample below which fixed costs per sample prevail
 _UINT8 = "a quarter of the bytes if the batch is float32"
+_OF_VIDEOS = (
+    "read the videos by datapipe.Clips in place of {}: it decodes a stretch once for several clips (docs/video.md); its "
+    "gain was not measured, as only the Dataset's code knows which frames a clip has"
+)
 _ALWAYS = {
     "pin": f"return uint8 from __getitem__ and convert on the device: {_UINT8}",
     "copy": f"copy uint8 to the device and convert there: {_UINT8}",
     "transform": "run it on the device over the whole batch, or use a form of it that works on tensors",
     "augment": "run it on the device over the whole batch",
+    "lock": "move what that thread does to a process of its own, or to code that gives up the lock while it computes",
 }
 
 
@@ -57,14 +62,20 @@ class LoaderSituation:
     sample_nbytes: float | None = None  # mean size of a sample in a batch; None: unknown
     has_own_sampler: bool = False
     workers_wait: bool = False  # for each other
+    video_library: str | None = None  # by which the Dataset's own code decodes videos
 
 
 def situation_of(
-    profiles: Sequence[BatchProfile], *, num_workers: int, has_own_sampler: bool, workers_wait: bool
+    profiles: Sequence[BatchProfile],
+    *,
+    num_workers: int,
+    has_own_sampler: bool,
+    workers_wait: bool,
+    video_library: str | None = None,
 ) -> LoaderSituation:
     """Return the situation of a loader. `profiles`: of its batches."""
     sizes = [one.made.nbytes / one.made.num_samples for one in profiles if one.made.nbytes is not None and one.made.num_samples]
-    return LoaderSituation(num_workers, float(np.mean(sizes)) if sizes else None, has_own_sampler, workers_wait)
+    return LoaderSituation(num_workers, float(np.mean(sizes)) if sizes else None, has_own_sampler, workers_wait, video_library)
 
 
 def needs_of(
@@ -86,6 +97,8 @@ def needs_of(
     chosen = [stage for stage in blamed if (stage.share or 0.0) >= _LEAST and stage.name not in _NOT_WORK]
     if not chosen:  # waiting for a core means waiting for the work of others
         chosen = sorted((stage for stage in works if stage.name not in _DELIVERY), key=lambda stage: -works[stage])[:1]
+    if any(stage.name == "lock" for stage in chosen):  # what else delivers a batch waits for it too
+        chosen = [stage for stage in chosen if stage.name not in _DELIVERY or stage.name == "lock"]
     needs = []
     now_s, starvation_now = _replayed(workload, 0.0, 1.0)
     is_replayed = starvation_now >= MODERATE
@@ -146,6 +159,8 @@ def advice_for(stage: str, situation: LoaderSituation) -> str | None:
             return f"return uint8 from the workers and convert on the device: {_UINT8}"
         case "read" if situation.workers_wait:
             return "give each worker a file, connection or lock of its own; a saturated disk needs fewer bytes per sample"
+        case "decode" if situation.video_library is not None:
+            return _OF_VIDEOS.format(situation.video_library)
         case "read" | "decode" if is_small:
             return "fewer, larger reads: fetch a whole batch in __getitems__, or store many samples per file (datapipe convert)"
         case "read":

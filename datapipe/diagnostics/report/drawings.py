@@ -21,7 +21,7 @@ CHART_WIDTH, CHART_HEIGHT = 20_000, 200  # units of the chart of steps; its heig
 _STRIP = 10  # height of the strip above steps that do not count
 _NUM_TICKS = 6
 _STAGES = {"read", "decode", "transform", "augment", "collate", "transfer", "pin", "copy"}
-_STAGES |= {"sampler", "plan", "cores", "startup", "idle", "wait"}  # those with a colour of their own
+_STAGES |= {"sampler", "plan", "cores", "lock", "startup", "idle", "wait"}  # those with a colour of their own
 _PHASES = {"warm-up": "phase-warm-up", "edge": "phase-edge", "evaluation": "phase-evaluation"}
 _STEADY = "steady"
 

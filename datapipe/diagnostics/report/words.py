@@ -5,6 +5,7 @@ The intervals are not called 95% intervals: they come from resampling the steps 
 
 from __future__ import annotations
 
+import os
 import unicodedata
 from collections.abc import Sequence
 from datetime import datetime
@@ -14,6 +15,7 @@ from datapipe.diagnostics.judge.bootstrap import Interval
 from datapipe.diagnostics.judge.fault import MEANINGS, Fault, StageOfWait
 from datapipe.diagnostics.judge.steady import Regime
 from datapipe.diagnostics.judge.verdict import Verdict, VerdictKind
+from datapipe.diagnostics.measure.lock_use import LockHolder
 from datapipe.diagnostics.predict.needs import Need
 from datapipe.diagnostics.predict.remedies import Instruction
 from datapipe.diagnostics.predict.workload import Contention
@@ -163,7 +165,14 @@ def fault_line(attribution: Fault) -> str:
     line = f"{name}, {share:.0%} of waiting" if same else name
     if attribution.fault == "cores" and (computing := _computing(attribution)) is not None:
         return f"{line}: more runs than there are cores, and most of it is {stage_name(computing)}"
+    if attribution.holder is not None:
+        return f"{line}: {_taken_by(attribution.holder)}"
     return line if what is None else f"{line} ({what})"
+
+
+def _taken_by(holder: LockHolder) -> str:
+    place, _, function = holder.where.rpartition(" ")
+    return plain(f"thread {holder.thread!r} holds Python's lock in {function} ({os.path.basename(place)})")
 
 
 def _computing(attribution: Fault) -> StageOfWait | None:

@@ -17,12 +17,13 @@ import numpy as np
 from datapipe.core.environment import is_of_datapipe
 from datapipe.diagnostics.attach.ours import complain
 from datapipe.diagnostics.torch_stages.profile import Making
-from datapipe.diagnostics.trials.forking import cpu_ratio, told_by_fork
+from datapipe.diagnostics.trials.forking import batch_size_of, cpu_ratio, told_by_fork
 from datapipe.diagnostics.trials.sample import why_no_files
 from datapipe.diagnostics.trials.scaling import mostly_waits, try_scaling, waiting_share, worker_counts
 
 _MAX_BATCH = 32  # samples
 _MAX_ROWS = 1024  # of a batch
+_MAX_CLIPS = 8  # of a batch: several of them make up visits
 _WAITS_IN_WORKERS = 0.1  # share of the time to make a batch: less waiting does not decide how workers scale
 _MAX_LEVELS = 3  # numbers of workers that are tried besides the present one
 
@@ -65,7 +66,7 @@ def _tried_batches(held: Any, seconds: float) -> dict[str, Any] | None:
     """Return what whole batches or deferred decoding would gain; None for a Dataset that datapipe reads itself."""
     if why_no_files(held.dataset) is None or is_of_datapipe(held.dataset):
         return None
-    return try_rows(held, seconds=seconds) or try_deferral(held, seconds=seconds)
+    return try_clips(held, seconds=seconds) or try_rows(held, seconds=seconds) or try_deferral(held, seconds=seconds)
 
 
 def _tried_scaling(held: Any, made: Sequence[Making], cores: int, seconds: float) -> dict[str, Any] | None:
@@ -75,6 +76,41 @@ def _tried_scaling(held: Any, made: Sequence[Making], cores: int, seconds: float
     now = int(held.num_workers)
     nums = worker_counts(now, cores, waits=mostly_waits(made))
     return try_scaling(held, sorted({max(1, now), *nums[-_MAX_LEVELS:]}), seconds=seconds)
+
+
+def try_clips(loader: Any, *, seconds: float) -> dict[str, Any]:
+    """Return {"clips": `cpu_ratio` of `from_torch`'s clips over the Dataset, or the reason}; {} for others than LeRobot's.
+
+    Forks, and waits for the child for at most `seconds` and some more.
+    """
+    from datapipe.datasets import episode_source
+
+    if episode_source(loader.dataset) is None:
+        return {}
+    return {"clips": told_by_fork(lambda: _measured_clips(loader, seconds=seconds), seconds=seconds)}
+
+
+def _measured_clips(loader: Any, *, seconds: float) -> dict[str, Any]:
+    import torch
+
+    from datapipe.adapt.episodes import SeenEpisodes, see_episodes
+
+    torch.set_num_threads(1)  # as in a worker
+    seen = see_episodes(loader, 0, shares=False)
+    if not isinstance(seen, SeenEpisodes):
+        return {"reason": "it is none of LeRobot's" if seen is None else seen.reason}
+    num = seen.data.settings.per_visit
+    batches = seen.batches(min(_MAX_CLIPS, batch_size_of(loader) or _MAX_CLIPS))
+    draw = np.random.default_rng(0)
+
+    def by_visits(keys: np.ndarray[Any, Any]) -> Any:
+        return [next(batches) for _ in range(num)]  # after which the visits of the first one are used up
+
+    def by_lerobot(keys: np.ndarray[Any, Any]) -> Any:
+        chosen = draw.integers(len(loader.dataset), size=(num, len(keys)))
+        return [loader.collate_fn([loader.dataset[key] for key in of_batch]) for of_batch in chosen.tolist()]
+
+    return cpu_ratio(by_visits, by_lerobot, loader, seconds=seconds, max_batch=_MAX_CLIPS)
 
 
 def try_rows(loader: Any, *, seconds: float) -> dict[str, Any]:

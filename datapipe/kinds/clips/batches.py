@@ -102,7 +102,7 @@ class ClipMaker(BatchMaker):
         place = visit.place_of(int(batch.picks.positions[row]))
         if place in visit.bad:
             return [(row, visit.bad[place])]
-        self._write(batch, row, [pixels[place] for pixels in visit.pixels])
+        self._write(batch, row, [visit.frames(camera, place) for camera in range(len(visit.pixels))])
         self._note(Stage.AUGMENT, batch, start_ns, num=1)
         return []
 
@@ -145,15 +145,16 @@ class ClipMaker(BatchMaker):
 
         return self.uploader.upload(named | videos, then=finish, keep=batch.pixels, step=batch.picks.step, num_samples=len(batch))
 
-    def _write(self, batch: ClipBatch, row: int, clip: Sequence[torch.Tensor]) -> None:
-        """Write a decoded clip into a row, with pixel operations unless they are the device's."""
+    def _write(self, batch: ClipBatch, row: int, clip: Sequence[torch.Tensor | list[torch.Tensor]]) -> None:
+        """Write a decoded clip, of each camera, into a row, with pixel operations unless they are the device's."""
         for camera, pixels, decoded in zip(self.index.cameras, batch.pixels, clip, strict=True):
             target = pixels[row]
             if self.finishes_pixels or not self.recipe.pixels:
-                target.copy_(decoded)
+                _copy_frames(decoded, target)
                 continue
             draws = self._draws(batch.clips[row : row + 1], batch.picks.after.epoch, camera)
-            block = target.copy_(decoded) if target.dtype is torch.uint8 else decoded.clone()  # a row may come twice in a batch
+            block = target if target.dtype is torch.uint8 else torch.empty(target.shape, dtype=torch.uint8)
+            _copy_frames(decoded, block)  # as a row may come twice in a batch
             self.recipe.run_pixels(block, draws, target)
 
     def _draws(self, clips: Ints, epoch: int, camera: Camera) -> Draws:
@@ -186,6 +187,15 @@ class ClipMaker(BatchMaker):
     def _note(self, stage: Stage, batch: ClipBatch, start_ns: int, *, num: int | None = None) -> None:
         took_ns = time.perf_counter_ns() - start_ns
         self.run.observer(StageEvent(stage, batch.picks.step, start_ns, took_ns, len(batch) if num is None else num))
+
+
+def _copy_frames(frames: torch.Tensor | list[torch.Tensor], out: torch.Tensor) -> None:
+    """Copy t frames into (t, h, w, 3)."""
+    if isinstance(frames, torch.Tensor):
+        out.copy_(frames)
+        return
+    for target, frame in zip(out, frames, strict=True):
+        target.copy_(frame)
 
 
 def fields_of(settings: ClipSettings, index: AnyClips) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ import torch
 from datapipe.codecs.video.conversion import Resize
 from datapipe.containers.videos.lerobot import is_lerobot, open_episodes
 from datapipe.containers.videos.opening import ClipSource, open_parts
-from datapipe.core.checks import path_name
+from datapipe.core.checks import path_name, real_number
 from datapipe.core.printable import counted, printable
 from datapipe.errors import MissingDataError, OptionError
 from datapipe.index.clips import AnyClips, ClipIndex, Short, WindowSettings
@@ -34,6 +34,7 @@ class _Opening:
     skip_bad: bool
     deltas: Mapping[str, tuple[float, ...]]
     episodes: tuple[int, ...] | None
+    tolerance_s: float
     is_of_episodes: bool  # whether the source is a dataset of LeRobot's
 
     def open(self, settings: ClipSettings) -> tuple[AnyClips, tuple[str, ...] | None]:
@@ -41,10 +42,10 @@ class _Opening:
         if self.is_of_episodes:
             assert isinstance(self.source, (str, os.PathLike))
             path = parse_place(path_name(self.source, "the path to the dataset"))
-            return (
-                open_episodes(path, delta_timestamps=self.deltas, episodes=self.episodes, cameras=settings.fields),
-                None,
+            index = open_episodes(
+                path, delta_timestamps=self.deltas, episodes=self.episodes, cameras=settings.fields, tolerance_s=self.tolerance_s
             )
+            return index, None
         parts, where = open_parts(self.source)
         return ClipIndex(parts, self.windows, where=where, skips_bad=self.skip_bad), parts.classes
 
@@ -70,6 +71,7 @@ class Clips(Data):
     delta_timestamps: of a LeRobot dataset (its folder is the source), whose samples are frames: by camera or column, the seconds
       from a sample to what it has of it, such as `{"observation.images.top": [-0.1, 0.0], "action": [0.0, 0.1]}`.
     episodes: of a LeRobot dataset, the numbers of those that are loaded; None: all.
+    tolerance_s: of a LeRobot dataset, the seconds by which the time of a frame may differ from the one that is asked for.
     skip_bad: leave out videos that cannot be decoded at all; False: that is an error.
     per_visit: clips of a stretch of a video that are decoded together, and come in different batches. 1: each by itself, in a
       full shuffle.
@@ -104,6 +106,7 @@ class Clips(Data):
         skip_bad: bool = False,
         delta_timestamps: Mapping[str, Sequence[float]] | None = None,
         episodes: Sequence[int] | None = None,
+        tolerance_s: float = 1e-4,
         per_visit: int = 4,
         lanes: int | str = "auto",
         resize: str = "exact",
@@ -116,12 +119,13 @@ class Clips(Data):
         names = None if fields is None else tuple(fields)
         settings = ClipSettings(per_visit, lanes, Resize(resize), layout, names, remote_settings(remote))  # type: ignore[arg-type]
         windows = WindowSettings(8 if frames is None else frames, stride, step, fps, short)
+        tolerance = real_number(tolerance_s, "tolerance_s")
         deltas = {name: tuple(values) for name, values in (delta_timestamps or {}).items()}
         if _is_in_store(source):
             apply_settings(settings.remote)  # for the opening too
         of_episodes = isinstance(source, (str, os.PathLike)) and is_lerobot(path_name(source, "the path to the videos"))
         chosen = None if episodes is None else tuple(episodes)
-        opening = _Opening(source, windows, bool(skip_bad), deltas, chosen, of_episodes)
+        opening = _Opening(source, windows, bool(skip_bad), deltas, chosen, tolerance, of_episodes)
         if of_episodes:
             if frames is not None or replace(windows, frames=8) != WindowSettings():
                 raise OptionError(

@@ -37,10 +37,11 @@ class ClipDecoder:
         self._decoder, self._converter = VideoDecoder(), FrameConverter(resize)
         self._memory = np.empty(0, np.uint8)  # of a frame, or a part of it, before it is cut
 
-    def decode(self, camera: int, clips: Ints, draws: Draws, out: torch.Tensor) -> dict[int, Reason]:
+    def decode(self, camera: int, clips: Ints, draws: Draws, out: torch.Tensor, rows: Ints | None = None) -> dict[int, Reason]:
         """Write what a camera shows of clips of one run into `out`, (k, t, h, w, 3) uint8; return the bad ones, by their places.
 
-        `draws`: those of the clips. Raises MissingDataError or StorageError for a file that cannot be read.
+        `draws`: those of the clips. `rows`: (k, t) where frames are written in `out`, which is (u, h, w, 3) then, each once: for
+        a geometry that cuts all clips alike. Raises MissingDataError or StorageError for a file that cannot be read.
         """
         found = [self._index.frames(clip, camera) for clip in clips.tolist()]
         video = found[0].video
@@ -64,7 +65,10 @@ class ClipDecoder:
                 continue
             of_cut: dict[int, list[NDArray[np.uint8]]] = defaultdict(list)  # where the results of each cut go
             for clip, place in shows[number]:
-                of_cut[alike[clip]].append(pixels[clip, place])
+                if rows is None:
+                    of_cut[alike[clip]].append(pixels[clip, place])
+                elif not of_cut:
+                    of_cut[alike[clip]].append(pixels[rows[clip, place]])
             how, firsts = {clip: steps[clip] for clip in of_cut}, {clip: targets[0] for clip, targets in of_cut.items()}
             try:
                 self._cut(frame, track.coding, how, firsts)
@@ -80,15 +84,19 @@ class ClipDecoder:
         self, frame: Any, coding: VideoCoding, steps: dict[int, tuple[RowCut, ...]], out: dict[int, NDArray[np.uint8]]
     ) -> None:
         """Write what each chain of cuts makes of a frame."""
-        is_fast = {key: self._resize is Resize.FAST and _is_crop_and_resize(chain) for key, chain in steps.items()}
+        is_done = {key: self._resize is Resize.FAST and _is_crop_and_resize(chain) for key, chain in steps.items()}
         for key, chain in steps.items():
-            if is_fast[key]:
+            if is_done[key]:
                 self._converter.convert(frame, coding, out[key], region=chain[0].region)
                 vertically, horizontally = chain[0].flip
                 if vertically or horizontally:
                     flipped = out[key][:: -1 if vertically else 1, :: -1 if horizontally else 1]
                     out[key][:] = flipped.copy()
-        others = [key for key, is_done in is_fast.items() if not is_done]
+        for key, chain in steps.items():
+            if not is_done[key] and _is_nothing(chain, coding.shown_size):
+                self._converter.convert(frame, coding, out[key])
+                is_done[key] = True
+        others = [key for key, done in is_done.items() if not done]
         if len(others) == 1:  # only what it needs of the frame
             chain = steps[others[0]]
             cut_through(self._converted(frame, coding, chain[0].region), chain, out[others[0]])
@@ -128,6 +136,12 @@ def _is_crop_and_resize(steps: tuple[RowCut, ...]) -> bool:
     """Return True for cuts that only take a region, resize it, and flip the result."""
     first = steps[0]
     return len(steps) == 1 and first.window == [0, 0, *first.size] and first.interpolation == "bilinear"
+
+
+def _is_nothing(steps: tuple[RowCut, ...], size: tuple[int, int]) -> bool:
+    """Return True for cuts that leave a frame of this size as it is."""
+    first, whole = steps[0], [0, 0, *size]
+    return len(steps) == 1 and [first.region, first.window, first.size] == [whole, whole, [*size]] and not any(first.flip)
 
 
 def _firsts(steps: list[tuple[RowCut, ...]]) -> list[int]:

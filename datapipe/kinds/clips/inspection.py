@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from datapipe.containers.form import Form
 from datapipe.containers.listing import is_image_name, is_video_name
 from datapipe.containers.videos.lerobot import is_lerobot, open_cameras
 from datapipe.containers.videos.opening import open_parts
@@ -25,11 +26,15 @@ _MAX_SHOWN = 5  # bad videos
 _FAR_FRAMES = 120  # between key frames: decoding a clip begins at the one before
 
 
-def claim(path: str) -> VideoParts | None:
+def claim(path: str, form: Form | None = None) -> VideoParts | None:
     """Return the videos of a folder, or a video; None for what is none, and for folders that hold images too.
 
     Of a LeRobot dataset they are those of all cameras.
     """
+    if form is not None:
+        if form.has_choices:
+            raise OptionError(f"{path}: --root, --field, --class-from and --class-map have no effect on clips; leave them out")
+        return open_parts(path)[0]
     if is_lerobot(path):
         return open_cameras(parse_place(path))
     if is_video_name(os.fsencode(path)) or are_shards(path):

@@ -90,10 +90,10 @@ class ClipKind(Kind):
         runtime = None if self.device.type == "cpu" else runtime_of(self.device)
         shapes = [(one.num_frames, *size, 3) for one, size in zip(self.index.cameras, self.sizes, strict=True)]
         of_visits = functools.partial(SlabPool, max_free=settings.options.num_workers + 2)
-        room = max(1, order.largest_visit)
-        visits = ClipVisits(
-            order, settings, [BatchMemory(shape, room=room, open_pool=of_visits) for shape in shapes], files, self.index
-        )
+        shares = not self.recipe.geometry  # nothing is drawn that would cut a frame differently for each clip
+        room = 1 if shares else max(1, order.largest_visit)
+        memory = [BatchMemory(shape[1:] if shares else shape, room=room, open_pool=of_visits) for shape in shapes]
+        visits = ClipVisits(order, settings, memory, files, self.index, shares_frames=shares)
         open_pool = functools.partial(open_batch_pool, options=settings.options, runtime=runtime)
         geometry = self.recipe.geometry_alone()
 

@@ -24,6 +24,7 @@ from datapipe.order.sample_order import Order
 from datapipe.order.visits import Visit
 
 Ints = NDArray[np.int64]
+_ROUNDED = 16  # frames: memory is used again for visits of other numbers of them
 
 
 class VisitingOrder(Order, Protocol):
@@ -43,7 +44,8 @@ class DecodedVisit:
     clips: Ints  # (k,)
     epoch: int
     step: int  # the first that needs one of them
-    pixels: list[torch.Tensor]  # (k, t, h, w, 3) uint8 of each camera
+    pixels: list[torch.Tensor]  # of each camera (k, t, h, w, 3) uint8; or (u, h, w, 3), each frame once
+    rows: list[Ints | None]  # of each camera (k, t) the rows of frames in the latter; None: the former
     bad: dict[int, Reason] = field(default_factory=dict)  # by place in the visit
     on_their_way: list[object] = field(default_factory=list)  # bytes that were asked for ahead of use
 
@@ -51,21 +53,40 @@ class DecodedVisit:
         """Return the place of a clip."""
         return int(np.flatnonzero(self.clips == clip)[0])
 
+    def frames(self, camera: int, place: int) -> torch.Tensor | list[torch.Tensor]:
+        """Return what a camera shows of the clip at a place: (t, h, w, 3), or t of (h, w, 3)."""
+        pixels, rows = self.pixels[camera], self.rows[camera]
+        return pixels[place] if rows is None else [pixels[row] for row in rows[place].tolist()]
+
 
 class ClipVisits(SharedPieces):
     """The visits of one pass. Thread-safe."""
 
     parts_at_once = 1
 
-    def __init__(self, order: VisitingOrder, run: Pass, memory: Sequence[BatchMemory], files: Files, index: AnyClips) -> None:
-        """`memory`: of each camera. `files`: read the clips of the index."""
+    def __init__(
+        self,
+        order: VisitingOrder,
+        run: Pass,
+        memory: Sequence[BatchMemory],
+        files: Files,
+        index: AnyClips,
+        *,
+        shares_frames: bool = False,
+    ) -> None:
+        """`memory`: of each camera, of clips; of frames if `shares_frames`: all clips that show one have it alike.
+
+        `files`: read the clips of the index.
+        """
         self._order, self._run, self._memory, self._files, self._index = order, run, memory, files, index
+        self._shares_frames = shares_frames
 
     def open(self, key: Hashable, step: int) -> tuple[DecodedVisit, list[int]]:
         assert isinstance(key, Visit)
         clips = self._order.samples(key)
-        pixels = [of_camera.lease(len(clips), torch.uint8) for of_camera in self._memory]
-        visit = DecodedVisit(clips, key.epoch, step, pixels)
+        held = [self._memory_for(clips, camera) for camera in range(len(self._memory))]
+        pixels, rows = [one for one, _ in held], [one for _, one in held]
+        visit = DecodedVisit(clips, key.epoch, step, pixels, rows)
         if isinstance(self._files, RemoteFiles):  # a disk is read ahead by the kernel
             asked = [self._files.will_need(extents_of(self._index, clips, camera)) for camera in range(len(pixels))]
             visit.on_their_way.extend(asked)
@@ -76,12 +97,24 @@ class ClipVisits(SharedPieces):
         self._files.take_network_ns()  # what the thread waited for before is no part of this
         draws = Draws(self._run.seed, piece.epoch, piece.clips)
         for camera in parts:
-            piece.bad.update(worker.decode(camera, piece.clips, draws, piece.pixels[camera]))
+            piece.bad.update(worker.decode(camera, piece.clips, draws, piece.pixels[camera], piece.rows[camera]))
         took_ns, num = time.perf_counter_ns() - start_ns, len(piece.clips)
         network_ns = min(self._files.take_network_ns(), took_ns)
         if network_ns:
             self._run.observer(StageEvent(Stage.NETWORK, piece.step, start_ns, network_ns, num))
         self._run.observer(StageEvent(Stage.DECODE, piece.step, start_ns + network_ns, took_ns - network_ns, num))
+
+    def _memory_for(self, clips: Ints, camera: int) -> tuple[torch.Tensor, Ints | None]:
+        """Return memory for what a camera shows of clips, and the rows of frames in it. See `DecodedVisit`."""
+        memory = self._memory[camera]
+        if not self._shares_frames:
+            return memory.lease(len(clips), torch.uint8), None
+        if len(clips) == 1:
+            return memory.lease(self._index.cameras[camera].num_frames, torch.uint8)[None], None
+        shown = np.array([self._index.frames(clip, camera).frames for clip in clips.tolist()], np.int64)
+        frames, rows = np.unique(shown, return_inverse=True)
+        room = -(-len(frames) // _ROUNDED) * _ROUNDED
+        return memory.lease(len(frames), torch.uint8, room=room), rows.reshape(shown.shape)
 
     def leave_out(self, piece: DecodedVisit, part: int, reason: DecodeError | IntegrityError) -> None:
         piece.bad = dict.fromkeys(range(len(piece.clips)), reason)

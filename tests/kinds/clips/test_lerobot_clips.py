@@ -15,11 +15,12 @@ import torch
 
 av = pytest.importorskip("av")
 
-from lerobot_files import CAMERAS, FPS, LENGTHS, TASKS, table_of, write_lerobot  # noqa: E402
+from lerobot_files import CAMERAS, FPS, LENGTHS, TASKS, decoded, table_of, write_lerobot  # noqa: E402
 
 import datapipe as dp  # noqa: E402
 from datapipe.cli.main import main  # noqa: E402
 from datapipe.errors import DecodeError, FormatError, MissingDataError, OptionError  # noqa: E402
+from datapipe.kernel.pools import BatchMemory  # noqa: E402
 
 TOP, WRIST = CAMERAS
 DELTAS = {TOP: [-0.2, 0.0, 0.1], "action": [0.0, 0.1, 0.2, 0.3], "observation.state": [-0.1, 0.0]}
@@ -29,17 +30,6 @@ DELTAS = {TOP: [-0.2, 0.0, 0.1], "action": [0.0, 0.1, 0.2, 0.3], "observation.st
 def dataset(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three episodes of two cameras. Not to be changed."""
     return write_lerobot(tmp_path_factory.mktemp("lerobot") / "data", request.param)
-
-
-def decoded(dataset: Path, camera: str) -> list[np.ndarray[Any, Any]]:
-    """The frames of a camera, of all episodes one after the other, by PyAV alone."""
-    found = []
-    for path in sorted((dataset / "videos").rglob("*.mp4")):
-        if camera in str(path):
-            with av.open(str(path)) as held:
-                found += [frame.to_ndarray(format="rgb24") for frame in held.decode(video=0)]
-    assert len(found) == sum(LENGTHS)
-    return found
 
 
 def expected(dataset: Path, index: int, deltas: dict[str, list[float]], frames: dict[str, list[Any]]) -> dict[str, Any]:
@@ -65,7 +55,7 @@ def expected(dataset: Path, index: int, deltas: dict[str, list[float]], frames: 
 
 @pytest.mark.parametrize("deltas", [{}, DELTAS], ids=["now", "deltas"])
 def test_samples_are_those_of_lerobot(dataset: Path, deltas: dict[str, list[float]]) -> None:
-    frames: dict[str, list[Any]] = {camera: decoded(dataset, camera) for camera in CAMERAS}
+    frames: dict[str, list[Any]] = {camera: decoded(dataset, camera, sum(LENGTHS)) for camera in CAMERAS}
     data = dp.Clips(dataset, delta_timestamps=deltas)
     assert len(data) == sum(LENGTHS)
     seen = []
@@ -113,6 +103,32 @@ def test_transforms_cut_all_frames_and_cameras_of_a_sample_alike(dataset: Path) 
         assert tuple(batch[WRIST].shape[1:]) == (3, 24, 24)
         assert batch[TOP].dtype == torch.float32
         assert torch.equal(batch[TOP][:, 0], batch[TOP][:, 1])
+
+
+def test_frames_that_several_samples_show_are_kept_once(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    leased = []
+    lease = BatchMemory.lease
+
+    def noting(self: BatchMemory, num_rows: int, dtype: torch.dtype, *, room: int = 0) -> torch.Tensor:
+        leased.append((self.row_shape, num_rows))
+        return lease(self, num_rows, dtype, room=room)
+
+    monkeypatch.setattr(BatchMemory, "lease", noting)
+
+    def batches(*transform: Any) -> list[dict[str, Any]]:
+        data = dp.Clips(dataset, delta_timestamps={TOP: [-0.2, -0.1, 0.0]}, fields=[TOP, "index"], per_visit=8)
+        return list(dp.DataLoader(data, 4, shuffle=True, seed=0, transform=list(transform), num_workers=2))
+
+    shared = batches(dp.transforms.ToDtype(torch.float32))
+    of_frames = [num for shape, num in leased if shape == (48, 64, 3)]
+    assert of_frames
+    assert max(of_frames) < 3 * 8
+    leased.clear()
+    apart = batches(dp.transforms.CenterCrop((48, 64)), dp.transforms.ToDtype(torch.float32))
+    assert all(len(shape) == 4 for shape, _ in leased)
+    for one, other in zip(shared, apart, strict=True):
+        assert torch.equal(one["index"], other["index"])
+        assert torch.equal(one[TOP], other[TOP])
 
 
 def test_states_resume_and_loaders_pickle(dataset: Path) -> None:
