@@ -18,6 +18,7 @@ from datapipe.containers.forms import FORMS
 from datapipe.containers.json_stream import array_elements
 from datapipe.containers.listing import (
     NO_FOLDER,
+    VIDEO_SUFFIXES,
     held_apart,
     is_folder,
     is_image_name,
@@ -27,9 +28,9 @@ from datapipe.containers.listing import (
     list_folders,
     walk,
 )
+from datapipe.containers.lists.parts import lists_files
 from datapipe.containers.lmdb import DATA_NAME
 from datapipe.containers.pairs import IMAGE, KINDS, MASK, is_pair_name, place_file, role_folders
-from datapipe.containers.videos.part_lists import lists_videos
 from datapipe.errors import FormatError, MissingDataError, OptionError
 from datapipe.index.listed import ScanNotes
 from datapipe.index.manifest import MANIFEST_NAME
@@ -111,7 +112,7 @@ def _of_file(path: Path) -> Recognition:
     if is_video_name(os.fsencode(path.name)):
         return Recognition("videos", f"its name ends with {suffix}")
     form = container_of(path.name) or form_of_name(path.name)
-    if form == "manifest" and lists_videos(path):
+    if form == "manifest" and lists_files(path, VIDEO_SUFFIXES):
         return Recognition("videos", "it lists videos")
     if form is not None:
         return Recognition(form, f"its name ends with {suffix}")

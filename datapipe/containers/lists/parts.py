@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from datapipe.containers.lists.rows import JSON_SUFFIXES, ManifestRow, read_rows
-from datapipe.errors import FormatError, MissingDataError
+from datapipe.errors import DatapipeError, FormatError, MissingDataError
+from datapipe.stores.location import is_url
 
 LIST_SUFFIXES = (".csv", ".tsv", *JSON_SUFFIXES)
 
@@ -27,11 +29,21 @@ _LABELS = ("label", "class", "target", "category", "class_name")
 TEXTS = ("text", "sentence", "transcript", "transcription", "caption")
 
 
+def lists_files(path: Path, suffixes: tuple[str, ...]) -> bool:
+    """Return True for a list whose first row names a file that ends so; a list that does not parse is left to what reads it."""
+    row = None
+    with contextlib.suppress(DatapipeError):
+        row = next(read_rows(path), None)
+    cells = {} if row is None else row.cells
+    cell = cells.get(next((name for name in _PATHS if name in cells), ""))
+    return isinstance(cell, str) and cell.lower().endswith(suffixes)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ListedParts:
     """The parts that a list names, in its order."""
 
-    paths: tuple[str, ...]  # of the files, each once, absolute
+    paths: tuple[str, ...]  # of the files, each once: absolute, or URLs
     file: NDArray[np.int64]  # (p,) the number of each part's file
     start: NDArray[np.float64]  # (p,) seconds
     end: NDArray[np.float64]  # (p,) seconds; infinite: the end of the file
@@ -63,7 +75,8 @@ def read_parts(path: Path, *, root: Path | None = None, has_quotes: bool = True)
         name = row.cells.get(named)
         if not isinstance(name, str) or not name:
             raise FormatError(f"{where}: {named} is {name!r:.60}; name a file")
-        file.append(numbers.setdefault(os.path.normpath(os.path.join(base, name)), len(numbers)))
+        name = name if is_url(name) else os.path.normpath(os.path.join(base, name))
+        file.append(numbers.setdefault(name, len(numbers)))
         begin = _seconds(row.cells, start, where, otherwise=0.0)
         stop = _seconds(row.cells, end, where, otherwise=begin + _seconds(row.cells, duration, where, otherwise=math.inf))
         if not 0 <= begin < stop:

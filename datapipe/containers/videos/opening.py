@@ -11,10 +11,10 @@ from datapipe.containers.form import Form
 from datapipe.containers.formats import container_of
 from datapipe.containers.forms import VIDEOS
 from datapipe.containers.listing import is_video_name
+from datapipe.containers.lists.parts import LIST_SUFFIXES
 from datapipe.containers.videos.indexing import open_videos
-from datapipe.containers.videos.part_lists import LIST_SUFFIXES, read_parts
 from datapipe.containers.videos.shards import are_shards, open_shards
-from datapipe.containers.videos.source import FIELD, video_folder
+from datapipe.containers.videos.source import FIELD, parts_in, video_folder
 from datapipe.core.checks import path_name
 from datapipe.core.printable import listed
 from datapipe.errors import MissingDataError, OptionError
@@ -92,5 +92,5 @@ def _of_folder(root: Place) -> tuple[VideoParts, str]:
 
 
 def _of_list(path: Path) -> tuple[VideoParts, str]:
-    names, parts, classes = read_parts(path)
+    names, parts, classes = parts_in(path)
     return VideoParts.of(open_videos([VideoSource(name) for name in names], where=str(path)), parts, classes), str(path)

@@ -18,10 +18,10 @@ from datapipe.containers.form import ClassFrom, Form, on_disk
 from datapipe.containers.listing import VIDEO_SUFFIXES, is_video_name
 from datapipe.containers.lists import refuse_class_from
 from datapipe.containers.lists.named_files import NamedFiles, list_and_root
+from datapipe.containers.lists.parts import LIST_SUFFIXES, read_parts
 from datapipe.containers.source_fields import in_order, place_labels
 from datapipe.containers.videos.indexing import look_at
 from datapipe.containers.videos.lerobot import is_lerobot
-from datapipe.containers.videos.part_lists import LIST_SUFFIXES, read_parts
 from datapipe.errors import MissingDataError, OptionError
 from datapipe.index.clips import VideoPart, frames_between
 from datapipe.index.listed import ListedSample, Origin, ScanNotes, Source, SourceFacts, Workspace, divide
@@ -51,13 +51,23 @@ def open_source(place: Place, form: Form) -> Source:
     refuse_class_from(form)
     if path.name.lower().endswith(LIST_SUFFIXES):
         listed_in, root = list_and_root(path, form, what="a list of videos")
-        names, parts, classes = read_parts(listed_in, root)
-        return _Parts(root, listed_in, names, parts, classes, form)
+        return _Parts(root, listed_in, *parts_in(listed_in, root), form)
     names = sorted(glob.glob(str(path))) if not path.exists() else [str(path)]
     if not names:
         raise MissingDataError(f"{path}: no such file, or none that matches")
     root = Path(os.path.commonpath([os.path.dirname(os.path.abspath(name)) for name in names]))
     return _Parts(root, path, [os.path.abspath(name) for name in names], [*map(VideoPart, range(len(names)))], None, form)
+
+
+def parts_in(path: Path, root: Path | None = None) -> tuple[tuple[str, ...], list[VideoPart], tuple[str, ...] | None]:
+    """Return the videos that a list names, each once, the parts in its order, and the names of classes by label.
+
+    Raises what reading the list raises.
+    """
+    listed = read_parts(path, root=root)
+    labels = [NO_LABEL] * len(listed.file) if listed.labels is None else listed.labels.tolist()
+    columns = listed.file.tolist(), listed.start.tolist(), listed.end.tolist(), labels
+    return listed.paths, [VideoPart(*row) for row in zip(*columns, strict=True)], listed.classes
 
 
 def video_folder(root: Place, form: Form) -> FolderSource:

@@ -328,10 +328,10 @@ def test_wrong_sources_are_refused(videos: Path, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="the videos differ in size"):
         dp.DataLoader(dp.Clips([*videos.rglob("*.mp4"), other]), 2)
     for line, said in [
-        ('{"file": 3}', "line 1: file is 3; name a video"),
+        ('{"file": 3}', "line 1: file is 3; name a file"),
         ('{"path": "a.mp4", "start": "soon"}', "start is 'soon'; give seconds"),
-        ('{"path": "a.mp4", "start": 3, "end": 2}', "from 3 to 2 s is no part of a video"),
-        ('{"name": "a.mp4"}', "no column names the videos"),
+        ('{"path": "a.mp4", "start": 3, "end": 2}', "from 3 to 2 s is no part of a file"),
+        ('{"name": "a.mp4"}', "no column names the files"),
         ('{"path": "a.mp4"}', r"a\.mp4"),
     ]:
         (tmp_path / "list.jsonl").write_text(line + "\n")
