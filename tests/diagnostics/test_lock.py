@@ -72,15 +72,15 @@ def test_threads_that_wait_are_not_named() -> None:
 
 
 def test_looking_begins_and_ends_with_its_caller() -> None:
+    before = set(threading.enumerate())
     sampler = LockSampler()
     assert sampler.found() is None
     sampler.start(), sampler.start()
-    assert [thread.name for thread in threading.enumerate()].count("datapipe-lock") == 1
+    (thread,) = set(threading.enumerate()) - before
+    assert thread.name == "datapipe-lock"
     sampler.stop()
-    latest = time.monotonic() + 60
-    while any(thread.name == "datapipe-lock" for thread in threading.enumerate()):
-        assert time.monotonic() < latest
-        time.sleep(0.01)
+    thread.join(60)
+    assert not thread.is_alive()
 
 
 def test_what_the_training_process_does_around_batches_is_charged_to_the_lock() -> None:

@@ -18,6 +18,7 @@ _LATE_NS = 1_500_000  # a thread that has to wait for the lock of another one's 
 _LOOKS_PER_COUNT = 50  # looks from one reading of the threads' CPU times to the next
 _LEAST_SHARE = 0.15  # of the CPU time of the Python threads, below which one is not named
 _MOST_PLACES = 1000
+_BUSY_NS = 20_000_000  # of CPU time from one reading to the next
 _OWN = "datapipe-"  # names of the threads that measure
 
 
@@ -32,6 +33,7 @@ class LockSampler:
         self._trains = threading.get_ident() if trains is None else trains
         self._num = self._num_late = 0
         self._cpu_ns: Counter[int] = Counter()  # by native id
+        self._has_busy = False  # whether a thread that may be named computes: only then frames are looked at, which others use
         self._names: dict[int, str] = {}  # by native id
         self._places: dict[int, Counter[str]] = {}  # by native id: where the thread was when the lock was taken
         self._stopped = threading.Event()
@@ -81,14 +83,16 @@ class LockSampler:
         start_ns = time.perf_counter_ns()
         time.sleep(_PERIOD_S)
         late_ns = time.perf_counter_ns() - start_ns - int(_PERIOD_S * 1e9)
-        frames = sys._current_frames() if late_ns > _LATE_NS else {}
         self._num += 1
-        if frames and late_ns - (_queued_ns(own) - queued_ns) > _LATE_NS:
+        if late_ns > _LATE_NS and late_ns - (_queued_ns(own) - queued_ns) > _LATE_NS:
             self._num_late += 1
-            self._note(frames)
+            if self._has_busy:
+                self._note_places()
 
-    def _note(self, frames: dict[int, FrameType]) -> None:
-        for thread in threading.enumerate():
+    def _note_places(self) -> None:
+        threads = threading.enumerate()
+        frames = sys._current_frames()  # held for microseconds alone: what lives in them cannot be freed meanwhile
+        for thread in threads:
             frame = frames.get(thread.ident or 0)
             place = None if frame is None or self._is_left_out(thread) else _place(frame)
             if place is not None and thread.native_id is not None:
@@ -98,7 +102,7 @@ class LockSampler:
 
     def _count(self, before: dict[int, int]) -> dict[int, int]:
         """Add the CPU time of each thread since it was read before; return what it is now, by native id."""
-        now = {}
+        now, self._has_busy = {}, False
         for thread in threading.enumerate():
             native = thread.native_id
             if native is None or thread.name.startswith(_OWN):
@@ -106,7 +110,9 @@ class LockSampler:
             self._names[native] = thread.name
             with suppress(OSError, ValueError), open(f"/proc/self/task/{native}/schedstat") as file:
                 now[native] = int(file.read().split()[0])
-                self._cpu_ns[native] += now[native] - before.get(native, now[native])
+                spent_ns = now[native] - before.get(native, now[native])
+                self._cpu_ns[native] += spent_ns
+                self._has_busy = self._has_busy or (spent_ns > _BUSY_NS and not self._is_left_out(thread))
         return now
 
     def _is_left_out(self, thread: threading.Thread) -> bool:
