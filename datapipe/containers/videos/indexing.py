@@ -64,7 +64,7 @@ def _kept(home: Path) -> VideoIndex | None:
 
 
 def _is_current(kept: VideoIndex) -> bool:
-    _pin(kept.source(number) for number in range(len(kept)))
+    pin_each(kept.urls())
     known: dict[str, tuple[int, int]] = {}  # ranges of one file follow each other
     for number in range(len(kept)):
         path = kept.source(number).path
@@ -98,9 +98,9 @@ def _made(home: Path, sources: Sequence[VideoSource], kept: VideoIndex | None, w
 
 def _entries(sources: Sequence[VideoSource], kept: VideoIndex | None) -> Iterator[VideoEntry]:
     """Yield the entries of all videos in order, made by threads, some ahead."""
-    _pin(sources)
-    is_remote = any(is_url(source.path) for source in sources)
-    num_threads, chunk = (_NUM_REMOTE_THREADS, _REMOTE_CHUNK) if is_remote else (_NUM_THREADS, _CHUNK)
+    urls = dict.fromkeys(source.path for source in sources if is_url(source.path))
+    pin_each(urls)  # each is to be the same object from now on
+    num_threads, chunk = (_NUM_REMOTE_THREADS, _REMOTE_CHUNK) if urls else (_NUM_THREADS, _CHUNK)
     with ThreadPoolExecutor(num_threads) as pool:
         ahead: deque[Future[list[VideoEntry]]] = deque()
         for first in range(0, len(sources), chunk):
@@ -173,11 +173,6 @@ def _reader(descriptor: int, start: int, nbytes: int) -> ReadAt:
     data = memoryview(_local.memory)[:nbytes]
     data = data[: os.preadv(descriptor, [data], start)] if nbytes else data
     return lambda offset, size: bytes(data[offset : offset + size])
-
-
-def _pin(sources: Iterable[VideoSource]) -> None:
-    """Look up the objects among these, several at once: each is to be the same from now on."""
-    pin_each(dict.fromkeys(source.path for source in sources if is_url(source.path)))
 
 
 def _stamp_of(target: RemoteObject) -> tuple[int, int]:
