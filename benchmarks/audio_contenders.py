@@ -8,13 +8,13 @@ Crops of 5 s from FLAC at its own rate, in batches of 64, shuffled, on two threa
 from __future__ import annotations
 
 import importlib
-import json
-import resource
+import itertools
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+from benchmarks.video_contenders import print_cost
 
 SECONDS, RATE, BATCH_SIZE, WORKERS, STEPS = 5, 16_000, 64, 2, 40
 CONTENDERS = ("torchcodec", "soundfile", "datapipe")
@@ -91,19 +91,13 @@ def main() -> None:
         "torchcodec": (by_torchcodec, "torchcodec.decoders"),
     }[name]
     importlib.import_module(needed)  # not timed
-    begun, started = _cpu_s(), time.perf_counter()
-    batches, num = run(directory), 0
-    for _ in range(STEPS):
-        num += next(batches)
+    print_cost(_first(run(directory)))
+
+
+def _first(batches: Iterator[int]) -> Iterator[int]:
+    """Yield the sizes of the first batches, and let the workers end, whose time counts."""
+    yield from itertools.islice(batches, STEPS)
     batches.close()  # type: ignore[attr-defined]
-    took, wall = _cpu_s() - begun, time.perf_counter() - started
-    print(json.dumps({"crops": num, "cpu_ms": took / num * 1e3, "wall_ms": wall / num * 1e3}))
-
-
-def _cpu_s() -> float:
-    """Return the CPU seconds of this process, and of the workers that have ended."""
-    both = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(one.ru_utime + one.ru_stime for one in both)
 
 
 if __name__ == "__main__":

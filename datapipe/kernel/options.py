@@ -188,6 +188,15 @@ def refuse_not_served(arguments: Mapping[str, Any], remedies: Mapping[str, str],
             raise OptionError(f"{name} is {arguments[name]!r:.60}, and the data is {data}; {remedy}")
 
 
+def refuse_unknown_fields(fields: Sequence[str] | None, possible: Sequence[str]) -> None:
+    """Raise OptionError if a field that was asked for is none of the possible ones, or there is none; None asks for nothing."""
+    if fields is not None:
+        unknown = sorted({*fields} - {*possible})
+        if unknown or not fields:
+            found = f"has {unknown[0]!r:.40}" if unknown else "is empty"
+            raise OptionError(f"fields {found}; choose of {', '.join(possible)}")
+
+
 def refuse_unknown_names(rename: Mapping[str, str], fields: Sequence[str]) -> None:
     """Raise OptionError for a new name of what batches have not."""
     unknown = [name for name in rename if name not in (*fields, "real")]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import itertools
 import os
 
 import numpy as np
@@ -18,7 +17,7 @@ from datapipe.containers.opening import open_index
 from datapipe.containers.parquet.footer import read_footer
 from datapipe.containers.parquet.thrift_compact import DamagedError
 from datapipe.containers.recordings.indexing import open_recordings
-from datapipe.containers.tar.scanner import scan_members
+from datapipe.containers.tar.scanner import begins_with
 from datapipe.core.printable import listed
 from datapipe.errors import FormatError, OptionError
 from datapipe.fetch.local import LocalFiles
@@ -27,7 +26,6 @@ from datapipe.index.recordings import RecordingSource
 from datapipe.index.sample_index import SampleIndex
 from datapipe.index.utterances import Utterances, text_array
 
-_LOOKED_AT = 32  # members of the first tar
 _AT_ONCE = 1 << 16  # samples that are looked up
 _TEXTS = ("txt", *TEXTS)  # the field of what is said: the first that there is
 _COLUMNS = ("audio.bytes", "audio")  # of Parquet
@@ -45,16 +43,7 @@ def are_shards(name: str) -> bool:
 
 def _holds_sound(tar: str) -> bool:
     """Return True if there are sound files alone among the first members of a tar; one that is none is left to others."""
-    is_found = False
-    try:
-        with byte_source(tar, "a tar") as data:
-            for member in itertools.islice(scan_members(data, tar), _LOOKED_AT):
-                if is_image_name(member.name) or is_video_name(member.name):
-                    return False
-                is_found = is_found or is_audio_name(member.name)
-    except FormatError:
-        return is_found
-    return is_found
+    return begins_with(tar, is_audio_name, others=lambda name: is_image_name(name) or is_video_name(name))
 
 
 def _has_column(parquet: str) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from datapipe.index.sidecar import SidecarRows
 
 IMAGE_FIELD = FieldSpec(IMAGE, FieldKind.IMAGE)
 _MAX_SUFFIXES = 1000  # limit of different ones
+_LOOKED_AT = 32  # members that tell what a tar holds
 _MAX_NAME = 1 << 20  # bytes accepted in a long name or PAX header
 _MAX_LABEL = (1 << 63) - 1
 _MAX_LABEL_NBYTES = 256  # of its text, blanks included
@@ -90,6 +91,23 @@ def scan_members(data: ByteSource, where: str, *, needs_end: bool = False) -> It
             if kind in b"0\x007":
                 yield Member(pax.get(b"path") or long_name or _ustar_name(header), start, nbytes)
             long_name, pax = None, {}
+
+
+def begins_with(tar: str, is_wanted: Callable[[bytes], bool], *, others: Callable[[bytes], bool]) -> bool:
+    """Return True if among the names of the first members of a tar, by path or URL, some are wanted, and none of the others.
+
+    What comes before damage counts. Raises MissingDataError or StorageError.
+    """
+    is_found = False
+    try:
+        with byte_source(tar, "a tar") as data:
+            for member in itertools.islice(scan_members(data, tar), _LOOKED_AT):
+                if others(member.name):
+                    return False
+                is_found = is_found or is_wanted(member.name)
+    except FormatError:
+        return is_found
+    return is_found
 
 
 def split_name(name: bytes) -> tuple[bytes, str] | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import itertools
 import os
 
 import numpy as np
@@ -12,10 +11,9 @@ from datapipe.codecs.field_values import NO_LABEL, FieldKind
 from datapipe.containers.field_names import is_video
 from datapipe.containers.formats import container_of
 from datapipe.containers.listing import is_image_name, is_video_name
-from datapipe.containers.mapped import byte_source
 from datapipe.containers.opening import open_index
 from datapipe.containers.remote_shards import expanded
-from datapipe.containers.tar.scanner import scan_members
+from datapipe.containers.tar.scanner import begins_with
 from datapipe.containers.videos.indexing import open_videos
 from datapipe.core.printable import listed
 from datapipe.errors import FormatError, MissingDataError, OptionError
@@ -24,7 +22,6 @@ from datapipe.index.videos import VideoSource
 from datapipe.stores.location import is_url, parse_location
 from datapipe.stores.objects import list_names
 
-_LOOKED_AT = 32  # members of the first tar
 _AT_ONCE = 1 << 16  # samples that are looked up
 
 
@@ -32,7 +29,7 @@ def are_shards(name: str) -> bool:
     """Return True for a path, a pattern or a URL of tars, or of a folder or prefix with such, whose first members are videos."""
     try:
         first = _first_tar(name)
-        return first is not None and _holds_videos(first)
+        return first is not None and begins_with(first, is_video_name, others=is_image_name)
     except (FormatError, MissingDataError):  # of a URL; what reads it says what is wrong
         return False
 
@@ -54,20 +51,6 @@ def _first_tar(name: str) -> str | None:
     if os.path.isfile(name):
         return name if container_of(os.path.basename(name)) == "tar" else None
     return next((one for one in sorted(glob.glob(name)) if container_of(os.path.basename(one)) == "tar"), None)
-
-
-def _holds_videos(tar: str) -> bool:
-    """Return True if there are videos and no images among the first members of a tar."""
-    is_found = False
-    try:
-        with byte_source(tar, "a tar") as data:
-            for member in itertools.islice(scan_members(data, tar), _LOOKED_AT):
-                if is_image_name(member.name):
-                    return False
-                is_found = is_found or is_video_name(member.name)
-    except FormatError:
-        return is_found
-    return is_found
 
 
 def open_shards(name: str) -> VideoParts:

@@ -187,8 +187,7 @@ def _add_deferral(result: Candidates, loader: LoaderFacts, workload: Workload, t
     if "ratio" not in tried:
         result.left_out[name] = str(tried["reason"])
         return
-    stall, cpu = production_parts(workload)
-    factor = float((stall.mean() + cpu.mean() * tried["ratio"]) / (stall.mean() + cpu.mean()))  # storage stays as slow
+    factor = _with_cpu(workload, tried["ratio"])
     change = Change(production_factor=factor, production_spread=tried["spread"])
     result.remedies.append(Remedy(name, change, _taken_over(loader, note="images are decoded together after the Dataset's code")))
     result.applied[name] = Applied(loader.site, from_torch=True)
@@ -211,13 +210,18 @@ def _add_clips(result: Candidates, loader: LoaderFacts, workload: Workload, trie
     if "ratio" not in tried:
         result.left_out[name] = str(tried["reason"])
         return
-    stall, cpu = production_parts(workload)
-    factor = float((stall.mean() + cpu.mean() * tried["ratio"]) / (stall.mean() + cpu.mean()))  # storage stays as slow
+    factor = _with_cpu(workload, tried["ratio"])
     threads = int(loader.num_workers or workload.setup.num_cores or 1)
     setup = Setup(threads, _depth_of_ours(loader, workload), Delivery.SHARED, workload.setup.num_cores)
     change = Change(setup, production_factor=factor, production_spread=tried["spread"])
     result.remedies.append(Remedy(name, change, _taken_over(loader, note="neighbouring frames are decoded together")))
     result.applied[name] = Applied(loader.site, from_torch=True)
+
+
+def _with_cpu(workload: Workload, ratio: float) -> float:
+    """Return the time of making batches with so many times the CPU time, by that of now; storage stays as slow."""
+    stall, cpu = production_parts(workload)
+    return float((stall.mean() + cpu.mean() * ratio) / (stall.mean() + cpu.mean()))
 
 
 def change_to_ours(workload: Workload, rate: Mapping[str, Any], loader: LoaderFacts) -> Change:

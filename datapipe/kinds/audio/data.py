@@ -12,6 +12,7 @@ from datapipe.core.printable import counted, printable
 from datapipe.errors import OptionError
 from datapipe.index.utterances import Utterances
 from datapipe.kernel.kind import Data
+from datapipe.kernel.options import refuse_unknown_fields
 from datapipe.kinds.audio.kind import AudioKind
 from datapipe.kinds.audio.samples import AudioSamples
 from datapipe.kinds.audio.settings import AudioSettings, Crop, Short
@@ -71,7 +72,7 @@ class Audio(Data):
     def _set(self, source: AudioSource, settings: AudioSettings, skip_bad: bool) -> None:
         self._opening = source, settings, skip_bad
         self.samples = AudioSamples.of(open_utterances(source), settings, skip_bad=skip_bad)
-        settings.check_fields(self.samples.possible_fields)
+        refuse_unknown_fields(settings.fields, self.samples.possible_fields)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _opened, self._opening

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -43,11 +42,3 @@ class AudioSettings:
             least, most = (real_number(one, "between") for one in self.between)
             if not 0 <= least < most:
                 raise OptionError(f"between is {self.between}; pass the least and the most seconds, such as (0.5, 20)")
-
-    def check_fields(self, possible: Sequence[str]) -> None:
-        """Raise OptionError if a field is none of the possible ones."""
-        if self.fields is not None:
-            unknown = sorted({*self.fields} - {*possible})
-            if unknown or not self.fields:
-                found = f"has {unknown[0]!r:.40}" if unknown else "is empty"
-                raise OptionError(f"fields {found}; choose of {', '.join(possible)}")

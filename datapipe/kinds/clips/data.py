@@ -17,6 +17,7 @@ from datapipe.core.printable import counted, printable
 from datapipe.errors import MissingDataError, OptionError
 from datapipe.index.clips import AnyClips, ClipIndex, Short, WindowSettings
 from datapipe.kernel.kind import Data
+from datapipe.kernel.options import refuse_unknown_fields
 from datapipe.kinds.clips.kind import ClipKind
 from datapipe.kinds.clips.settings import ClipSettings, Layout
 from datapipe.stores.location import is_url, parse_place
@@ -142,7 +143,7 @@ class Clips(Data):
             raise OptionError(
                 f"fields has 'label', and {self.index.where} has no labels; put videos in folders of classes, or leave it out"
             )
-        settings.check_fields([*(one.name for one in self.index.cameras), *self.index.columns])
+        refuse_unknown_fields(settings.fields, [*(one.name for one in self.index.cameras), *self.index.columns])
         if not len(self.index):
             raise MissingDataError(f"{self.index.where}: no clips; check the path, `frames` and `short`")
 

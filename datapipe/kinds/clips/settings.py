@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -38,14 +37,6 @@ class ClipSettings:
             whole_number(self.lanes, "lanes", least=1)
         if self.layout not in PERMUTATIONS:
             raise OptionError(f"layout is {self.layout!r:.40}; choose one of {', '.join(PERMUTATIONS)}")
-
-    def check_fields(self, possible: Sequence[str]) -> None:
-        """Raise OptionError if a field is none of the possible ones."""
-        if self.fields is not None:
-            unknown = sorted({*self.fields} - {*possible})
-            if unknown or not self.fields:
-                found = f"has {unknown[0]!r:.40}" if unknown else "is empty"
-                raise OptionError(f"fields {found}; choose of {', '.join(possible)}")
 
     def num_lanes(self, num_clips: int, global_batch: int, clip_nbytes: int) -> int:
         """Return the number of lanes: a multiple of the clips of a step over all ranks, so that each rank has its own."""
