@@ -265,9 +265,9 @@ def test_a_loop_over_an_image_folder_and_what_datapipe_would_bring(diagnose: Dia
     assert found["verdict"]["kind"] == "data-bound"
     assert found["loaders"][0]["dataset"] == "ImageFolder"
     assert fault_of(found) in ("decode", "transform", "transfer")  # the last on cores that other processes keep busy
-    names = {one["name"] for one in found["remedies"]["predictions"] + found["remedies"]["within_noise"]}
-    assert {"datapipe's loader", "datapipe's loader on converted data", "num_workers=2"} <= names
-    smaller = [one for one in found["remedies"]["predictions"] if one["changes_results"]]
+    predicted = found["remedies"]["predictions"] + found["remedies"]["within_noise"]
+    assert {"datapipe's loader", "datapipe's loader on converted data", "num_workers=2"} <= {one["name"] for one in predicted}
+    smaller = [one for one in predicted if one["changes_results"]]
     has_no_time = any("there was no time left" in one["reason"] for one in found["left_out"])
     assert has_no_time or any(
         f"datapipe convert {photos} DST --to webdataset --resize shorter:28, then" in one["how"] for one in smaller

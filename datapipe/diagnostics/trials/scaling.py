@@ -20,7 +20,7 @@ from datapipe.diagnostics.torch_stages.profile import Making
 from datapipe.diagnostics.torch_stages.timing import between, thread_counters
 from datapipe.diagnostics.trials.forking import batch_size_of, spread_of, told_by_fork
 
-_MIN_BATCHES = 2  # of each process, besides its first one
+_MIN_BATCHES = 2  # of each process, besides the one that opens files
 MOSTLY = 0.5  # share of the time to make a batch from which more workers than cores make sense, if that is waiting
 
 
@@ -109,13 +109,15 @@ def _batch_times(loader: Any, worker: int, num: int, seconds: float, barrier: An
     size = batch_size_of(loader) or 1
     draw, counters = np.random.default_rng(worker), thread_counters()
     times = list[tuple[float, float, float]]()
+    fetcher.fetch(draw.integers(len(loader.dataset), size=size).tolist())  # the first one opens files
+    # Every batch from here on counts: where one process keeps taking a lock first, the others wait in their first batches.
     barrier.wait(timeout=30)
     until_s = time.perf_counter() + seconds
-    while len(times) < 1 + _MIN_BATCHES or time.perf_counter() < until_s:
+    while len(times) < _MIN_BATCHES or time.perf_counter() < until_s:
         keys = draw.integers(len(loader.dataset), size=size).tolist()
         before, started_s, started_cpu_s = counters.before(with_reading=False), time.perf_counter(), time.thread_time()
         batch = fetcher.fetch(keys)
         wall_s, cpu_s = time.perf_counter() - started_s, time.thread_time() - started_cpu_s
         times.append((wall_s, cpu_s, (between(before, counters.after(with_reading=False)).queued_ns or 0) * 1e-9))
         del batch
-    return times[1:]  # the first one opens files
+    return times
