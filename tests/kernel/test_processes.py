@@ -177,8 +177,12 @@ def test_a_worker_ends_with_its_asker(launcher: Launcher) -> None:
     assert until(lambda: not is_there(process))
 
 
-def test_a_launcher_that_ends_is_noticed(caplog: pytest.LogCaptureFixture) -> None:
-    begun = Launcher(())
+def test_a_launcher_that_ends_is_noticed(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "never_imported.py").write_text("import time; time.sleep(600)")  # so that it cannot be ready before it ends
+    monkeypatch.syspath_prepend(tmp_path)
+    begun = Launcher(("never_imported",))
     begun._started.kill()
     assert not begun.wait(READY_S)
     assert not begun.is_ready
