@@ -102,6 +102,7 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks.stages --set 256
 	$(BIN)/python -m benchmarks.parity
 	$(BIN)/python -m benchmarks.attach_cost
+	$(BIN)/python -m benchmarks.monitor_cost
 	$(BIN)/python -m benchmarks.diagnostics virtual
 	$(BIN)/python -m benchmarks.diagnostics real
 	$(BIN)/python -m benchmarks.diagnostics.scripts

@@ -168,7 +168,7 @@ def _run(names: list[str], num_steps: int, *, is_attached: bool) -> dict[str, li
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
         if done.returncode != 0 or done.stderr:
             raise SystemExit(f"{command} failed:\n{done.stderr[-3000:]}")
-        if is_attached and not list(Path(results).glob("process-*.json")):
+        if is_attached and not list(Path(results).glob("*.process")):
             raise SystemExit("the attached process has measured nothing")
     measured: dict[str, list[float]] = json.loads(done.stdout.strip().splitlines()[-1])
     return measured

@@ -15,7 +15,7 @@ from benchmarks.tables import MAX_HELD_MS, MAX_ORDER_NS
 from benchmarks.tokens import BARS as TOKEN_BARS
 from benchmarks.tokens import MAX_OPEN_MS, MAX_PLAN_S, MAX_STATE_NBYTES, MIN_EFFICIENCY, MIN_FILL
 from benchmarks.video import BARS as CLIP_BARS
-from benchmarks.video import MIN_FILES_PER_S
+from benchmarks.video import CONVERTED_BARS, EPISODE_BARS, MIN_FILES_PER_S, OF_SOURCE
 
 Found = dict[str, Any]  # result by name
 
@@ -80,6 +80,10 @@ def _own_dataset(kind: str) -> Callable[[Found], float]:
     return gain
 
 
+def _monitored(steps: str, figure: str) -> Callable[[Found], float]:
+    return lambda found: float(found["monitor-cost"][steps][figure])
+
+
 def _attached(loop: str) -> Callable[[Found], float]:
     return lambda found: float(found["attach-cost"]["loops"][loop]["wall_us"]["cost"])
 
@@ -100,8 +104,8 @@ _TOKENS = {
 _CLIPS = {"resize": "resized to 224", "crop": "a crop of each to 224"}
 
 
-def _of_clips(cut: str, ours: str) -> Callable[[Found], float]:
-    return lambda found: float(found["video"]["speed"][f"{cut}: {ours}"]["ratio"])
+def _of_clips(what: str, ours: str, *, result: str = "video", part: str = "speed") -> Callable[[Found], float]:
+    return lambda found: float(found[result][part][f"{what}: {ours}"]["ratio"])
 
 
 def _of_audio(peer: str) -> Callable[[Found], float]:
@@ -230,6 +234,9 @@ BARS = (
         Bar(f"a step watched by diagnose ({loop}), more than alone", 100, " us", True, _attached(loop))
         for loop in ("bare, batch 4", "5 transforms, batch 256", "5 transforms, batch 256, 2 workers")
     ),
+    Bar("a datapipe.Monitor, CPU time of a step of 20 ms", 200, " us", True, _monitored("steps_of_20_ms", "cost_cpu_us")),
+    Bar("a step watched by a datapipe.Monitor, more than alone", 60, " us", True, _monitored("bare_steps", "cost_first_us")),
+    Bar("the same after 100,000 steps", 60, " us", True, _monitored("bare_steps", "cost_last_us")),
     Bar("recording a Dataset of one's own, per sample, opening its file aside", 200, " us", True, _recording),
     Bar("whole scripts diagnosed: the stage at fault is named", 0.95, "", False, _of_scripts("num_fault_right", "num_scripts")),
     Bar("recommended remedies that make a step longer by more than 3%", 0, "", True, _of_scripts("num_harmful", "num_scripts")),
@@ -273,6 +280,26 @@ BARS = (
         Bar(f"clips, {_CLIPS[cut]}, {ours}, against torchcodec's CPU time", least, "x", False, _of_clips(cut, ours))
         for cut, ours, least in CLIP_BARS
     ),
+    *(
+        Bar(
+            f"clips, {_CLIPS[cut]}, {ours}, against {OF_SOURCE} of the source",
+            least,
+            "x",
+            False,
+            _of_clips(cut, ours, part="speed_of_converted"),
+        )
+        for cut, ours, least in CONVERTED_BARS
+    ),
+    *(
+        Bar(
+            f"robots' episodes, {num} frames of two cameras, {ours}, against LeRobot's CPU time",
+            least,
+            "x",
+            False,
+            _of_clips(num, ours, result="video-episodes"),
+        )
+        for num, ours, least in EPISODE_BARS
+    ),
     Bar(
         "the index of 10,000 videos, files a second",
         MIN_FILES_PER_S,
@@ -300,7 +327,7 @@ BARS = (
 _NEEDED = (
     "images-photos", "images-256", "images-raw", "images-dali", "images-dali-uint8", "convert", "open-large", "gil", "stages-256",
     "containers", "images-from-torch", "images-any-dataset", "attach-cost", "tables", "tokens", "video", "audio", "remote",
-    "diagnostics-real", "diagnostics-scripts", "convert-sources", "recording",
+    "diagnostics-real", "diagnostics-scripts", "convert-sources", "recording", "monitor-cost", "video-episodes",
 )  # fmt: skip
 
 

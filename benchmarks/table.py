@@ -89,6 +89,7 @@ def as_markdown(found: dict[str, Any]) -> str:
         _sentence(found, "large-table", _large_table_sentence),
         _sentence(found, "tokens", _tokens),
         _sentence(found, "video", _clips),
+        _sentence(found, "video-episodes", _episodes),
         _sentence(found, "audio", _sounds),
         _sentence(found, "remote", _stores),
         gpu.as_markdown(found),
@@ -353,6 +354,26 @@ def _clips(result: dict[str, Any]) -> str:
         f"workers. {index['files']:,} videos are looked at once, {index['files_per_s']:,} a second, by two "
         "threads that wait for each other's Python, and then compared with their "
         f"files, {index['reopened_per_s']:,} a second."
+    )
+    return "\n".join([*lines, "", told])
+
+
+def _episodes(result: dict[str, Any]) -> str:
+    """CPU time of samples of robots' episodes by everything that makes them."""
+    nums = list(result["cpu_ms"])
+    lines = [
+        _row("CPU-ms a sample of two cameras, AV1 of 640 x 480", [f"{num} frame{'s' * (num != '1')} of each" for num in nums])
+    ]
+    lines.append("|---|" + "--:|" * len(nums))
+    for name in result["cpu_ms"][nums[0]]:
+        cells = []
+        for num in nums:
+            ratio = result["speed"].get(f"{num}: {name}")
+            cells.append(f"{result['cpu_ms'][num][name]:.1f}" + (f" ({_interval(ratio)})" if ratio else ""))
+        lines.append(_row("DataLoader + LeRobotDataset" if name == "lerobot" else name, cells))
+    told = (
+        "In parentheses: times as fast as LeRobot. Frames are uint8; `floats` are float32, as `from_torch` hands them out. "
+        "A key frame every 2; shuffled batches of 32, two threads or workers."
     )
     return "\n".join([*lines, "", told])
 

@@ -47,10 +47,11 @@ def main() -> None:
     if arguments.state.exists():
         accelerator.load_state(str(arguments.state))
         accelerator.print(f"going on in epoch {train.state_dict()['epoch']}")
+    monitor = dp.Monitor(train)  # writes a line if data starves the training, and costs next to nothing
     step = 0
     for epoch in range(train.state_dict()["epoch"], arguments.epochs):
         train.set_epoch(epoch)
-        for images, labels in train:  # the rest of an epoch after a stop, a whole one otherwise
+        for images, labels in monitor:  # the rest of an epoch after a stop, a whole one otherwise
             with accelerator.accumulate(model):
                 accelerator.backward(nn.functional.cross_entropy(model(images), labels))
                 optimizer.step()

@@ -16,6 +16,7 @@ from torch import nn
 
 import datapipe as dp
 from datapipe import transforms as T
+from datapipe.diagnostics.hosts.lightning import MonitorCallback  # writes a line if data starves the training
 
 NORMALIZE = [T.ToDtype(torch.float32, scale=True), T.Normalize(T.IMAGENET_MEAN, T.IMAGENET_STD)]
 
@@ -60,7 +61,7 @@ def main() -> None:
     )
     trainer = pl.Trainer(
         max_epochs=arguments.epochs, max_steps=arguments.max_steps, devices=arguments.devices, logger=False,
-        callbacks=[ModelCheckpoint(arguments.directory, save_last=True, every_n_train_steps=1)],
+        callbacks=[ModelCheckpoint(arguments.directory, save_last=True, every_n_train_steps=1), MonitorCallback()],
     )  # fmt: skip
     model = Classifier(len(train.dataset.classes))
     trainer.fit(model, train, validation, ckpt_path=arguments.resume)

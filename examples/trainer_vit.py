@@ -17,6 +17,7 @@ from transformers import EvalPrediction, Trainer, TrainingArguments, ViTConfig, 
 import datapipe as dp
 from datapipe import transforms as T
 from datapipe.adapt.hosts.trainer import LoaderMixin
+from datapipe.diagnostics.hosts.trainer import add_monitor
 
 NAMES = {"image": "pixel_values", "label": "labels"}
 NORMALIZE = [T.ToDtype(torch.float32, scale=True), T.Normalize([0.5] * 3, [0.5] * 3)]
@@ -65,6 +66,7 @@ def main() -> None:
         eval_dataset=validation,
         compute_metrics=accuracy,
     )
+    add_monitor(trainer)  # writes a line if data starves the training
     trainer.train(resume_from_checkpoint=any(arguments.directory.glob("checkpoint-*")) or None)
     found = trainer.evaluate()
     print(f"step {trainer.state.global_step}: {found['eval_accuracy']:.2f} of {found['eval_samples']} right")

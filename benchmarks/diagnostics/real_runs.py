@@ -18,7 +18,6 @@ from datapipe.core.environment import num_usable_cores
 from datapipe.diagnostics.attach.recording import Recording
 from datapipe.diagnostics.attach.startup import attach_here
 from datapipe.diagnostics.measure.bracket import ThreadBracket, watch
-from datapipe.diagnostics.measure.recorded import process_of
 from datapipe.diagnostics.measure.watching import Hooks, Watch
 
 NUM_BATCHES = 150
@@ -74,7 +73,7 @@ def run_real(
         run = finish(device, loader, bracket)
     finally:
         device.close()
-    return replace(run, process=process_of(recording.to_json()), waited_s=loader.spent_s)
+    return replace(run, process=recording.process(), waited_s=loader.spent_s)
 
 
 def run_control(name: str, *, stall_ms: float = 20, num_batches: int = 60) -> Run:

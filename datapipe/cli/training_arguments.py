@@ -21,6 +21,7 @@ examples:
   datapipe diagnose --steps 500 -m package.train --config base
   datapipe diagnose -- torchrun --nproc-per-node 2 train.py
   datapipe diagnose --fail-if 'starvation>10%' train.py
+  datapipe diagnose run.dpr
   datapipe diagnose --compare before/diagnosis.json after/diagnosis.json
 """
 
@@ -102,8 +103,9 @@ def add_diagnose(subparsers: Commands) -> None:
         "diagnose",
         help="run an unchanged training script: how long it waits for data, why, and what would help",
         description="Run a training script, unmodified, and measure how long the GPU stands idle for data, which stage is at "
-        "fault, and what each remedy would bring. Exits with the script's own status. Options of diagnose come first.",
-        usage="datapipe diagnose [options] SCRIPT ARGS... | -m MODULE ARGS... | -- COMMAND ARGS...",
+        "fault, and what each remedy would bring. Exits with the script's own status. Options of diagnose come first. "
+        "RECORDING is a directory that a datapipe.Monitor(saves=RECORDING) has saved a run in: nothing is run then.",
+        usage="datapipe diagnose [options] SCRIPT ARGS... | -m MODULE ARGS... | -- COMMAND ARGS... | RECORDING",
         epilog=_DIAGNOSE_EPILOG,
     )
     parser.add_argument("--out", type=Path, metavar="DIR", help="where the results go (default: a fresh diagnosis-DATE-TIME)")

@@ -30,7 +30,7 @@ from datapipe.diagnostics.diagnosis import Command, Diagnosis, diagnose, with_ap
 from datapipe.diagnostics.document import Document, as_json
 from datapipe.diagnostics.judge.analysis import analyze
 from datapipe.diagnostics.judge.verdict import Verdict, VerdictKind
-from datapipe.diagnostics.measure.recorded import read_processes
+from datapipe.diagnostics.measure.recorded import SUFFIX, read_processes
 from datapipe.diagnostics.report.compare import compare, differences
 from datapipe.diagnostics.report.page import page
 from datapipe.diagnostics.report.screen import screen, takes_colours
@@ -96,6 +96,8 @@ def run(args: argparse.Namespace) -> int:
         if args.command or args.module is not None:
             raise OptionError("--compare takes two diagnoses and runs nothing; leave the script out")
         return _compare(*args.compare, as_json=args.json)
+    if (recorded := _recording(args)) is not None:
+        return _report(args, _diagnosis_of(recorded), 0, conditions, _fresh_directory(args.out))
     command = _command(args)
     if args.steps is not None and args.steps < 1:
         raise OptionError(f"--steps is {args.steps}; it must be at least 1")
@@ -111,6 +113,27 @@ def run(args: argparse.Namespace) -> int:
     if args.apply:
         document = _apply(args, command, out, diagnosis)
     return _report(args, document, outcome.exit_code, conditions, out)
+
+
+def _recording(args: argparse.Namespace) -> Path | None:
+    """Return the directory that a monitor has saved a run in, if it is what is given.
+
+    Raises OptionError for options that need a script.
+    """
+    path = Path(args.command[0]) if len(args.command) == 1 and args.module is None else None
+    if path is None or not path.is_dir() or not any(path.glob(f"*{SUFFIX}")):
+        return None
+    for name in ("steps", "apply", "nvtx", "profile"):
+        if getattr(args, name):
+            raise OptionError(f"--{name}: {path} is a run that is over; give the script to run it again, or leave the option out")
+    return path
+
+
+def _diagnosis_of(recorded: Path) -> Document:
+    """Return the diagnosis of a run that a monitor has saved. Nothing is tried."""
+    processes, notes = read_processes(recorded)
+    spans = [(one.ended_ns or 0) - (one.started_ns or 0) for one in processes]
+    return diagnose(processes, Command((str(recorded),), None, None, max(spans) * 1e-9), troubles=notes).document
 
 
 def _command(args: argparse.Namespace) -> list[str]:

@@ -29,7 +29,7 @@ class Command:
 
     argv: tuple[str, ...]
     exit_code: int | None  # None: it is still running, or there was no command
-    started_at: str  # ISO 8601, UTC
+    started_at: str | None  # ISO 8601, UTC
     duration_s: float
 
 

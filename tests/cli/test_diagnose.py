@@ -239,12 +239,13 @@ PHOTO = jpeg(1, 800, 1000)
 def test_a_script_that_a_signal_ends_leaves_what_was_seen(name: str, diagnose: Diagnose, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("datapipe.diagnostics.command._SNAPSHOT_S", 1.0)
     dies = f"""
-    import glob, json, os, signal
+    import os, pathlib, signal
+    from datapipe.diagnostics.measure.recorded import read_process
     if __name__ == "__main__":
         for _ in range(100):  # half a second each
             train(DataLoader(Numbers(0.002), batch_size=4))
-            for path in glob.glob(os.environ["DATAPIPE_ATTACH_RESULTS"] + "/process-*.json"):
-                if len(json.load(open(path))["steps"]["start_ns"]) > 150:
+            for path in pathlib.Path(os.environ["DATAPIPE_ATTACH_RESULTS"]).glob("*.process"):
+                if len(read_process(path).steps) > 150:
                     os.kill(os.getpid(), signal.{name})
     """
     status, found = diagnose(LOOP + textwrap.dedent(dies), settles=False)
@@ -272,7 +273,11 @@ def test_a_loop_over_an_image_folder_and_what_datapipe_would_bring(diagnose: Dia
     assert has_no_time or any(
         f"datapipe convert {photos} DST --to webdataset --resize shorter:28, then" in one["how"] for one in smaller
     )
-    assert (found["applied"]["measured_step_s"] or 0) > 0 or "did not settle" in found["applied"]["reason"]
+    applied = found["applied"]
+    if applied is None:  # on cores that other processes keep busy
+        assert any("nothing was applied: no remedy" in trouble for trouble in found["troubles"])
+    else:
+        assert (applied["measured_step_s"] or 0) > 0 or "did not settle" in applied["reason"]
     assert [path.name for path in (tmp_path / "out").iterdir() if path.is_dir()] == []
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +9,7 @@ from benchmarks.diagnostics.devices import VirtualWorld
 from datapipe.diagnostics.attach.recording import Recording
 from datapipe.diagnostics.diagnosis import Command
 from datapipe.diagnostics.measure.bracket import ThreadBracket
-from datapipe.diagnostics.measure.recorded import Process, process_of
+from datapipe.diagnostics.measure.recorded import Process
 from datapipe.diagnostics.measure.watching import Hooks, LoaderFacts
 from datapipe.diagnostics.torch_stages.profile import BatchProfile, Counters, Making, Passage
 
@@ -72,8 +71,7 @@ def process(
         bracket.note_update()
     one.stop()
     bracket.finish()
-    found = json.loads(json.dumps(recording.to_json()))  # as a file
-    return replace(process_of(found), rank=rank, environment={"cores": 2})
+    return replace(recording.process(), rank=rank, environment={"cores": 2})
 
 
 def _profile(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -10,11 +9,11 @@ import sys
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from datapipe.diagnostics.attach.launching import CommandResult, child_environment, run_command, run_script
+from datapipe.diagnostics.measure.recorded import Process, read_process
 from datapipe.errors import MissingDataError
 
 pytestmark = pytest.mark.slow
@@ -75,10 +74,9 @@ class Scripts:
         assert attached == alone
         return attached
 
-    def found(self) -> list[dict[str, Any]]:
+    def found(self) -> list[Process]:
         """Results of all processes, by rank."""
-        found = [json.loads(path.read_text()) for path in self.results.glob("process-*.json")]
-        return sorted(found, key=lambda one: one["process"]["rank"] or 0)
+        return sorted((read_process(path) for path in self.results.glob("*.process")), key=lambda one: one.rank)
 
 
 @pytest.fixture
@@ -145,9 +143,9 @@ def test_a_training_script_runs_unmodified(scripts: Scripts) -> None:
     assert "ZeroDivisionError" in run.err
     assert "diagnostics" not in run.err
     [found] = scripts.found()
-    assert found["steps"]["is_evaluation"].count(False) == 3 + 1
-    assert [Path(facts["site"]).name for facts in found["loaders"]] == ["train.py:12", "train.py:28"]
-    assert [profile["made"]["worker"] for profile in found["profiles"]] == [0, 1, 0, 0]
+    assert found.num_training_steps == 3 + 1
+    assert [Path(facts.site or "").name for facts in found.loaders.values()] == ["train.py:12", "train.py:28"]
+    assert [profile.made.worker for profile in found.profiles] == [0, 1, 0, 0]
 
 
 @pytest.mark.parametrize("name", ["converters", "datapipe"])
@@ -163,9 +161,9 @@ def test_packages_of_the_users_keep_their_names(scripts: Scripts, name: str) -> 
         assert scripts.found() == []
         return
     [found] = scripts.found()
-    assert found["steps"]["is_evaluation"].count(False) == 3
+    assert found.num_training_steps == 3
     assert run.err == ""
-    assert len(found["profiles"]) == 3
+    assert len(found.profiles) == 3
 
 
 def test_processes_below_are_attached_and_workers_are_none_of_them(scripts: Scripts) -> None:
@@ -185,8 +183,8 @@ def test_processes_below_are_attached_and_workers_are_none_of_them(scripts: Scri
     run = scripts.run("train.py", attached=True)
     assert (run.exit_code, run.out, run.err) == (0, "132.0\n", "")
     [found] = scripts.found()
-    assert found["process"]["rank"] == 5
-    assert len(found["profiles"]) == 3
+    assert found.rank == 5
+    assert len(found.profiles) == 3
 
 
 @pytest.mark.nightly
@@ -206,8 +204,8 @@ def test_ranks_under_accelerate_launch(scripts: Scripts) -> None:
     )
     launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
     assert run_command([*launch, str(scripts.directory / "train.py")], scripts.results) == CommandResult(0)
-    assert [(one["process"]["rank"], len(one["steps"]["start_ns"])) for one in scripts.found()] == [(0, 3), (1, 3)]
-    assert {facts["kind"] for one in scripts.found() for facts in one["loaders"]} == {"accelerate.data_loader.DataLoaderShard"}
+    assert [(one.rank, len(one.steps)) for one in scripts.found()] == [(0, 3), (1, 3)]
+    assert {facts.kind for one in scripts.found() for facts in one.loaders.values()} == {"accelerate.data_loader.DataLoaderShard"}
 
 
 def test_a_sitecustomize_that_was_there_is_run(scripts: Scripts) -> None:

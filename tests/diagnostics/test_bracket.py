@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from benchmarks.diagnostics.devices import VirtualWorld
-from datapipe.diagnostics.measure.bracket import ThreadBracket, watch
+from datapipe.diagnostics.measure.bracket import READ_AT_ONCE, ThreadBracket, watch
 from datapipe.diagnostics.measure.clock import CudaClock, HostClock, Mark, open_clock
 from datapipe.diagnostics.measure.watching import Hooks
 
@@ -262,7 +262,7 @@ def test_begin_reads_back_a_few_steps_at_most() -> None:
         before = len(bracket.timeline)
         one.begin()
         one.end()
-        assert len(bracket.timeline) - before <= 4
+        assert len(bracket.timeline) - before <= 2 * READ_AT_ONCE
     assert len(bracket.timeline) >= 40
 
 
@@ -348,7 +348,7 @@ def test_cuda_events_are_pooled_and_count_milliseconds(fake_cuda: dict[str, bool
     assert len(steps) == 50
     assert steps["gap_s"] == pytest.approx([0.030] * 50)
     assert steps["work_s"] == pytest.approx([*[0.070] * 49, 0.0])
-    assert len(FakeEvent.made) <= 8
+    assert len(FakeEvent.made) <= 2 * READ_AT_ONCE + 8
 
 
 def test_marks_are_made_on_the_gpu_whose_parameters_are_updated(fake_cuda: dict[str, bool]) -> None:

@@ -11,16 +11,18 @@ import numpy as np
 import pytest
 from diagnosis_processes import COMMAND, FACTS, process
 
+from datapipe.core.observe import Stage, StageEvent
 from datapipe.diagnostics.attach.launching import Applied, Settings, child_environment, settings_from
 from datapipe.diagnostics.diagnosis import diagnose
 from datapipe.diagnostics.document import MAX_SPANS, MAX_STEPS, as_json, read_document
 from datapipe.diagnostics.judge.analysis import Analysis, analyze
-from datapipe.diagnostics.measure.recorded import choose_ranks
-from datapipe.diagnostics.measure.timeline import steps_as_columns, steps_from_columns
+from datapipe.diagnostics.measure.lock_use import LockHolder, LockUse
+from datapipe.diagnostics.measure.recorded import Process, TrialSource, choose_ranks, read_process, write_process
 from datapipe.diagnostics.predict.candidates import candidates_for, change_to_ours
 from datapipe.diagnostics.predict.measured_workload import workload_from
 from datapipe.diagnostics.predict.workload import Workload
 from datapipe.diagnostics.trials.trying import Trials
+from datapipe.errors import FormatError, MissingDataError
 
 MS = 1e-3
 
@@ -143,10 +145,43 @@ def test_a_page_gets_no_more_than_it_can_show() -> None:
     assert (span["worker"], span["duration_s"]) == (0, pytest.approx(0.9 * MS, rel=0.01))
 
 
-def test_steps_come_back_from_columns() -> None:
-    steps = process(make_s=4 * MS, work_s=20 * MS).steps
-    steps["gap_s"][3], steps["num_ready"][4] = np.nan, -1
-    assert steps_from_columns(json.loads(json.dumps(steps_as_columns(steps)))).tobytes() == steps.tobytes()
+def in_full(one: Process) -> Process:
+    """The recording with everything that a file can hold."""
+    one.steps["gap_s"][3], one.steps["num_ready"][4] = np.nan, -1
+    return replace(
+        one,
+        loaders={0: replace(FACTS, places={"dataset": "a.py:1 Photos"})},
+        events=((0, StageEvent(Stage.DECODE, 3, 10, 20, 8)),),
+        troubles=("one",),
+        sources={
+            0: TrialSource(file="sample", deferral={"ratio": 0.5, "spread": 0.1}, scaling={"levels": {"2": {"stall_s": 1.0}}})
+        },
+        lock=LockUse(0.5, (LockHolder("reader", "a.py:3 read", 0.4),)),
+    )
+
+
+def test_a_recording_comes_back_from_its_file(tmp_path: Path) -> None:
+    one = in_full(process(make_s=4 * MS, work_s=20 * MS, syncs=True))
+    write_process(tmp_path / "one.process", one)
+    found = read_process(tmp_path / "one.process")
+    assert found.steps.tobytes() == one.steps.tobytes()
+    assert replace(found, steps=one.steps) == one
+    assert diagnose([found], COMMAND) == diagnose([one], COMMAND)
+
+
+def test_what_is_no_recording_is_refused(tmp_path: Path) -> None:
+    path, one = tmp_path / "one.process", process(make_s=4 * MS, work_s=20 * MS)
+    with pytest.raises(MissingDataError, match="no such recording"):
+        read_process(path)
+    write_process(path, one)
+    data = path.read_bytes()
+    for damaged in (b"", b"{}", data[:-1], data[: len(data) // 2], data.replace(b"asked_ns", b"asked_xx")):
+        path.write_bytes(damaged)
+        with pytest.raises(FormatError, match="no recording of a process, or a damaged one"):
+            read_process(path)
+    write_process(path, replace(one, version=99))
+    with pytest.raises(FormatError, match="has version 99, but this datapipe reads version 1"):
+        read_process(path)
 
 
 def test_of_two_processes_of_one_rank_the_longer_counts() -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import math
 from typing import Any
 
 import numpy as np
 import pytest
 
-from datapipe.diagnostics.measure.timeline import STEP, Timeline, steps_as_columns
+from datapipe.diagnostics.measure.timeline import STEP, Timeline
 
 
 def step(**fields: Any) -> dict[str, Any]:
@@ -42,13 +40,3 @@ def test_a_copy_is_handed_out() -> None:
     timeline.add(step(start_ns=1))
     timeline.steps()["start_ns"][0] = 99
     assert timeline.steps()["start_ns"].tolist() == [1]
-
-
-def test_not_measured_is_null() -> None:
-    timeline = Timeline()
-    nan = math.nan
-    timeline.add(step(host_wait_s=0.5, gap_s=nan, work_s=nan, copy_s=nan, sync_s=nan, num_ready=-1, num_updates=-1, is_ahead=-1))
-    columns = json.loads(json.dumps(steps_as_columns(timeline.steps()), allow_nan=False))
-    assert columns["host_wait_s"] == [0.5]
-    names = ("gap_s", "work_s", "copy_s", "sync_s", "num_ready", "num_updates", "is_ahead")
-    assert [columns[name] for name in names] == [[None]] * 7

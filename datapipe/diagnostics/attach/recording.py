@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from msgspec import to_builtins
-
-from datapipe.core.atomic import atomic_writer, write_json
+from datapipe.core.atomic import atomic_writer
 from datapipe.core.environment import is_of_datapipe
 from datapipe.core.observe import StageEvent
 from datapipe.diagnostics.attach.launching import RESULTS, Settings, settings_from
@@ -28,6 +28,8 @@ from datapipe.diagnostics.torch_stages.ranges import open_recorder, set_recorder
 
 if TYPE_CHECKING:  # numpy, too, is imported only when there is something to measure
     from datapipe.diagnostics.measure.bracket import ThreadBracket
+    from datapipe.diagnostics.measure.recorded import Process, TrialSource
+    from datapipe.diagnostics.measure.timeline import Steps
 
 MAX_PROFILES = 4096  # the latest of each loader
 MAX_EVENTS = 65_536  # the latest of all
@@ -36,12 +38,12 @@ _SNAPSHOT_ROWS = 2048  # steps, and batches of each loader
 
 
 class Recording:
-    """A `Sink`. Thread-safe. Without a directory, `to_json` is its only output."""
+    """A `Sink`. Thread-safe. Without a directory, `process` is its only output."""
 
     def __init__(
         self,
         bracket: ThreadBracket,
-        directory: Path | None = None,
+        directory: Path | None = None,  # None: nothing is written, see `save_into`
         *,
         keeps_samples: bool = False,
         tries_dataset_s: float = 0.0,
@@ -50,7 +52,8 @@ class Recording:
         snapshot_s: float = 10.0,
     ) -> None:
         self._bracket = bracket
-        self._directory = directory
+        self._directory: Path | None = None
+        self._saves_since_ns = 0
         self._keeps_samples, self._tries_dataset_s = keeps_samples, tries_dataset_s
         self._busy, self._lock_sampler = busy, lock
         self._snapshot_s = snapshot_s
@@ -59,7 +62,7 @@ class Recording:
         self._profiles: dict[int, deque[BatchProfile]] = {}
         self._events: deque[tuple[int, StageEvent]] = deque(maxlen=MAX_EVENTS)
         self._troubles: list[str] = []
-        self._sources: dict[int, dict[str, Any]] = {}
+        self._sources: dict[int, TrialSource] = {}
         self._samples: dict[int, bytes] = {}
         self._held: dict[int, Any] = {}  # loaders for trials of their Datasets, or the reason why there are none
         self._is_written = False
@@ -67,13 +70,19 @@ class Recording:
         self._ended = threading.Event()
         self._rank = rank_here()  # a process group may no longer exist at the end
         self.window: ProfilerWindow | None = None
+        if directory is not None:
+            self.save_into(directory)
+
+    def save_into(self, directory: Path, *, since_ns: int = 0) -> None:
+        """Write snapshots into a directory from now on, and the whole at the end. `since_ns`: leave out what was before."""
+        is_first = self._directory is None
+        self._directory, self._saves_since_ns = directory, since_ns
+        if is_first:
+            threading.Thread(target=self._keep_snapshots, name="datapipe-snapshots", daemon=True).start()
 
     def note_loader(self, facts: LoaderFacts) -> None:
         with self._lock:
             self._loaders.append(facts)
-            is_first = len(self._loaders) == 1
-        if is_first and self._directory is not None:
-            threading.Thread(target=self._keep_snapshots, name="datapipe-snapshots", daemon=True).start()
 
     def note_profile(self, profile: BatchProfile) -> None:
         with self._lock:
@@ -97,11 +106,13 @@ class Recording:
         except Exception as exc:
             complain("the files that a loader reads could not be found", exc)
             found = f"{type(exc).__name__}: {exc}"
+        from datapipe.diagnostics.measure.recorded import TrialSource
+
         with self._lock:
             if isinstance(found, bytes):
                 self._samples[facts.key] = found
             else:
-                self._sources[facts.key] = {"file": None, "reason": found}
+                self._sources[facts.key] = TrialSource(reason=found)
         if self._tries_dataset_s and not is_of_datapipe(loader):
             self._hold(facts.key, loader)
 
@@ -122,6 +133,7 @@ class Recording:
         held, self._held = self._held, {}
         if not held:
             return
+        from datapipe.diagnostics.measure.recorded import TrialSource
         from datapipe.diagnostics.trials.dataset import try_dataset
 
         steps = self._bracket.timeline.steps(None)
@@ -130,13 +142,15 @@ class Recording:
         if waits[key] < _WAITS * float(steps["host_wait_s"].sum() + steps["host_work_s"].sum()):
             return
         made, cores = [profile.made for profile in self._profiles.get(key, ())], int(surroundings().get("cores") or 1)
-        source = self._sources.setdefault(key, {"file": None, "reason": None})
-        source.update(try_dataset(held[key], made, cores=cores, seconds=self._tries_dataset_s))
+        tried = try_dataset(held[key], made, cores=cores, seconds=self._tries_dataset_s)
+        self._sources[key] = replace(self._sources.get(key, TrialSource()), **tried)
 
     def finish(self) -> None:
-        """Write `process-RANK-PID.json`, and the samples next to it. Nothing is recorded afterwards."""
+        """Write `RANK-PID.process`, and the samples next to it. Nothing is recorded afterwards."""
         if self._is_written or self._directory is None:
             return
+        from datapipe.diagnostics.measure.recorded import TrialSource
+
         with self._lock:  # a snapshot in progress must not be written after this
             self._is_written = True
         self._ended.set()
@@ -152,12 +166,31 @@ class Recording:
             name = f"sample-{os.getpid()}-{key}.pickle"
             with atomic_writer(self._directory / name) as file:
                 file.write(data)
-            self._sources[key] = {"file": name, "reason": None}
+            self._sources[key] = TrialSource(file=name)
         self._try_dataset()
-        write_json(self._path(self._directory), self.to_json())
+        self._save()
 
-    def _path(self, directory: Path) -> Path:
-        return directory / f"process-{'x' if self._rank is None else self._rank}-{os.getpid()}.json"
+    def save(self) -> None:
+        """Write what is recorded, whole, if it is to be saved and anything is. Does nothing after `finish`."""
+        if not self._is_written:
+            self._save()
+
+    def _save(self) -> None:
+        found = self.process()
+        if self._directory is not None and found.loaders:
+            self._write(self._directory, found)
+
+    def _write(self, directory: Path, found: Process) -> None:
+        """Write the file of this process in place of those that earlier runs have left for its rank."""
+        from datapipe.diagnostics.measure.recorded import SUFFIX, write_process
+
+        if self._saves_since_ns:
+            found = found.part(None, since_ns=self._saves_since_ns)
+        write_process(directory / f"{found.rank}-{found.pid}{SUFFIX}", found)
+        age_s = (time.perf_counter_ns() - (found.started_ns or 0)) * 1e-9
+        for path in directory.glob(f"{found.rank}-*{SUFFIX}"):
+            if path.stat().st_mtime < time.time() - age_s:
+                path.unlink()
 
     def _keep_snapshots(self) -> None:
         """Write a snapshot after 10, 20, 40, ... s, so that a process ended by a signal leaves the latest of them.
@@ -168,36 +201,35 @@ class Recording:
         pause_s = self._snapshot_s
         while not self._ended.wait(pause_s):
             with suppress(Exception):  # the script continues without it
-                found = self.to_json(latest=_SNAPSHOT_ROWS)
+                found = self.process(latest=_SNAPSHOT_ROWS)
                 with self._lock:
-                    if not self._is_written:
-                        write_json(self._path(self._directory), found)
+                    if not self._is_written and found.loaders:
+                        self._write(self._directory, found)
             pause_s *= 2
 
-    def to_json(self, *, loader: int | None = None, since_ns: int = 0, latest: int | None = None) -> dict[str, Any]:
-        """Return JSON-safe values. `loader`: only that one; `since_ns`: only later steps and batches; `latest`: at most this."""
-        steps = self._bracket.timeline.columns(loader=loader, since_ns=since_ns, latest=latest)
+    def process(self, *, latest: int | None = None) -> Process:
+        """Return what is recorded. `latest`: at most so many steps, batches of each loader, and the stages in that time."""
+        from datapipe.diagnostics.measure.recorded import Process
+
+        steps = self._bracket.timeline.steps(latest)
+        last = slice(-latest if latest else None, None)
+        events = tuple(self._events) if latest is None else _since(self._events, steps)
         with self._lock:
-            last = slice(-latest if latest else None, None)
-            profiles = [one for key, kept in self._profiles.items() if loader in (None, key) for one in list(kept)[last]]
-            events = [(key, event) for key, event in list(self._events)[last] if loader in (None, key)]
-            return {
-                "process": {
-                    "pid": os.getpid(),
-                    "rank": self._rank,
-                    "started_ns": since_ns or process_started_ns(),
-                    "ended_ns": self._ended_ns or time.perf_counter_ns(),
-                },
-                "environment": surroundings() | {"gpu_busy_by_nvml": None if self._busy is None else self._busy.mean()},
-                "lock": None if self._lock_sampler is None else to_builtins(self._lock_sampler.found()),
-                "context": asdict(self._bracket.context()),
-                "loaders": [asdict(facts) for facts in self._loaders if loader in (None, facts.key)],
-                "sources": {str(key): source for key, source in self._sources.items()},
-                "steps": steps,
-                "profiles": [asdict(profile) for profile in profiles if profile.asked_ns >= since_ns],
-                "stages": [_event_as_dict(key, event) for key, event in events if event.start_ns >= since_ns],
-                "troubles": list(self._troubles),
-            }
+            return Process(
+                rank=self._rank or 0,
+                pid=os.getpid(),
+                loaders={facts.key: facts for facts in self._loaders},
+                steps=steps,
+                context=self._bracket.context(),
+                profiles=tuple(one for kept in self._profiles.values() for one in list(kept)[last]),
+                events=events,
+                troubles=tuple(self._troubles),
+                environment=surroundings() | {"gpu_busy_by_nvml": None if self._busy is None else self._busy.mean()},
+                sources=dict(self._sources),
+                lock=None if self._lock_sampler is None else self._lock_sampler.found(),
+                started_ns=process_started_ns(),
+                ended_ns=self._ended_ns or time.perf_counter_ns(),
+            )
 
 
 def open_recording(hooks: Hooks) -> Watch:
@@ -219,12 +251,12 @@ def open_recording(hooks: Hooks) -> Watch:
     return Watch(_hooked(bracket, recording, settings), recording, recording.look_at)
 
 
-def open_bracket(hooks: Hooks) -> ThreadBracket:
+def open_bracket(hooks: Hooks, *, on_read: Callable[[int], None] | None = None) -> ThreadBracket:
     """Return a bracket on this machine's clock."""
     from datapipe.diagnostics.measure.bracket import ThreadBracket
     from datapipe.diagnostics.measure.clock import open_clock
 
-    return ThreadBracket(open_clock(), hooks=hooks)
+    return ThreadBracket(open_clock(), hooks=hooks, on_read=on_read)
 
 
 def _hooked(meter: Meter, recording: Recording, settings: Settings) -> Meter:
@@ -246,5 +278,11 @@ def _hooked(meter: Meter, recording: Recording, settings: Settings) -> Meter:
     return HookedMeter(meter, taps=taps, ends_after=settings.ends_after, recorder=recorder)
 
 
-def _event_as_dict(loader: int, event: StageEvent) -> dict[str, Any]:
-    return {"loader": loader, **{name: getattr(event, name) for name in StageEvent.__slots__}, "stage": event.stage.value}
+def _since(events: deque[tuple[int, StageEvent]], steps: Steps) -> tuple[tuple[int, StageEvent], ...]:
+    """Return the stages of the batches of these steps: those that were made meanwhile, and for a while before."""
+    if not len(steps):
+        return ()
+    first_ns, last_ns = int(steps["start_ns"][0]), int(steps["start_ns"][-1])
+    since_ns = first_ns - (last_ns - first_ns) // 4
+    kept = list(itertools.takewhile(lambda one: one[1].start_ns + one[1].duration_ns >= since_ns, reversed(events.copy())))
+    return tuple(reversed(kept))

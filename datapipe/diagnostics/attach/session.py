@@ -117,8 +117,8 @@ class Session:
                 complain("a stage could not be recorded", exc)
 
         # A PrefetchedLoader's own `observe` would pass it on to a loader that already has an observer.
-        observe = getattr(type(loader), "observe_copies", type(loader).observe)
-        observe(loader, observer)
+        observe = loader.observe_copies if hasattr(type(loader), "observe_copies") else loader.observe
+        observe(observer)
 
 
 def _is_worker() -> bool:

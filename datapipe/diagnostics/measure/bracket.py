@@ -21,7 +21,8 @@ T = TypeVar("T")
 
 _NAN = float("nan")
 _MAX_PENDING = 1024  # steps whose device times are outstanding; with more, no marks are made until the device has caught up
-_MAX_READ = 4  # steps read back per begin: each begin adds one, so it catches up, and no begin takes long
+# Steps that are read back at once. One at a time would cost several times as much: the code that does it is cold by then.
+READ_AT_ONCE = 20
 
 
 @dataclass(slots=True)
@@ -49,11 +50,21 @@ class ThreadBracket:
 
     The thread is the first one that begins. Work of other threads between begin and end is not measured, and neither is a
     `next()` within a `next()`: for a loader over a loader, the outermost counts. `context()` reports how often either happened.
+    `on_read` is called at times, in that thread, with the number of training steps in the timeline.
     """
 
-    def __init__(self, clock: Clock, *, timeline: Timeline | None = None, hooks: Hooks | None = None) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        timeline: Timeline | None = None,
+        hooks: Hooks | None = None,
+        on_read: Callable[[int], None]
+        | None = None,  # called at times with the number of training steps that are in the timeline
+    ) -> None:
         self.timeline = timeline or Timeline()
         self.clock = clock
+        self._on_read = on_read
         self._hooks = hooks or Hooks()
         self._inside: MeasuredPass | None = None  # the pass that is in its next()
         self._open: _Open | None = None
@@ -138,7 +149,8 @@ class ThreadBracket:
             self._num_nested += 1
             return
         self._inside = of
-        self._read(_MAX_READ)  # before reading the clock: the bracket's own time is not waiting
+        if len(self._pending) >= READ_AT_ONCE:
+            self._read(2 * READ_AT_ONCE)  # before reading the clock: the bracket's own time is not waiting
         start_ns, cpu_ns = self.clock.now_ns(), self.clock.cpu_ns()
         entry = _Open(of, start_ns, cpu_ns, self._mark(), -1 if num_ready is None else num_ready)
         self._close_with(start_ns, cpu_ns, entry.begin)
@@ -188,12 +200,10 @@ class ThreadBracket:
 
     def _read(self, at_most: int) -> None:
         """Store the oldest steps whose marks the device has passed."""
-        for _ in range(at_most):
-            if not self._pending:
-                return
+        for _ in range(min(at_most, len(self._pending))):
             entry = self._pending[0]
             if not all(self.clock.is_past(mark) for mark in (entry.close, entry.end, entry.begin) if mark is not None):
-                return
+                break
             self._pending.popleft()
             if entry.end_ns is not None:
                 self.timeline.add(self._row(entry, entry.end_ns))
@@ -201,6 +211,8 @@ class ThreadBracket:
             for mark in (entry.begin, entry.end, *entry.copies):
                 if mark is not None:
                     self.clock.release(mark)
+        if self._on_read is not None:
+            self._on_read(self.timeline.training.num_steps)
 
     def _row(self, entry: _Open, end_ns: int) -> dict[str, Any]:
         gap_s = self._elapsed(entry.begin, entry.end)

@@ -1,36 +1,43 @@
-"""Read the recordings of measured processes back as values: the inverse of `attach.recording`'s files."""
+"""The recording of a measured process: one form, in the process itself and in its file."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from msgspec import convert
+import msgspec
+import numpy as np
 
+from datapipe.core.atomic import atomic_writer
 from datapipe.core.observe import StageEvent
+from datapipe.core.regular_files import read_bytes
 from datapipe.diagnostics.measure.lock_use import LockUse
-from datapipe.diagnostics.measure.timeline import Context, Steps, steps_from_columns
+from datapipe.diagnostics.measure.timeline import STEP, Context, Steps
 from datapipe.diagnostics.measure.watching import LoaderFacts
 from datapipe.diagnostics.torch_stages.profile import BatchProfile
+from datapipe.errors import FormatError, MissingDataError
+
+VERSION = 1  # of the file: to be counted up with any change of what is in it
+SUFFIX = ".process"
 
 
 @dataclass(frozen=True, slots=True)
 class TrialSource:
     """The kept sample of a loader's data, to try remedies on: a file, or the reason why there is none."""
 
-    file: str | None  # a pickled `trials.sample.Sample`, next to the process's own file
-    reason: str | None
+    file: str | None = None  # a pickled `trials.sample.Sample`, next to the process's own file
+    reason: str | None = None
     deferral: Mapping[str, Any] | None = None  # what `trials.dataset` gave; None: it was not tried
     scaling: Mapping[str, Any] | None = None  # what `trials.scaling.try_scaling` gave; None: it was not tried
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
     """The recording of one process that iterated loaders."""
 
+    version: int = VERSION
     rank: int
     pid: int
     loaders: Mapping[int, LoaderFacts]
@@ -49,14 +56,67 @@ class Process:
     def num_training_steps(self) -> int:
         return int((~self.steps["is_evaluation"]).sum())
 
+    def part(self, loader: int | None, *, since_ns: int) -> Process:
+        """Return what belongs to one loader, or to all, from then on."""
+        steps = self.steps[self.steps["start_ns"] >= since_ns]
+        seen = set(np.unique(steps["loader"]).tolist()) if loader is None else {loader}
+        return replace(
+            self,
+            loaders={key: facts for key, facts in self.loaders.items() if key in seen},
+            steps=steps if loader is None else steps[steps["loader"] == loader],
+            profiles=tuple(one for one in self.profiles if loader in (None, one.loader) and one.asked_ns >= since_ns),
+            events=tuple(one for one in self.events if loader in (None, one[0]) and one[1].start_ns >= since_ns),
+            started_ns=since_ns,
+        )
+
+
+def write_process(path: Path, process: Process) -> None:
+    """Write a process's file, whole or not at all."""
+    data = msgspec.msgpack.encode(process, enc_hook=_steps_to_bytes)
+    with atomic_writer(path) as file:
+        file.write(data)
+
+
+def read_process(path: Path) -> Process:
+    """Read what `write_process` wrote. Raises FormatError for anything else, and MissingDataError if there is no such file."""
+    try:
+        data = read_bytes(path)
+    except FileNotFoundError as exc:
+        raise MissingDataError(f"{path}: no such recording; datapipe.Monitor(saves=DIR) writes them into DIR") from exc
+    try:
+        version = msgspec.msgpack.decode(data, type=_Versioned).version
+        if version == VERSION:
+            return msgspec.msgpack.decode(data, type=Process, dec_hook=_steps_from_bytes)
+    except (msgspec.DecodeError, RecursionError) as exc:
+        raise FormatError(f"{path}: no recording of a process, or a damaged one ({exc}); record the run again") from exc
+    raise FormatError(
+        f"{path}: has version {version}, but this datapipe reads version {VERSION}; record the run again, or read it with the "
+        "datapipe that wrote it"
+    )
+
+
+class _Versioned(msgspec.Struct):
+    version: int
+
+
+def _steps_to_bytes(value: Any) -> bytes:
+    if isinstance(value, np.ndarray):
+        return value.tobytes()
+    raise NotImplementedError(f"a recording holds a {type(value).__name__}")
+
+
+def _steps_from_bytes(_: Any, value: Any) -> Any:
+    if not isinstance(value, bytes) or len(value) % STEP.itemsize:
+        raise ValueError("steps of another size")
+    return np.frombuffer(value, STEP).copy()
+
 
 def read_processes(directory: Path) -> tuple[list[Process], list[str]]:
     """Return the processes in the order of ranks, and notes about those left out.
 
     Of several processes of one rank, the one with most steps counts; if some train and some do not, those that train.
     """
-    found = [process_of(json.loads(path.read_text())) for path in sorted(directory.glob("process-*.json"))]
-    return choose_ranks(found)
+    return choose_ranks([read_process(path) for path in sorted(directory.glob(f"*{SUFFIX}"))])
 
 
 def choose_ranks(found: Sequence[Process]) -> tuple[list[Process], list[str]]:
@@ -74,23 +134,3 @@ def choose_ranks(found: Sequence[Process]) -> tuple[list[Process], list[str]]:
             process = kept
         best[process.rank] = process
     return [best[rank] for rank in sorted(best)], notes
-
-
-def process_of(found: Mapping[str, Any]) -> Process:
-    """Return the process from the result of `Recording.to_json`."""
-    process = found["process"]
-    return Process(
-        rank=process["rank"] or 0,
-        pid=process["pid"],
-        loaders={facts.key: facts for facts in convert(found["loaders"], list[LoaderFacts])},
-        steps=steps_from_columns(found["steps"]),
-        context=convert(found["context"], Context),
-        profiles=convert(found["profiles"], tuple[BatchProfile, ...]),
-        events=tuple((one["loader"], convert(one, StageEvent)) for one in found["stages"]),
-        troubles=tuple(found["troubles"]),
-        environment=found["environment"],
-        sources=convert(found["sources"], dict[int, TrialSource], str_keys=True),
-        lock=convert(found.get("lock"), LockUse | None),
-        started_ns=process.get("started_ns"),
-        ended_ns=process.get("ended_ns"),
-    )

@@ -11,7 +11,6 @@ Steps are rows of a structured array. Times are float64 seconds, and NaN means *
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -117,32 +116,5 @@ class Timeline:
         kept = np.roll(rows, -(num % len(rows))) if num > len(rows) else rows[:num].copy()
         return kept if latest is None else kept[max(0, len(kept) - latest) :]
 
-    def columns(self, *, loader: int | None = None, since_ns: int = 0, latest: int | None = None) -> dict[str, list[Any]]:
-        """Return steps as `steps_as_columns` does. `loader`: only its; `since_ns`: only later; `latest`: at most so many."""
-        steps = self.steps(latest)
-        return steps_as_columns(steps[(steps["start_ns"] >= since_ns) & ((steps["loader"] == loader) | (loader is None))])
-
 
 _NAMES: tuple[str, ...] = tuple(STEP.names or ())
-
-
-def steps_as_columns(steps: Steps) -> dict[str, list[Any]]:
-    """Return JSON-safe columns: field -> one value per step, None if it was not measured."""
-    columns: dict[str, list[Any]] = {}
-    for name in _NAMES:
-        values = steps[name].tolist()
-        if steps[name].dtype.kind == "f":
-            values = [None if math.isnan(value) else value for value in values]
-        elif name in ("num_ready", "num_updates", "is_ahead"):
-            values = [None if value < 0 else value for value in values]
-        columns[name] = values
-    return columns
-
-
-def steps_from_columns(columns: Mapping[str, list[Any]]) -> Steps:
-    """Return the steps that `steps_as_columns` was given."""
-    steps = np.zeros(len(columns["start_ns"]), STEP)
-    for name in _NAMES:
-        missing: Any = math.nan if steps[name].dtype.kind == "f" else -1
-        steps[name] = [missing if value is None else value for value in columns[name]]
-    return steps
