@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -342,12 +343,7 @@ def _clips(result: dict[str, Any]) -> str:
         _row("CPU-ms a clip of 8 frames, every fourth of 640 x 480", [titles[cut] for cut in cuts]),
         "|---|" + "--:|" * len(cuts),
     ]
-    for name in result["cpu_ms"][cuts[0]]:
-        cells = []
-        for cut in cuts:
-            ratio = result["speed"].get(f"{cut}: {name}")
-            cells.append(f"{result['cpu_ms'][cut][name]:.1f}" + (f" ({_interval(ratio)})" if ratio else ""))
-        lines.append(_row(name, cells))
+    lines += _costs(result, cuts)
     index = result["index"]
     told = (
         "In parentheses: times as fast as torchcodec. H.264 with a key frame every 60; shuffled batches of 32, two threads or "
@@ -358,6 +354,16 @@ def _clips(result: dict[str, Any]) -> str:
     return "\n".join([*lines, "", told])
 
 
+def _costs(result: dict[str, Any], tasks: Sequence[str], **titles: str) -> Iterator[str]:
+    """A row for each contender: CPU-ms of each task, and how many times as fast as the peer. `titles`: of contenders by name."""
+    for name in result["cpu_ms"][tasks[0]]:
+        cells = []
+        for task in tasks:
+            ratio = result["speed"].get(f"{task}: {name}")
+            cells.append(f"{result['cpu_ms'][task][name]:.1f}" + (f" ({_interval(ratio)})" if ratio else ""))
+        yield _row(titles.get(name, name), cells)
+
+
 def _episodes(result: dict[str, Any]) -> str:
     """CPU time of samples of robots' episodes by everything that makes them."""
     nums = list(result["cpu_ms"])
@@ -365,12 +371,7 @@ def _episodes(result: dict[str, Any]) -> str:
         _row("CPU-ms a sample of two cameras, AV1 of 640 x 480", [f"{num} frame{'s' * (num != '1')} of each" for num in nums])
     ]
     lines.append("|---|" + "--:|" * len(nums))
-    for name in result["cpu_ms"][nums[0]]:
-        cells = []
-        for num in nums:
-            ratio = result["speed"].get(f"{num}: {name}")
-            cells.append(f"{result['cpu_ms'][num][name]:.1f}" + (f" ({_interval(ratio)})" if ratio else ""))
-        lines.append(_row("DataLoader + LeRobotDataset" if name == "lerobot" else name, cells))
+    lines += _costs(result, nums, lerobot="DataLoader + LeRobotDataset")
     told = (
         "In parentheses: times as fast as LeRobot. Frames are uint8; `floats` are float32, as `from_torch` hands them out. "
         "A key frame every 2; shuffled batches of 32, two threads or workers."
