@@ -76,7 +76,7 @@ def window_of(process: Process, step: int) -> Window | None:
 
 
 class Lines:
-    """What is worth a line on the screen: that data starves the run, told once, and later that its state has changed."""
+    """Decides after each window whether a line is written: once that data starves the run, later that it waits longer."""
 
     def __init__(self, more: str) -> None:
         self._more = more  # where to read more
@@ -116,8 +116,8 @@ class Live:
     """Looks at a process's latest training steps every `every` of them, in a thread of its own.
 
     `look`: returns the recording of so many of the latest steps. `log`: is given the figures of each window, in the thread that
-    trains. `more`: ends the lines. `writes`: whether there are any. `judged`: told
-    after each window whether data starves the training.
+    trains. `more`: ends the lines. `writes`: whether there are any. `judged`: told after each window whether data starves the
+    training.
     """
 
     def __init__(
@@ -193,14 +193,13 @@ class Live:
             self._wakes.wait()
             self._wakes.clear()
             step, self._asked = self._asked, 0
-            if not step and self._is_over:
-                return
             try:
                 if step:
                     self._see(step)
             except Exception as exc:
                 self._is_over = True
                 complain("a run cannot be followed any more", exc)
+            if self._is_over:
                 return
 
     def _see(self, step: int) -> None:

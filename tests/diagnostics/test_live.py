@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -10,12 +11,15 @@ from typing import Any
 
 import attach_datasets as data
 import pytest
-from diagnosis_processes import process
+from diagnosis_processes import FACTS, process
 from fixtures import timed
 from torch.utils.data import DataLoader
 
 import datapipe as dp
+from datapipe.diagnostics.attach.recording import Recording
 from datapipe.diagnostics.live import Lines, Live, Window, log_to, window_of
+from datapipe.diagnostics.measure.bracket import ThreadBracket
+from datapipe.diagnostics.measure.clock import HostClock
 from datapipe.diagnostics.measure.recorded import Process, read_processes
 from datapipe.errors import OptionError, StorageError
 
@@ -177,3 +181,28 @@ def test_a_window_holds_what_its_steps_are_about() -> None:
     part = replace(one, loaders={0: one.loaders[0], 1: one.loaders[0]}).part(1, since_ns=0)
     assert (len(part.steps), part.profiles, list(part.loaders)) == (0, (), [1])
     assert one.part(None, since_ns=0).steps.tobytes() == one.steps.tobytes()
+
+
+def test_a_window_that_is_asked_for_at_the_end_does_not_hold_the_training_up() -> None:
+    live = Live(lambda num: process(make_s=4 * MS, work_s=20 * MS, num_steps=num), every=40, more="")
+    live(40)
+    thread = live._thread
+    assert thread is not None
+    live.close()
+    thread.join(timeout=30)
+    assert not thread.is_alive()
+    assert live.take() is not None
+
+
+def test_files_of_earlier_runs_are_replaced_by_a_monitor_alone(tmp_path: Path) -> None:
+    """Of two scripts that one command runs, one after the other, both are kept."""
+    earlier = tmp_path / "0-1.process"
+    for saves_since_ns, is_kept in ((0, True), (time.perf_counter_ns(), False)):
+        earlier.write_bytes(b"")
+        os.utime(earlier, (1, 1))
+        recording = Recording(ThreadBracket(HostClock()))
+        recording.note_loader(FACTS)
+        recording.save_into(tmp_path, since_ns=saves_since_ns)
+        recording.save()
+        assert earlier.exists() == is_kept
+        recording._ended.set()

@@ -181,16 +181,19 @@ class Recording:
             self._write(self._directory, found)
 
     def _write(self, directory: Path, found: Process) -> None:
-        """Write the file of this process in place of those that earlier runs have left for its rank."""
+        """Write the file of this process; a monitor's in place of those that earlier runs have left for its rank."""
         from datapipe.diagnostics.measure.recorded import SUFFIX, write_process
 
-        if self._saves_since_ns:
-            found = found.part(None, since_ns=self._saves_since_ns)
-        write_process(directory / f"{found.rank}-{found.pid}{SUFFIX}", found)
-        age_s = (time.perf_counter_ns() - (found.started_ns or 0)) * 1e-9
+        own = directory / f"{found.rank}-{found.pid}{SUFFIX}"
+        if not self._saves_since_ns:
+            write_process(own, found)
+            return
+        write_process(own, found.part(None, since_ns=self._saves_since_ns))
+        age_s = (time.perf_counter_ns() - self._saves_since_ns) * 1e-9
         for path in directory.glob(f"{found.rank}-*{SUFFIX}"):
-            if path.stat().st_mtime < time.time() - age_s:
-                path.unlink()
+            with suppress(FileNotFoundError):  # another process has removed it
+                if path.stat().st_mtime < time.time() - age_s:
+                    path.unlink()
 
     def _keep_snapshots(self) -> None:
         """Write a snapshot after 10, 20, 40, ... s, so that a process ended by a signal leaves the latest of them.
