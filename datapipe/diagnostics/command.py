@@ -120,9 +120,11 @@ def _recording(args: argparse.Namespace) -> Path | None:
 
     Raises OptionError for options that need a script.
     """
-    path = Path(args.command[0]) if len(args.command) == 1 and args.module is None else None
+    path = Path(args.command[0]) if args.command and args.module is None else None
     if path is None or not path.is_dir() or not any(path.glob(f"*{SUFFIX}")):
         return None
+    if len(args.command) > 1:
+        raise OptionError(f"{' '.join(args.command[1:])}: comes after {path}, a recording; put options of diagnose before it")
     for name in ("steps", "apply", "nvtx", "profile"):
         if getattr(args, name):
             raise OptionError(f"--{name}: {path} is a run that is over; give the script to run it again, or leave the option out")

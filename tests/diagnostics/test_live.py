@@ -16,11 +16,12 @@ from fixtures import timed
 from torch.utils.data import DataLoader
 
 import datapipe as dp
+from datapipe.cli.main import main
 from datapipe.diagnostics.attach.recording import Recording
 from datapipe.diagnostics.live import Lines, Live, Window, log_to, window_of
 from datapipe.diagnostics.measure.bracket import ThreadBracket
 from datapipe.diagnostics.measure.clock import HostClock
-from datapipe.diagnostics.measure.recorded import Process, read_processes
+from datapipe.diagnostics.measure.recorded import Process, read_processes, write_process
 from datapipe.errors import OptionError, StorageError
 
 MS = 1e-3
@@ -206,3 +207,9 @@ def test_files_of_earlier_runs_are_replaced_by_a_monitor_alone(tmp_path: Path) -
         recording.save()
         assert earlier.exists() == is_kept
         recording._ended.set()
+
+
+def test_options_after_a_recording_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_process(tmp_path / "0-1.process", process(make_s=4 * MS, work_s=20 * MS))
+    assert main(["diagnose", str(tmp_path), "--no-html"]) != 0
+    assert "put options of diagnose before it" in capsys.readouterr().err
