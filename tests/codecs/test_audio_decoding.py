@@ -13,6 +13,7 @@ from sound_files import RATE, Floats, in_16_bits, sound, soundfile, streamed_fla
 
 from datapipe.codecs.audio.decoding import audio_facts, read_frames
 from datapipe.errors import DecodeError
+from datapipe.testing.loaders.processes import in_forked_child
 
 EXACT: dict[str, dict[str, Any]] = {
     "16.wav": {"subtype": "PCM_16"}, "8.wav": {"subtype": "PCM_U8"}, "24.wav": {"subtype": "PCM_24"},
@@ -181,6 +182,16 @@ def test_a_file_object_is_as_good_as_a_descriptor(tmp_path: Path) -> None:
         assert audio_facts(file).num_frames == len(samples)
     with open(path, "rb") as file:
         assert (filled(file, 300, 500) == in_16_bits(samples[300:800])).all()
+
+
+def test_a_forked_child_decodes_while_a_thread_of_its_parent_opens_a_file(tmp_path: Path) -> None:
+    path = write_sound(tmp_path / "a.flac", sound(1))
+    expected = read(path, 0, 100)
+    lock = getattr(soundfile.SoundFile, "_sf_error_lock", None)
+    if lock is None:
+        pytest.skip("soundfile < 0.14 opens files without a lock")
+    with lock:  # as another thread would hold it
+        assert in_forked_child(lambda: np.testing.assert_array_equal(read(path, 0, 100), expected)) == 0
 
 
 def test_libsndfile_knows_the_formats_of_the_extra() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 from collections.abc import Iterator
 from typing import Any, BinaryIO, NamedTuple
 
@@ -89,10 +90,15 @@ def _seek(sound: Any, first: int) -> None:
 def _reader() -> Any:
     """Return soundfile's class without the seek that it makes after each read, which in FLAC costs as much as the first.
 
-    Its finaliser is one written in C that does nothing: in one written in Python a Ctrl-C would be lost.
+    Its finaliser is one written in C that does nothing: in one written in Python a Ctrl-C would be lost. The lock that
+    soundfile holds while it opens a file is free in a forked child, whatever threads of the parent held.
     """
+    theirs = import_soundfile().SoundFile
+    lock = getattr(theirs, "_sf_error_lock", None)  # since soundfile 0.14
+    if lock is not None:
+        os.register_at_fork(after_in_child=lock._at_fork_reinit)
 
-    class Reader(import_soundfile().SoundFile):  # type: ignore[misc]
+    class Reader(theirs):  # type: ignore[misc, valid-type]
         __del__ = staticmethod(int)
 
         def seekable(self) -> bool:
