@@ -17,17 +17,14 @@ import json
 import os
 import resource
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks import harness
-from benchmarks.environment import ROOT
 
 _NUM_WARM = 64  # steps
 
@@ -159,18 +156,16 @@ def _cpu_s() -> float:
 
 def _run(names: list[str], num_steps: int, *, is_attached: bool) -> dict[str, list[float]]:
     from datapipe.diagnostics.attach.launching import RECORDING, child_environment
+    from datapipe.diagnostics.measure.recorded import SUFFIX
 
-    command = [sys.executable, "-m", "benchmarks.attach_cost", "--once", "; ".join(names), "--steps", str(num_steps)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    module = ["benchmarks.attach_cost", "--once", "; ".join(names), "--steps", str(num_steps)]
+    environment: Mapping[str, str] = {}
     with tempfile.TemporaryDirectory() as results:
         if is_attached:
-            environment = child_environment(environment, Path(results), open_watch=RECORDING)
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-        if done.returncode != 0 or done.stderr:
-            raise SystemExit(f"{command} failed:\n{done.stderr[-3000:]}")
-        if is_attached and not list(Path(results).glob("*.process")):
+            environment = child_environment({**os.environ, "OMP_NUM_THREADS": "1"}, Path(results), open_watch=RECORDING)
+        measured: dict[str, list[float]] = harness.run_contender(module[0], module, environment=environment, is_silent=True)
+        if is_attached and not list(Path(results).glob(f"*{SUFFIX}")):
             raise SystemExit("the attached process has measured nothing")
-    measured: dict[str, list[float]] = json.loads(done.stdout.strip().splitlines()[-1])
     return measured
 
 

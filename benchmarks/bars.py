@@ -38,6 +38,11 @@ class Bar:
         return f"| {self.work} | {sign} {self.aim:g}{self.unit} | {value:.2f}{self.unit} | {'yes' if is_met else '**no**'} |"
 
 
+def _times(work: str, aim: float, measure: Callable[[Found], float]) -> Bar:
+    """Return the aim to be at least so many times as fast as something else."""
+    return Bar(work, aim, "x", False, measure)
+
+
 def _lead(result: str, rival: str) -> Callable[[Found], float]:
     return lambda found: float(found[result]["ratios"][f"ours / {rival}"]["ratio"])
 
@@ -176,37 +181,30 @@ _TABLES = {
     ("datapipe, 4,096", "Hugging Face, shuffled"): "batches of 4,096, against Hugging Face datasets",
 }
 BARS = (
-    Bar("photos, float32, against FFCV", 1.4, "x", False, _lead("images-photos", "ffcv")),
-    Bar("photos, float32, against DALI on the CPU", 1.6, "x", False, _lead("images-photos", "dali-webdataset")),
-    Bar("photos, float32, against torch DataLoader", 2.4, "x", False, _lead("images-photos", "torch")),
-    Bar("256 px, float32, against FFCV", 1.4, "x", False, _lead("images-256", "ffcv")),
-    Bar("256 px, float32, against DALI on the CPU", 1.9, "x", False, _lead("images-256", "dali-webdataset")),
-    Bar("256 px, float32, against torch DataLoader", 3.4, "x", False, _lead("images-256", "torch")),
-    Bar("raw shards against 256 px JPEG, float32", 1.6, "x", False, _raw_gain("ours-raw")),
-    Bar("raw shards, uint8, against 256 px JPEG, float32", 2.0, "x", False, _raw_gain("ours-raw-uint8")),
-    Bar("backend dali against DALI's own pipeline, CPU, float32", 0.97, "x", False, _against_own_dali("images-dali")),
-    Bar("the same, uint8", 0.97, "x", False, _against_own_dali("images-dali-uint8", "-uint8")),
-    Bar("HDF5 against tar", 0.97, "x", False, _of_tar("hdf5")),
-    Bar("TFRecord against tar", 0.97, "x", False, _of_tar("tfrecord")),
-    Bar("Parquet against tar", 0.90, "x", False, _of_tar("parquet")),
-    Bar(
+    _times("photos, float32, against FFCV", 1.4, _lead("images-photos", "ffcv")),
+    _times("photos, float32, against DALI on the CPU", 1.6, _lead("images-photos", "dali-webdataset")),
+    _times("photos, float32, against torch DataLoader", 2.4, _lead("images-photos", "torch")),
+    _times("256 px, float32, against FFCV", 1.4, _lead("images-256", "ffcv")),
+    _times("256 px, float32, against DALI on the CPU", 1.9, _lead("images-256", "dali-webdataset")),
+    _times("256 px, float32, against torch DataLoader", 3.4, _lead("images-256", "torch")),
+    _times("raw shards against 256 px JPEG, float32", 1.6, _raw_gain("ours-raw")),
+    _times("raw shards, uint8, against 256 px JPEG, float32", 2.0, _raw_gain("ours-raw-uint8")),
+    _times("backend dali against DALI's own pipeline, CPU, float32", 0.97, _against_own_dali("images-dali")),
+    _times("the same, uint8", 0.97, _against_own_dali("images-dali-uint8", "-uint8")),
+    _times("HDF5 against tar", 0.97, _of_tar("hdf5")),
+    _times("TFRecord against tar", 0.97, _of_tar("tfrecord")),
+    _times("Parquet against tar", 0.90, _of_tar("parquet")),
+    _times(
         "from_torch, ImageNet recipe, against the loader over the folder",
         0.95,
-        "x",
-        False,
         _taken_over("from-torch", "ours-folder"),
     ),
-    Bar(
+    _times(
         "from_torch, a function in the chain, against torch",
         1.0,
-        "x",
-        False,
         _taken_over("from-torch-own-chain", "torch-own-chain"),
     ),
-    *(
-        Bar(f"from_torch, {OWN_DATASETS[kind]}, against torch", bar, "x", False, _own_dataset(kind))
-        for kind, bar in _OWN_DATASETS.items()
-    ),
+    *(_times(f"from_torch, {OWN_DATASETS[kind]}, against torch", bar, _own_dataset(kind)) for kind, bar in _OWN_DATASETS.items()),
     Bar(
         "convert 5 GB, against tar + sha256sum",
         1.5,
@@ -248,12 +246,9 @@ BARS = (
         _of_scripts("num_best_near", "num_with_remedies"),
     ),
     Bar("predicted steps within their 95% intervals, in real time", 0.9, "", False, _within_intervals),
-    *(
-        Bar(f"converting from {what}, against the folder", 0.8, "x", False, _from_archive(name))
-        for name, what in _ARCHIVES.items()
-    ),
+    *(_times(f"converting from {what}, against the folder", 0.8, _from_archive(name)) for name, what in _ARCHIVES.items()),
     Bar("converting on a Ray cluster of one machine, against the local time, startup aside", 1.2, "x", True, _on_ray),
-    *(Bar(_TABLES[ours, other], least, "x", False, _of_tables(ours, other)) for ours, other, least in TABLE_BARS),
+    *(_times(_TABLES[ours, other], least, _of_tables(ours, other)) for ours, other, least in TABLE_BARS),
     Bar(
         "order of a table, per row", MAX_ORDER_NS, " ns", True, lambda found: float(found["tables"]["ns_per_row"]["order alone"])
     ),
@@ -264,7 +259,7 @@ BARS = (
         True,
         lambda found: float(found["tables"]["lock_held_ms_per_batch"]),
     ),
-    *(Bar(_TOKENS[part, other], least, "x", False, _of_tokens(part, ours, other)) for part, ours, other, least in TOKEN_BARS),
+    *(_times(_TOKENS[part, other], least, _of_tokens(part, ours, other)) for part, ours, other, least in TOKEN_BARS),
     Bar("rows of 4,096 tokens, how full", MIN_FILL, "", False, lambda found: float(found["tokens"]["fill"]["4096"])),
     Bar("planning the rows of 10 million documents", MAX_PLAN_S, " s", True, _large("plan_s")),
     Bar("opening 10 million documents with their plan", MAX_OPEN_MS, " ms", True, _large("open_ms")),
@@ -277,25 +272,21 @@ BARS = (
         lambda found: float(found["tokens"]["efficiency"][-1]["balanced"]),
     ),
     *(
-        Bar(f"clips, {_CLIPS[cut]}, {ours}, against torchcodec's CPU time", least, "x", False, _of_clips(cut, ours))
+        _times(f"clips, {_CLIPS[cut]}, {ours}, against torchcodec's CPU time", least, _of_clips(cut, ours))
         for cut, ours, least in CLIP_BARS
     ),
     *(
-        Bar(
+        _times(
             f"clips, {_CLIPS[cut]}, {ours}, against {OF_SOURCE} of the source",
             least,
-            "x",
-            False,
             _of_clips(cut, ours, part="speed_of_converted"),
         )
         for cut, ours, least in CONVERTED_BARS
     ),
     *(
-        Bar(
+        _times(
             f"robots' episodes, {num} frames of two cameras, {ours}, against LeRobot's CPU time",
             least,
-            "x",
-            False,
             _of_clips(num, ours, result="video-episodes"),
         )
         for num, ours, least in EPISODE_BARS
@@ -307,14 +298,11 @@ BARS = (
         False,
         lambda found: float(found["video"]["index"]["files_per_s"]),
     ),
-    *(
-        Bar(f"crops of sound, against {peer}'s CPU time", least, "x", False, _of_audio(peer))
-        for peer, least in AUDIO_BARS.items()
-    ),
+    *(_times(f"crops of sound, against {peer}'s CPU time", least, _of_audio(peer)) for peer, least in AUDIO_BARS.items()),
     *(Bar(f"resuming among 10 million utterances, {kind}", MAX_RESUME_S, " s", True, _of_resume(kind)) for kind in AUDIO_KINDS),
-    Bar("a store, full shuffle by ranges, nothing cached, against the disk", 0.78, "x", False, _of_store("ranges")),
-    Bar("a store, windows, nothing cached, against the disk", 0.9, "x", False, _of_store("windows, cold")),
-    Bar("a store, warm shard cache, against the disk", 0.97, "x", False, _of_store("warm cache")),
+    _times("a store, full shuffle by ranges, nothing cached, against the disk", 0.78, _of_store("ranges")),
+    _times("a store, windows, nothing cached, against the disk", 0.9, _of_store("windows, cold")),
+    _times("a store, warm shard cache, against the disk", 0.97, _of_store("warm cache")),
     Bar("a store, global lock held per image, more than from the disk", 50, " us", True, _held_by_store),
     Bar(
         "a store, first batch from 2,500 shards at 50 ms",

@@ -12,17 +12,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 from benchmarks import harness
-from benchmarks.environment import ROOT
 from benchmarks.ratios import ratio_of, rotated
 
 RECIPES = ("whole", "resized", "evaluation")
@@ -112,12 +108,8 @@ def _transform(recipe: str) -> list[Any]:
 
 
 def _run(once: list[Any], scratch: str) -> list[float]:
-    command = [sys.executable, "-m", "benchmarks.cache", "--once", json.dumps(once)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": scratch}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    if done.returncode != 0:
-        raise SystemExit(f"{once} failed:\n{done.stderr[-3000:]}")
-    rates: list[float] = json.loads(done.stdout.strip().splitlines()[-1])
+    module = ["benchmarks.cache", "--once", json.dumps(once)]
+    rates: list[float] = harness.run_contender(str(once), module, environment={"XDG_CACHE_HOME": scratch})
     return rates
 
 

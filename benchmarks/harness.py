@@ -56,18 +56,25 @@ def run_contender(
     python: str = sys.executable,
     limit_s: float = _LIMIT_S,
     environment: Mapping[str, str] | None = None,
+    is_silent: bool = False,
 ) -> Any:
     """Return what a module with its arguments, run in a fresh process, prints as JSON in its last line.
 
-    Raises SystemExit with the contender's own words if it fails, or takes longer than `limit_s`.
+    Raises SystemExit with the contender's own words if it fails, takes longer than `limit_s`, or writes anything to the standard
+    error, warnings included, although it `is_silent`.
     """
     # A thread pool per decoding thread would fight for the cores, so libraries get one thread each.
-    settings = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", **(environment or {})}
+    settings = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        **({} if is_silent else {"PYTHONWARNINGS": "ignore"}),
+        **(environment or {}),
+    }
     try:
         done = subprocess.run([python, "-m", *module], cwd=ROOT, env=settings, capture_output=True, text=True, timeout=limit_s)
     except subprocess.TimeoutExpired as exc:
         raise SystemExit(f"{name}: no result within {limit_s:g} s") from exc
-    if done.returncode != 0 or not done.stdout.strip():
+    if done.returncode != 0 or not done.stdout.strip() or (is_silent and done.stderr):
         raise SystemExit(f"{name} failed (exit {done.returncode}):\n{done.stderr[-3000:]}")
     return json.loads(done.stdout.strip().splitlines()[-1])
 

@@ -19,8 +19,6 @@ import json
 import os
 import resource
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -28,7 +26,6 @@ from typing import Any
 
 from benchmarks import harness
 from benchmarks.attach_cost import Numbers
-from benchmarks.environment import ROOT
 
 STEP_S = 0.02
 _FIRST = 250  # steps of 20 ms that are left out: they import what makes the first figures
@@ -115,14 +112,10 @@ def _first(samples: list[int]) -> int:
 
 
 def _run(kind: str, variant: str, num_steps: int) -> dict[str, float]:
-    command = [sys.executable, "-m", "benchmarks.monitor_cost", "--once", f"{kind} {variant}", "--steps", str(num_steps)]
+    module = ["benchmarks.monitor_cost", "--once", f"{kind} {variant}", "--steps", str(num_steps)]
     with tempfile.TemporaryDirectory() as saves:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "SAVES": saves}
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-        if done.returncode != 0 or done.stderr:
-            raise SystemExit(f"{command} failed:\n{done.stderr[-3000:]}")
+        measured: dict[str, float] = harness.run_contender(module[0], module, environment={"SAVES": saves}, is_silent=True)
         files = [path.stat().st_size for path in Path(saves).iterdir()]
-    measured: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
     return measured | ({"saved_mb": sum(files) / 1e6} if variant == "monitored" else {})
 
 

@@ -17,7 +17,6 @@ import importlib.util
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -60,7 +59,7 @@ def main() -> None:
                 rounds[name].append(_run("measure", name, path, scratch)["spent"])
                 clock, cpu = rounds[name][-1]
                 print(f"round {number + 1}/{arguments.rounds}  {name:<28} {clock:9.0f} ns/row {cpu:9.0f} of CPU", flush=True)
-        spans = watch(_command("lock", "-", path), _environment(scratch), cwd=ROOT)
+        spans = watch([sys.executable, "-m", *_once("lock", "-", path)], _environment(scratch), cwd=ROOT)
         held = [span["held"] * (span["end_s"] - span["start_s"]) / span["batches"] * 1e3 for span in spans]
         grown = [_run("memory", "-", one, scratch)["mb"] for one in (path, twice)]
     result = {
@@ -146,15 +145,12 @@ def _resident_mb() -> float:
 
 
 def _run(kind: str, name: str, path: Path, scratch: str) -> dict[str, Any]:
-    done = subprocess.run(_command(kind, name, path), cwd=ROOT, env=_environment(scratch), capture_output=True, text=True)
-    if done.returncode != 0:
-        raise SystemExit(f"{kind} {name} failed:\n{done.stderr[-3000:]}")
-    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    found: dict[str, Any] = harness.run_contender(f"{kind} {name}", _once(kind, name, path), environment=_environment(scratch))
     return found
 
 
-def _command(kind: str, name: str, path: Path) -> list[str]:
-    return [sys.executable, "-m", "benchmarks.tables", "--once", kind, name, str(path)]
+def _once(kind: str, name: str, path: Path) -> list[str]:
+    return ["benchmarks.tables", "--once", kind, name, str(path)]
 
 
 def _environment(scratch: str) -> dict[str, str]:

@@ -53,6 +53,7 @@ class Window:
 def window_of(process: Process, step: int) -> Window | None:
     """Return what the steps of a recording were like; None if too few of them were steady to tell."""
     from datapipe.diagnostics.judge.analysis import analyze
+    from datapipe.diagnostics.judge.fault import shares_by_kind
     from datapipe.diagnostics.judge.verdict import MODERATE
     from datapipe.diagnostics.predict.measured_workload import workload_from
 
@@ -60,16 +61,14 @@ def window_of(process: Process, step: int) -> Window | None:
     share, step_s, data_s = found.figures.starvation, found.figures.step_s, found.figures.data_s
     if share is None or not step_s or data_s is None or found.loader is None:
         return None
-    by_stage: dict[str, float] = {}
-    for stage in found.attribution.stages if found.attribution is not None else ():
-        by_stage[stage.name] = by_stage.get(stage.name, 0.0) + (stage.share or 0.0) * share.value
+    shares = {} if found.attribution is None else shares_by_kind(found.attribution.stages)
     num, workload = found.loader.batch_size, workload_from(found)
     made_s = None if isinstance(workload, str) else float(workload.production_s.mean()) / max(1, workload.setup.num_workers)
     return Window(
         step=step,
         waiting=share.value,
         is_starved=share.low >= MODERATE and found.figures.is_settled,
-        stages=dict(sorted(by_stage.items(), key=lambda one: -one[1])),
+        stages={kind: shares[kind] * share.value for kind in sorted(shares, key=shares.__getitem__, reverse=True)},
         supply=num / made_s if num and made_s else None,
         demand=num / (step_s - data_s) if num and step_s > data_s else None,
     )
@@ -223,9 +222,8 @@ def _rank_to_tell(number: int) -> str | None:
     them in step.
     """
     distributed: Any = sys.modules.get("torch.distributed")
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
-        return "the training"
-    if distributed.get_world_size() == 1:
+    is_grouped = distributed is not None and distributed.is_available() and distributed.is_initialized()
+    if not is_grouped or distributed.get_world_size() == 1:
         return "the training"
     with suppress(Exception):
         store = distributed.distributed_c10d._get_default_store()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from datapipe.diagnostics.attach.launching import CommandResult, child_environment, run_command, run_script
-from datapipe.diagnostics.measure.recorded import Process, read_process
+from datapipe.diagnostics.measure.recorded import SUFFIX, Process, read_process
 from datapipe.errors import MissingDataError
 
 pytestmark = pytest.mark.slow
@@ -76,7 +76,7 @@ class Scripts:
 
     def found(self) -> list[Process]:
         """Results of all processes, by rank."""
-        return sorted((read_process(path) for path in self.results.glob("*.process")), key=lambda one: one.rank)
+        return sorted((read_process(path) for path in self.results.glob(f"*{SUFFIX}")), key=lambda one: one.rank)
 
 
 @pytest.fixture

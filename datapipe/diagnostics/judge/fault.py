@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -91,6 +91,14 @@ def fault_of(
     )
 
 
+def shares_by_kind(stages: Sequence[StageOfWait]) -> dict[str, float]:
+    """Return the share of the waiting of each kind of stage; those of all transforms together are one kind's."""
+    found: defaultdict[str, float] = defaultdict(float)
+    for stage in stages:
+        found[stage.name] += stage.share or 0.0
+    return dict(found)
+
+
 def _stages_of(wait_ns: Mapping[Stage, float], work_ns: Mapping[Stage, float], wait_s: float) -> tuple[StageOfWait, ...]:
     all_wait, all_work = sum(wait_ns.values()), sum(work_ns.values())
     stages = []
@@ -109,9 +117,7 @@ def _find_fault(stages: tuple[StageOfWait, ...]) -> tuple[str | None, str | None
 
     Starting up counts only if there is little else: it happens once.
     """
-    by_kind: defaultdict[str, float] = defaultdict(float)
-    for stage in stages:
-        by_kind[stage.name] += stage.share or 0.0
+    by_kind = shares_by_kind(stages)
     if not any(by_kind.values()):
         return None, None, 0.0
     rest = {kind: value for kind, value in by_kind.items() if kind != STARTUP[0]}

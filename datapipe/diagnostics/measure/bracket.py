@@ -59,8 +59,7 @@ class ThreadBracket:
         *,
         timeline: Timeline | None = None,
         hooks: Hooks | None = None,
-        on_read: Callable[[int], None]
-        | None = None,  # called at times with the number of training steps that are in the timeline
+        on_read: Callable[[int], None] | None = None,
     ) -> None:
         self.timeline = timeline or Timeline()
         self.clock = clock
