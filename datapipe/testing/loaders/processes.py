@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import faulthandler
 import gc
 import json
 import multiprocessing
@@ -44,8 +45,13 @@ _TRAIN = """
 
 
 def in_forked_child(function: Callable[[], None], *, within_s: float = 20) -> int | None:
-    """Return the exit code of a forked child that calls the function; None if it hangs."""
-    process = multiprocessing.get_context("fork").Process(target=function)
+    """Return the exit code of a forked child that calls the function; None if it hangs, after it has said where."""
+
+    def child() -> None:
+        faulthandler.dump_traceback_later(0.8 * within_s)
+        function()
+
+    process = multiprocessing.get_context("fork").Process(target=child)
     process.start()
     process.join(within_s)
     if process.is_alive():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -22,6 +24,7 @@ from datapipe.kinds.images.dali.installation import installation
 from datapipe.kinds.images.dali.pipeline import DaliPipeline, RunError
 from datapipe.kinds.images.dali.settings import GraphOptions
 from datapipe.order.draws import Draws
+from datapipe.testing.loaders.processes import in_forked_child
 from datapipe.transforms import Recipe
 from datapipe.transforms.protocols import Cuts
 
@@ -239,6 +242,34 @@ def test_a_closed_pipeline_runs_no_more() -> None:
     pipeline.close()
     with pytest.raises(dp.errors.BackendError, match="shut down with the interpreter"):
         pipeline.run(*batch_of(CROP, 0), None)
+
+
+def test_a_fork_waits_for_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DALI's threads enter the interpreter while they run, and CPython 3.11 forks a child then that hangs."""
+    pipeline = pipeline_of()
+    pixels_of(pipeline, *batch_of(CROP, 0))
+    is_running, has_ended = threading.Event(), threading.Event()
+    run = DaliPipeline._run
+
+    def slow_run(self: DaliPipeline, *arguments: Any) -> Any:
+        is_running.set()
+        found = run(self, *arguments)
+        time.sleep(0.3)
+        has_ended.set()
+        return found
+
+    monkeypatch.setattr(DaliPipeline, "_run", slow_run)
+    thread = threading.Thread(target=pixels_of, args=(pipeline, *batch_of(CROP, 0)))
+    thread.start()
+    assert is_running.wait(30)
+
+    def child() -> None:
+        assert has_ended.is_set()
+        pixels_of(pipeline, *batch_of(CROP, 0))  # by threads of its own
+
+    assert in_forked_child(child) == 0
+    thread.join(30)
+    pixels_of(pipeline, *batch_of(CROP, 0))  # the parent's goes on
 
 
 def test_a_graph_that_cannot_be_built_is_said() -> None:

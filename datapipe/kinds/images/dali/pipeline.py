@@ -153,6 +153,9 @@ _built: list[weakref.ref[Any]] = []  # DALI's pipelines, including those not yet
 
 _engine_locks: defaultdict[int | None, threading.Lock] = defaultdict(threading.Lock)  # by GPU index
 
+_LONGEST_WAIT_S = 5.0  # of a fork for one run
+_forking = threading.local()
+
 
 def _copied(images: Any, stream: torch.cuda.Stream) -> torch.Tensor:
     """Return a copy of DALI's uint8 tensor in torch's memory, complete for work queued on `stream`. Does not wait.
@@ -171,7 +174,23 @@ def _living(references: list[weakref.ref[T]]) -> list[T]:
     return [thing for reference in list(references) if (thing := reference()) is not None]
 
 
+def _before_fork() -> None:
+    """Let current runs end, and hold up others: DALI's threads enter the interpreter while they run.
+
+    A child that is forked at such a moment hangs in CPython before 3.12: it inherits a held lock of the interpreter
+    (python/cpython#112275).
+    """
+    running = [pipeline._running for pipeline in _living(_all)]
+    _forking.held = [lock for lock in running if lock.acquire(timeout=_LONGEST_WAIT_S)]
+
+
 def _after_fork() -> None:
+    """In the parent: let runs go on."""
+    for lock in getattr(_forking, "held", ()):  # nothing if this module was imported since
+        lock.release()
+
+
+def _after_fork_in_child() -> None:
     """Keep everything that was built from being destroyed in a child: DALI would wait for threads that only the parent has."""
     for built in _living(_built):
         inner = getattr(built, "_pipe", None)  # DALI ends what it finds here, at the latest when the interpreter exits
@@ -183,7 +202,7 @@ def _after_fork() -> None:
         pipeline.leave_to_parent()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)
 
 
 @functools.cache
