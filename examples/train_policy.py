@@ -64,7 +64,7 @@ def write_dataset(root: Path, num_episodes: int) -> None:
         path = root / "videos" / name / "chunk-000" / "file-000.mp4"
         path.parent.mkdir(parents=True)
         with av.open(str(path), "w") as output:
-            stream = output.add_stream("libsvtav1", rate=FPS, options={"g": "2", "crf": "30", "preset": "12"})
+            stream = output.add_stream("libx264", rate=FPS, options={"g": "2", "crf": "23"})
             stream.width = stream.height = SIZE
             stream.pix_fmt = "yuv420p"
             for frame in frames:

@@ -18,7 +18,7 @@ CAMERAS = ("observation.images.top", "observation.images.wrist")
 TASKS = ("pick the cube", "open the drawer")
 
 
-def write_lerobot(root: Path, version: str = "v3.0", *, codec: str = "libsvtav1", lengths: tuple[int, ...] = LENGTHS) -> Path:
+def write_lerobot(root: Path, version: str = "v3.0", *, codec: str = "libx264", lengths: tuple[int, ...] = LENGTHS) -> Path:
     """Write a dataset of two cameras; return its folder. In 3.0 all episodes of a camera lie in one file, or two."""
     total = sum(lengths)
     starts = np.cumsum([0, *lengths])
@@ -87,7 +87,7 @@ def video_spans(root: Path, version: str, name: str, starts: np.ndarray) -> list
 
 
 def write_lerobot_video(path: Path, frames: list[np.ndarray], codec: str) -> None:
-    options = {"g": "2", "crf": "30"} | ({"preset": "12"} if codec == "libsvtav1" else {})
+    options = {"g": "2", "crf": "23"}
     with av.open(str(path), "w") as output:
         stream: Any = output.add_stream(codec, rate=FPS, options=options)
         stream.height, stream.width = frames[0].shape[:2]
