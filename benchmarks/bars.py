@@ -237,6 +237,13 @@ BARS = (
     Bar("the same after 100,000 steps", 60, " us", True, _monitored("bare_steps", "cost_last_us")),
     Bar("recording a Dataset of one's own, per sample, opening its file aside", 200, " us", True, _recording),
     Bar("whole scripts diagnosed: the stage at fault is named", 0.95, "", False, _of_scripts("num_fault_right", "num_scripts")),
+    Bar(
+        "ranks: the late one is named, with its part and stage",
+        0.95,
+        "",
+        False,
+        lambda found: float(found["diagnostics-ranks"]["num_stage_right"] / found["diagnostics-ranks"]["num_late"]),
+    ),
     Bar("recommended remedies that make a step longer by more than 3%", 0, "", True, _of_scripts("num_harmful", "num_scripts")),
     Bar(
         "best recommended remedy within 10% of the best there is",
@@ -315,7 +322,8 @@ BARS = (
 _NEEDED = (
     "images-photos", "images-256", "images-raw", "images-dali", "images-dali-uint8", "convert", "open-large", "gil", "stages-256",
     "containers", "images-from-torch", "images-any-dataset", "attach-cost", "tables", "tokens", "video", "audio", "remote",
-    "diagnostics-real", "diagnostics-scripts", "convert-sources", "recording", "monitor-cost", "video-episodes",
+    "diagnostics-real", "diagnostics-scripts", "diagnostics-ranks", "convert-sources", "recording", "monitor-cost",
+    "video-episodes",
 )  # fmt: skip
 
 

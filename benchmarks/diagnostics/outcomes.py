@@ -16,7 +16,8 @@ from datapipe.diagnostics.judge.analysis import analyze
 from datapipe.diagnostics.judge.attribution import SAMPLER, TRANSFER
 from datapipe.diagnostics.judge.breakdown import COLLATE, CORES, DECODE, READ, Stage
 from datapipe.diagnostics.judge.fault import Fault
-from datapipe.diagnostics.judge.verdict import MODERATE, Verdict, VerdictKind, judge_ranks
+from datapipe.diagnostics.judge.ranks import join_ranks
+from datapipe.diagnostics.judge.verdict import MODERATE, Verdict, VerdictKind
 from datapipe.diagnostics.predict.remedies import Remedy
 
 _ABOUT_DATA = (VerdictKind.DATA_BOUND, VerdictKind.SYNC_EXPOSED)
@@ -97,13 +98,12 @@ def find(cell: Cell, runs: Sequence[Run]) -> Finding:
     """`runs`: of all ranks, the one with the fault first."""
     run = runs[0]
     examined = [analyze(one.process) for one in runs]
-    verdicts = [one.verdict for one in examined]
-    slow_rank, _ = judge_ranks(verdicts)
+    slow_rank = join_ranks(examined).place
     chosen = examined[0].steady
     measured = run.steps["gap_s"] + np.nan_to_num(run.steps["copy_s"])
     return Finding(
         cell=cell,
-        verdict=verdicts[0],
+        verdict=examined[0].verdict,
         measured_s=float(measured[chosen].mean()) if chosen.any() else None,
         logged_s=float(run.truth_s[chosen].mean()) if chosen.any() else None,
         tail=run.tail_starvation(),

@@ -28,6 +28,11 @@ _OF_SCRIPTS: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
     ("best recommended within 10 % of the best of all", lambda found: _of(found, "num_best_near", "num_with_remedies")),
     ("truth within the predicted interval", lambda found: _of(found, "num_within_interval", "num_carried_out")),
 )
+_OF_RANKS: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
+    ("late rank right", lambda found: _of(found, "num_rank_right", "num_late")),
+    ("and its part and stage", lambda found: _of(found, "num_stage_right", "num_late")),
+    ("a rank blamed though none is late", lambda found: _of(found, "num_false", "num_even")),
+)
 
 
 def as_markdown(found: dict[str, Any]) -> str:
@@ -37,6 +42,8 @@ def as_markdown(found: dict[str, Any]) -> str:
     lines += [f"| {title} | {' | '.join(cell(result) for result in results)} |" for title, cell in _ROWS]
     lines += ["", "| | whole scripts, every remedy carried out as printed |", "|---|--:|"]
     lines += [f"| {title} | {cell(found['diagnostics-scripts'])} |" for title, cell in _OF_SCRIPTS]
+    lines += ["", f"| | 1 to 4 ranks, one late by {found['diagnostics-ranks']['fault_ms']:.0f} ms a step |", "|---|--:|"]
+    lines += [f"| {title} | {cell(found['diagnostics-ranks'])} |" for title, cell in _OF_RANKS]
     return "\n".join(lines)
 
 

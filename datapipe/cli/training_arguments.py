@@ -121,6 +121,12 @@ def add_diagnose(subparsers: Commands) -> None:
     )
     parser.add_argument("--profile", action="store_true", help="have torch.profiler record 10 steps, which are then not measured")
     parser.add_argument(
+        "--flops",
+        action="store_true",
+        help="count the floating point operations and the bytes of 4 steps, which are then not measured, and say what bounds the "
+        "model: compute, memory, launches or data",
+    )
+    parser.add_argument(
         "--trials",
         type=float,
         metavar="SECONDS",

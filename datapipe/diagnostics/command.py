@@ -107,7 +107,14 @@ def run(args: argparse.Namespace) -> int:
         open_recorder()
     out = _fresh_directory(args.out)
     diagnosis, outcome = diagnose_command(
-        command, out, trials_s=args.trials, max_steps=args.steps, profile=args.profile, nvtx=args.nvtx, quiet=args.json
+        command,
+        out,
+        trials_s=args.trials,
+        max_steps=args.steps,
+        profile=args.profile,
+        flops=args.flops,
+        nvtx=args.nvtx,
+        quiet=args.json,
     )
     document = diagnosis.document
     if args.apply:
@@ -125,7 +132,7 @@ def _recording(args: argparse.Namespace) -> Path | None:
         return None
     if len(args.command) > 1:
         raise OptionError(f"{' '.join(args.command[1:])}: comes after {path}, a recording; put options of diagnose before it")
-    for name in ("steps", "apply", "nvtx", "profile"):
+    for name in ("steps", "apply", "nvtx", "profile", "flops"):
         if getattr(args, name):
             raise OptionError(f"--{name}: {path} is a run that is over; give the script to run it again, or leave the option out")
     return path
@@ -179,6 +186,7 @@ def diagnose_command(
     trials_s: float,
     max_steps: int | None = None,
     profile: bool = False,
+    flops: bool = False,
     nvtx: bool = False,
     quiet: bool = False,
 ) -> tuple[Diagnosis, CommandResult]:
@@ -190,6 +198,7 @@ def diagnose_command(
         tries_dataset_s=min(trials_s, _DATASET_S),
         snapshot_s=_SNAPSHOT_S,
         profile=str(out.resolve()) if profile else None,
+        counts_operations=flops,
     )
     started_at, started_s = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
     with _scratch(out) as scratch:

@@ -13,7 +13,8 @@ from datapipe.diagnostics.details import details_of
 from datapipe.diagnostics.document import AppliedRemedy, Document, LeftOut, Outlook, RankResult, Remedies, guide_of
 from datapipe.diagnostics.judge.analysis import Analysis, analyze
 from datapipe.diagnostics.judge.bootstrap import Interval
-from datapipe.diagnostics.judge.verdict import Verdict, VerdictKind, figures_of, judge_ranks
+from datapipe.diagnostics.judge.ranks import RankParts, join_ranks
+from datapipe.diagnostics.judge.verdict import Verdict, VerdictKind, figures_of
 from datapipe.diagnostics.measure.recorded import Process
 from datapipe.diagnostics.measure.timeline import STEP
 from datapipe.diagnostics.predict.candidates import Candidates, candidates_for, place_of
@@ -63,10 +64,8 @@ def diagnose(
     If data is waited for, `try_out` is called with the slowest rank and measures the available remedies.
     """
     found = [analyze(process) for process in processes]
-    worst, verdict = None, _unmeasured()
-    if found:
-        place, verdict = judge_ranks([one.verdict for one in found], [one.process.rank for one in found])
-        worst = found[place]
+    joined = join_ranks(found) if found else None
+    worst, verdict = (None, _unmeasured()) if joined is None else (found[joined.place], joined.verdict)
     remedies, why, candidates = _remedies(worst, try_out)
     document = Document(
         command=command.argv,
@@ -75,10 +74,10 @@ def diagnose(
         duration_s=command.duration_s,
         clock="cuda" if verdict.is_device else "host",
         verdict=verdict,
-        ranks=tuple(
-            RankResult(rank=one.process.rank, pid=one.process.pid, verdict=one.verdict, num_steps=one.process.num_training_steps)
-            for one in found
-        ),
+        ranks=() if joined is None else tuple(map(_rank_result, found, joined.parts)),
+        straggler=None if joined is None else joined.straggler,
+        in_turn_s=None if joined is None else joined.in_turn_s,
+        model=next((process.model for process in processes if process.model is not None), None),
         attribution=worst.attribution if worst else None,
         why_no_attribution=worst.why_no_attribution if worst else verdict.reason,
         remedies=remedies,
@@ -89,6 +88,13 @@ def diagnose(
     if worst is not None:
         document = msgspec.structs.replace(document, **details_of(worst))
     return Diagnosis(document, candidates.applied)
+
+
+def _rank_result(found: Analysis, parts: RankParts | None) -> RankResult:
+    process = found.process
+    return RankResult(
+        rank=process.rank, pid=process.pid, verdict=found.verdict, num_steps=process.num_training_steps, parts=parts
+    )
 
 
 def _remedies(worst: Analysis | None, try_out: Try) -> tuple[Remedies | None, str | None, Candidates]:
@@ -177,7 +183,7 @@ def with_applied(document: Document, chosen: Outlook, found: Sequence[Analysis],
     reason = None if exit_code == 0 else f"the script ended with status {exit_code}"
     measured_s, starvation, troubles = None, None, list[str]()
     if found:
-        figures = found[judge_ranks([one.verdict for one in found])[0]].of_loader
+        figures = found[join_ranks(found).place].of_loader
         measured_s = figures.step_s if figures.is_settled else None
         starvation = figures.starvation
         reason = reason or (None if measured_s is not None else "the steps over that loader did not settle; let it run longer")

@@ -13,8 +13,10 @@ import msgspec
 
 from datapipe.diagnostics.judge.bootstrap import Interval, Known, Number
 from datapipe.diagnostics.judge.fault import Fault
+from datapipe.diagnostics.judge.ranks import RankParts, Straggler
 from datapipe.diagnostics.judge.steady import Regime
 from datapipe.diagnostics.judge.verdict import Verdict
+from datapipe.diagnostics.measure.model_cost import ModelCost
 from datapipe.diagnostics.measure.timeline import Syncs
 from datapipe.diagnostics.predict.needs import Need
 from datapipe.diagnostics.predict.remedies import Instruction, Snippet
@@ -175,6 +177,7 @@ class RankResult(msgspec.Struct, frozen=True, kw_only=True):
     pid: int | None = None
     verdict: Verdict
     num_steps: int | None = None
+    parts: RankParts | None = None  # of its mean step
 
 
 class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
@@ -213,8 +216,11 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     started_at: str | None = None  # ISO 8601
     duration_s: Known = None
     clock: Literal["cuda", "host"] = "host"  # host: no device was measured, and waits are the host's in next()
-    verdict: Verdict  # the slowest rank's, which decides
+    verdict: Verdict  # of the rank that the others wait for, else of the one that waits most for data
     ranks: tuple[RankResult, ...] = ()
+    straggler: Straggler | None = None  # the rank that the others wait for; None: there is none
+    in_turn_s: Known = None  # lost per step, as ranks wait for data one after the other; None: little, or not known
+    model: ModelCost | None = None  # what a step costs the device; None: not counted
     loaders: tuple[LoaderRow, ...] = ()
     attribution: Fault | None = None
     why_no_attribution: str | None = None

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from datapipe.core.printable import say
+from datapipe.diagnostics.attach.machine import num_ranks
 from datapipe.diagnostics.attach.ours import complain
 from datapipe.errors import OptionError
 
@@ -221,10 +222,9 @@ def _rank_to_tell(number: int) -> str | None:
     Ranks that are starved alike would write the same line. They ask the store of their process group, which takes no part of
     them in step.
     """
-    distributed: Any = sys.modules.get("torch.distributed")
-    is_grouped = distributed is not None and distributed.is_available() and distributed.is_initialized()
-    if not is_grouped or distributed.get_world_size() == 1:
+    if num_ranks() == 1:
         return "the training"
+    distributed: Any = sys.modules["torch.distributed"]
     with suppress(Exception):
         store = distributed.distributed_c10d._get_default_store()
         if store.add(f"datapipe/line/{number}", 1) > 1:

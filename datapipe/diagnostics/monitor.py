@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from datapipe.diagnostics.attach import loaders
+from datapipe.diagnostics.attach.exchanges import ExchangeReader
 from datapipe.diagnostics.attach.lock_sampler import LockSampler
 from datapipe.diagnostics.attach.session import Session
 from datapipe.diagnostics.live import EVERY, Live, log_to
@@ -185,6 +186,7 @@ class _Shared:
         self._saves_since_ns = 0
         self._lock = threading.Lock()
         self._lock_sampler = LockSampler()
+        self._exchanges = ExchangeReader()
 
     def open(self, live: Live, directory: Path | None) -> bool:
         """Start measuring; return False if another tool already measures this process."""
@@ -224,7 +226,7 @@ class _Shared:
         from datapipe.diagnostics.attach.recording import Recording, open_bracket
 
         self.bracket = open_bracket(hooks, on_read=self._tell)
-        self.recording = Recording(self.bracket, lock=self._lock_sampler)
+        self.recording = Recording(self.bracket, lock=self._lock_sampler, exchanges=self._exchanges)
         if self._directory is not None:
             self.recording.save_into(self._directory, since_ns=self._saves_since_ns)
         return Watch(self.bracket, self.recording)
@@ -238,6 +240,7 @@ class _Shared:
                 self._lock_sampler.start()
 
     def _tell(self, num_steps: int) -> None:
+        self._exchanges(num_steps)
         for live in self._lives:
             live(num_steps)
 

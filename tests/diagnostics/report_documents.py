@@ -17,7 +17,7 @@ import numpy as np
 from datapipe.diagnostics.attach.launching import Applied
 from datapipe.diagnostics.diagnosis import remedies_of as chosen_remedies
 from datapipe.diagnostics.document import as_json, guide_of, read_document
-from datapipe.diagnostics.judge.verdict import figures_of, judge, judge_ranks
+from datapipe.diagnostics.judge.verdict import figures_of, judge
 from datapipe.diagnostics.measure.timeline import STEP, Steps
 from datapipe.diagnostics.predict.candidates import Candidates
 from datapipe.diagnostics.predict.remedies import Instruction, Remedy, Snippet, python_call, rank_remedies
@@ -279,10 +279,28 @@ def compute_bound() -> dict[str, Any]:
 def two_ranks() -> dict[str, Any]:
     found = starved(gap_s=0.026)
     verdicts = [judge(figures_of(steps_of(480, gap_s), num_workers=2)) for gap_s in (0.0008, 0.026)]
-    found["verdict"] = json_of(judge_ranks(verdicts)[1])
+    found["verdict"] = json_of(verdicts[1]) | {"rank": 1}
+    parts = {"forward_s": 0.004, "backward_s": 0.009, "loop_s": 0.0006, "step_s": 0.0404}
     found["ranks"] = [
-        {"rank": rank, "pid": 4711 + rank, "verdict": json_of(verdict), "num_steps": 480} for rank, verdict in enumerate(verdicts)
+        {
+            "rank": rank,
+            "pid": 4711 + rank,
+            "verdict": json_of(verdict),
+            "num_steps": 480,
+            "parts": parts | {"data_s": data_s, "others_s": 0.0268 - data_s},
+        }
+        for rank, (verdict, data_s) in enumerate(zip(verdicts, (0.0008, 0.026), strict=True))
     ]
+    found["straggler"] = {
+        "rank": 1,
+        "part": "data",
+        "excess_s": 0.0252,
+        "share": 0.62,
+        "stage": "read",
+        "stage_s": 0.066,
+        "usual_stage_s": 0.019,
+        "host": "node-7",
+    }
     found["attribution"]["worker"] = 1
     found["loaders"].append(
         found["loaders"][0]

@@ -107,7 +107,7 @@ def test_the_slowest_rank_decides() -> None:
     fast, slow = (process(make_s=make_s, work_s=20 * MS, rank=rank) for rank, make_s in enumerate((4 * MS, 50 * MS)))
     found = document(fast, slow)
     assert found["verdict"]["rank"] == 1
-    assert "rank 1 alone holds up the others" in found["verdict"]["reason"]
+    assert "the other rank waits for rank 1" in found["verdict"]["reason"]
     assert [rank["verdict"]["kind"] for rank in found["ranks"]] == ["compute-bound", "data-bound"]
 
 
@@ -180,7 +180,7 @@ def test_what_is_no_recording_is_refused(tmp_path: Path) -> None:
         with pytest.raises(FormatError, match="no recording of a process, or a damaged one"):
             read_process(path)
     write_process(path, replace(one, version=99))
-    with pytest.raises(FormatError, match="has version 99, but this datapipe reads version 1"):
+    with pytest.raises(FormatError, match="has version 99, but this datapipe reads version 2"):
         read_process(path)
 
 

@@ -176,7 +176,8 @@ def test_the_whole_run_is_told_where_steady_steps_are_little_of_it() -> None:
 
 def test_ranks_what_was_applied_and_troubles() -> None:
     text = screen(document("two ranks"))
-    assert "Waiting by rank  0: 1.8%, 1: 37.4%" in text
+    assert "The other rank waits for rank 1 on node-7 25.2 ms of each step (62%): its data takes longer in" in text
+    assert "Waiting by rank, for data + for others  0: 1.8% + 64.4%, 1: 37.4% + 2.0%" in text
     assert "Applied: 4 workers: predicted 43.1 ms [42.5, 43.9] per step, measured 44.7 ms, waiting for data 1.2%" in text
     assert "Trouble: rank 1: 3 batches came from a worker that left no profile (and 1 more)" in text
     found = document("two ranks")

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from datapipe.diagnostics.judge.verdict import Figures, VerdictKind, figures_of, judge, judge_ranks, severity_of
+from datapipe.diagnostics.judge.verdict import Figures, VerdictKind, figures_of, judge, severity_of
 from datapipe.diagnostics.measure.timeline import STEP, Context, Steps
 
 
@@ -124,26 +124,6 @@ def test_a_loader_read_by_another_thread_is_not_judged() -> None:
     figures = figures_of(steps_of(gap_s=0.010, host_wait_s=0.010))
     assert judge(figures, Context("cuda", trains_elsewhere=True)).kind is VerdictKind.NOT_MEASURED
     assert judge(figures, Context("cuda", num_elsewhere=3, num_nested=5)).kind is VerdictKind.DATA_BOUND
-
-
-def test_the_slowest_rank_decides() -> None:
-    fast = judge(figures_of(steps_of()))
-    slow = judge(figures_of(steps_of(gap_s=0.010, host_wait_s=0.010)))
-    place, verdict = judge_ranks([fast, fast, slow, fast])
-    assert (place, verdict.rank, verdict.figures) == (2, 2, slow.figures)
-    assert "rank 2 alone" in verdict.reason
-    assert "alone" not in judge_ranks([slow, slow])[1].reason
-    assert judge_ranks([fast]) == (0, replace(fast, rank=0))
-    unknown = judge(figures_of(steps_of(3)))
-    assert judge_ranks([unknown, slow])[0] == 1
-
-
-def test_ranks_of_one_machine_of_several_keep_their_numbers() -> None:
-    fast = judge(figures_of(steps_of()))
-    slow = judge(figures_of(steps_of(gap_s=0.010, host_wait_s=0.010)))
-    place, verdict = judge_ranks([fast, slow], [6, 7])
-    assert (place, verdict.rank) == (1, 7)
-    assert "rank 7 alone" in verdict.reason
 
 
 def test_accumulation_is_told() -> None:

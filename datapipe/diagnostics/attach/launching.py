@@ -55,6 +55,7 @@ class Settings:
     keeps_samples: bool = False  # record the files that a loader reads, so that remedies can be tried on some of them
     snapshot_s: float = 10.0  # a snapshot is written after this time, twice this time, and so on: a signal may end the script
     profile: str | None = None  # a directory for a window of `torch.profiler`
+    counts_operations: bool = False  # those of a few steps, for a roofline of the model
     applied: Applied | None = None
 
 

@@ -24,6 +24,13 @@ def rank_here() -> int | None:
     return None
 
 
+def num_ranks() -> int:
+    """Return the number of ranks of torch's process group; 1 without one."""
+    distributed: Any = sys.modules.get("torch.distributed")
+    is_grouped = distributed is not None and distributed.is_available() and distributed.is_initialized()
+    return int(distributed.get_world_size()) if is_grouped else 1
+
+
 def surroundings() -> dict[str, Any]:
     """Return JSON-safe facts. `cores`: those that this process may use, shared with the machine's other ranks."""
     torch = sys.modules.get("torch")

@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any
 from datapipe.core.atomic import atomic_writer
 from datapipe.core.environment import is_of_datapipe
 from datapipe.core.observe import StageEvent
+from datapipe.diagnostics.attach.exchanges import ExchangeReader
 from datapipe.diagnostics.attach.launching import RESULTS, Settings, settings_from
 from datapipe.diagnostics.attach.lock_sampler import LockSampler
 from datapipe.diagnostics.attach.machine import process_started_ns, rank_here, surroundings
 from datapipe.diagnostics.attach.nvml import BusySampler, read_busy
 from datapipe.diagnostics.attach.ours import complain
+from datapipe.diagnostics.attach.step_counter import StepCounter
 from datapipe.diagnostics.attach.step_hooks import HookedMeter, ProfilerWindow, Tap, until
 from datapipe.diagnostics.measure.watching import Hooks, LoaderFacts, Meter, Watch
 from datapipe.diagnostics.torch_stages.profile import BatchProfile
@@ -28,6 +30,7 @@ from datapipe.diagnostics.torch_stages.ranges import open_recorder, set_recorder
 
 if TYPE_CHECKING:  # numpy, too, is imported only when there is something to measure
     from datapipe.diagnostics.measure.bracket import ThreadBracket
+    from datapipe.diagnostics.measure.model_cost import ModelCost
     from datapipe.diagnostics.measure.recorded import Process, TrialSource
     from datapipe.diagnostics.measure.timeline import Steps
 
@@ -49,13 +52,14 @@ class Recording:
         tries_dataset_s: float = 0.0,
         busy: BusySampler | None = None,
         lock: LockSampler | None = None,
+        exchanges: ExchangeReader | None = None,
         snapshot_s: float = 10.0,
     ) -> None:
         self._bracket = bracket
         self._directory: Path | None = None
         self._saves_since_ns = 0
         self._keeps_samples, self._tries_dataset_s = keeps_samples, tries_dataset_s
-        self._busy, self._lock_sampler = busy, lock
+        self._busy, self._lock_sampler, self._exchanges = busy, lock, exchanges
         self._snapshot_s = snapshot_s
         self._lock = threading.Lock()
         self._loaders: list[LoaderFacts] = []
@@ -70,6 +74,8 @@ class Recording:
         self._ended = threading.Event()
         self._rank = rank_here()  # a process group may no longer exist at the end
         self.window: ProfilerWindow | None = None
+        self.counter: StepCounter | None = None
+        self._model: ModelCost | None = None
         if directory is not None:
             self.save_into(directory)
 
@@ -162,6 +168,8 @@ class Recording:
             self._lock_sampler.stop()
         self._bracket.finish()
         self._ended_ns = time.perf_counter_ns()  # trials are no part of the run
+        if self.counter is not None and self._rank in (None, 0):
+            self._model = self.counter.finish()
         for key, data in self._samples.items():
             name = f"sample-{os.getpid()}-{key}.pickle"
             with atomic_writer(self._directory / name) as file:
@@ -214,6 +222,7 @@ class Recording:
         """Return what is recorded. `latest`: at most so many steps, batches of each loader, and the stages in that time."""
         from datapipe.diagnostics.measure.recorded import Process
 
+        num_steps = self._bracket.timeline.training.num_steps
         steps = self._bracket.timeline.steps(latest)
         last = slice(-latest if latest else None, None)
         events = tuple(self._events) if latest is None else _since(self._events, steps)
@@ -230,6 +239,9 @@ class Recording:
                 environment=surroundings() | {"gpu_busy_by_nvml": None if self._busy is None else self._busy.mean()},
                 sources=dict(self._sources),
                 lock=None if self._lock_sampler is None else self._lock_sampler.found(),
+                exchanges=() if self._exchanges is None else self._exchanges.found(),
+                model=self._model,
+                num_before=max(0, num_steps - int((~steps["is_evaluation"]).sum())),
                 started_ns=process_started_ns(),
                 ended_ns=self._ended_ns or time.perf_counter_ns(),
             )
@@ -237,8 +249,11 @@ class Recording:
 
 def open_recording(hooks: Hooks) -> Watch:
     """Open a watch: a `ThreadBracket` on this machine's clock, and a `Recording`, as the environment says."""
+    from datapipe.diagnostics.measure.bracket import READ_AT_ONCE
+
     settings = settings_from(os.environ)
-    bracket = open_bracket(hooks)
+    exchanges = ExchangeReader(every=READ_AT_ONCE)
+    bracket = open_bracket(hooks, on_read=exchanges)
     busy = None if bracket.clock.device is None else BusySampler(read_busy)
     lock = LockSampler()
     lock.start()
@@ -249,6 +264,7 @@ def open_recording(hooks: Hooks) -> Watch:
         tries_dataset_s=settings.tries_dataset_s,
         busy=busy,
         lock=lock,
+        exchanges=exchanges,
         snapshot_s=settings.snapshot_s,
     )
     return Watch(_hooked(bracket, recording, settings), recording, recording.look_at)
@@ -269,6 +285,9 @@ def _hooked(meter: Meter, recording: Recording, settings: Settings) -> Meter:
         recording.window = ProfilerWindow(Path(settings.profile))
         taps.append(recording.window)
     taps += [until(most, recording.finish) for most in (settings.max_steps, settings.ends_after) if most is not None]
+    if settings.counts_operations:  # on all ranks, as they wait for each other
+        recording.counter = StepCounter()
+        taps.append(recording.counter)
     recorder = None
     if settings.nvtx:
         try:
@@ -278,7 +297,7 @@ def _hooked(meter: Meter, recording: Recording, settings: Settings) -> Meter:
         set_recorder(recorder)
     if not taps and recorder is None:
         return meter
-    return HookedMeter(meter, taps=taps, ends_after=settings.ends_after, recorder=recorder)
+    return HookedMeter(meter, taps=taps, ends_after=settings.ends_after, recorder=recorder, counter=recording.counter)
 
 
 def _since(events: deque[tuple[int, StageEvent]], steps: Steps) -> tuple[tuple[int, StageEvent], ...]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from datapipe.core.atomic import refuse_to_replace
 from datapipe.diagnostics.attach.ours import complain
+from datapipe.diagnostics.attach.step_counter import StepCounter
 from datapipe.diagnostics.measure.watching import Meter, MeteredPass
 from datapipe.diagnostics.torch_stages.ranges import Recorder
 
@@ -72,16 +73,23 @@ class HookedMeter:
     """A meter that passes its observations to an inner meter, with taps before its steps and NVTX ranges around them.
 
     `ends_after`: the number of training steps after which the script is ended, when it requests a batch too many; a script that
-    finishes them by itself runs to its own end. `recorder`: of the ranges; None: there are none.
+    finishes them by itself runs to its own end. `recorder`: of the ranges; None: there are none. `counter`: of
+    operations, one of the taps; None: there is none.
     """
 
     def __init__(
-        self, meter: Meter, *, taps: Sequence[Tap] = (), ends_after: int | None = None, recorder: Recorder | None = None
+        self,
+        meter: Meter,
+        *,
+        taps: Sequence[Tap] = (),
+        ends_after: int | None = None,
+        recorder: Recorder | None = None,
+        counter: StepCounter | None = None,
     ) -> None:
         self._meter = meter
         self.note_sync, self.note_update = meter.note_sync, meter.note_update
         self.begin_copy, self.end_copy = meter.begin_copy, meter.end_copy
-        self.taps, self.ends_after, self.recorder = taps, ends_after, recorder
+        self.taps, self.ends_after, self.recorder, self.counter = taps, ends_after, recorder, counter
         self.num_done = 0  # training steps begun
 
     def open_pass(self, *, loader: int = 0, is_evaluation: bool = False) -> HookedPass:
@@ -126,6 +134,8 @@ class HookedPass:
             self._inner.end()
             if self._meter.recorder is not None:
                 self._step.append(self._meter.recorder.start("evaluation step" if self.is_evaluation else "training step"))
+        if self._meter.counter is not None and not self.is_evaluation:
+            self._meter.counter.begin_step()
         most = self._meter.ends_after
         if most is not None and self._meter.num_done + self.is_evaluation > most:
             raise SystemExit(0)

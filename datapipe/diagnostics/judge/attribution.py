@@ -177,6 +177,22 @@ def _work_ns(profiles: Sequence[BatchProfile], breakdown: Breakdown) -> Mapping[
     return work
 
 
+def seconds_by_stage(profiles: Sequence[BatchProfile], events: Sequence[StageEvent]) -> dict[str, float]:
+    """Return the mean seconds of work on a batch by the kind of stage, waited for or not; empty if nothing is known.
+
+    `profiles`: torch's batches, or `events`: the stages of a datapipe loader's.
+    """
+    work: defaultdict[str, float] = defaultdict(float)
+    for (kind, _), spent_ns in _work_ns(profiles, Breakdown(profiles)).items():
+        work[kind] += spent_ns * 1e-9 / len(profiles)
+    if not profiles:
+        num_batches = max(1, sum(event.stage is Stage.WAIT for event in events))
+        for event in events:
+            if event.stage is not Stage.WAIT:
+                work[event.stage.value] += event.duration_ns * 1e-9 / num_batches
+    return dict(work)
+
+
 def _slow_worker(profiles: Sequence[BatchProfile], waited_for: Sequence[tuple[Wait, BatchProfile]]) -> int | None:
     """Return the worker that takes much longer than the others, if most of the waiting is for it."""
     times: defaultdict[int, list[int]] = defaultdict(list)

@@ -7,8 +7,7 @@ input-bound.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -194,24 +193,6 @@ def judge(figures: Figures, context: Context | None = None) -> Verdict:
     return _other_verdict(figures, share)
 
 
-def judge_ranks(verdicts: Sequence[Verdict], ranks: Sequence[int] | None = None) -> tuple[int, Verdict]:
-    """Return the place of the slowest rank among `verdicts`, at least one, and its verdict, which counts for all.
-
-    The slowest rank is the one that waits most for data: on the others its waiting appears as work, in the collectives.
-    `ranks`: their numbers; those of other machines may be missing. None: the places.
-    """
-    place = max(range(len(verdicts)), key=lambda one: _waited_s(verdicts[one].figures))
-    worst, rank = verdicts[place], place if ranks is None else ranks[place]
-    reason = worst.reason
-    if len(verdicts) > 1:
-        known = [share.value for verdict in verdicts if (share := verdict.starvation) is not None]
-        if known and max(known) >= MODERATE and min(known) < max(known) / 2:
-            reason = f"rank {rank} alone holds up the others ({min(known):.1%} on the least affected): {reason}"
-        else:
-            reason = f"rank {rank}, the slowest of {len(verdicts)}: {reason}"
-    return place, replace(worst, reason=reason, rank=rank)
-
-
 def _data_verdict(figures: Figures, share: Interval, severity: Severity) -> Verdict:
     assert figures.step_s is not None
     assert figures.data_s is not None
@@ -262,7 +243,3 @@ def _too_few(figures: Figures) -> str:
 
 def _percent(share: Interval) -> str:
     return f"{share.value:.1%} [{share.low:.1%}, {share.high:.1%}]"
-
-
-def _waited_s(figures: Figures) -> float:
-    return -1.0 if figures.data_s is None else figures.data_s

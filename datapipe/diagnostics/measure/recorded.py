@@ -13,13 +13,15 @@ import numpy as np
 from datapipe.core.atomic import atomic_writer
 from datapipe.core.observe import StageEvent
 from datapipe.core.regular_files import read_bytes
+from datapipe.diagnostics.measure.exchanges import Exchange
 from datapipe.diagnostics.measure.lock_use import LockUse
+from datapipe.diagnostics.measure.model_cost import ModelCost
 from datapipe.diagnostics.measure.timeline import STEP, Context, Steps
 from datapipe.diagnostics.measure.watching import LoaderFacts
 from datapipe.diagnostics.torch_stages.profile import BatchProfile
 from datapipe.errors import FormatError, MissingDataError
 
-VERSION = 1  # of the file: to be counted up with any change of what is in it
+VERSION = 2  # of the file: to be counted up with any change of what is in it
 SUFFIX = ".process"
 
 
@@ -49,6 +51,9 @@ class Process:
     environment: Mapping[str, Any]
     sources: Mapping[int, TrialSource]
     lock: LockUse | None = None  # of Python; None: not looked at
+    exchanges: tuple[Exchange, ...] = ()  # with other ranks, those that torch has timed
+    model: ModelCost | None = None  # None: its operations were not counted
+    num_before: int = 0  # training steps before the first of `steps`
     started_ns: int | None = None  # start of the process, or of its measurement; on the clock of the steps
     ended_ns: int | None = None
 
@@ -59,6 +64,7 @@ class Process:
     def part(self, loader: int | None, *, since_ns: int) -> Process:
         """Return what belongs to one loader, or to all, from then on."""
         steps = self.steps[self.steps["start_ns"] >= since_ns]
+        left_out = self.steps[self.steps["start_ns"] < since_ns]
         seen = set(np.unique(steps["loader"]).tolist()) if loader is None else {loader}
         return replace(
             self,
@@ -67,6 +73,8 @@ class Process:
             profiles=tuple(one for one in self.profiles if loader in (None, one.loader) and one.asked_ns >= since_ns),
             events=tuple(one for one in self.events if loader in (None, one[0]) and one[1].start_ns >= since_ns),
             started_ns=since_ns,
+            exchanges=tuple(one for one in self.exchanges if one.read_ns >= since_ns),
+            num_before=self.num_before + int((~left_out["is_evaluation"]).sum()),
         )
 
 

@@ -57,7 +57,8 @@ _LOADER = {
     "num_steps": "Steps",
 }
 _LOADER_NAMES = (*_LOADER.values(), "Use")
-_RANK_NAMES = ("Rank", "Verdict", "Waiting for data", "Step", "Steps", "Process")
+_RANK_PARTS = {"others_s": "For other ranks", "forward_s": "Forward", "backward_s": "Backward", "loop_s": "Rest"}
+_RANK_NAMES = ("Rank", "Verdict", "Waiting for data", *_RANK_PARTS.values(), "Step", "Steps", "Process")
 
 
 def page(diagnosis: Readable) -> str:
@@ -91,6 +92,7 @@ def _context(read: Document) -> dict[str, Any]:
         "run_lines": _run_lines(read),
         "chart": drawings.step_chart(read.steps.rows, on_device=read.verdict.is_device) if read.steps else None,
         "ranks": _rank_rows(read.ranks),
+        "further_lines": [*words.rank_lines(read)[:-1], *words.model_lines(read)],
         "loaders": _loader_rows(read.loaders),
         "figures": _figure_rows(read.verdict),
         "run_facts": _run_facts(read),
@@ -177,6 +179,7 @@ def _rank_rows(ranks: Sequence[RankResult]) -> list[list[str]]:
             _in_words(row.rank),
             row.verdict.kind.value,
             words.percent_range(row.verdict.starvation),
+            *(words.seconds(None if row.parts is None else getattr(row.parts, name)) for name in _RANK_PARTS),
             words.seconds(row.verdict.figures.step_s),
             _in_words(row.num_steps),
             _in_words(row.pid),

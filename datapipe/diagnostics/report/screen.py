@@ -59,16 +59,15 @@ def _verdict(read: Document, style: _Style) -> list[str]:
     first, *rest = _wrap(words.headline(read), num=2)
     lines = [style.paint(line, _COLOURS.get(read.verdict.severity, "1")) for line in (first, *rest)]
     lines += _wrap(words.detail(read), num=3, indent=2)
+    for line in words.rank_lines(read):
+        lines += _wrap(line, num=1 if line.startswith("Waiting") else 2, indent=2)
+    for line in words.model_lines(read):
+        lines += _wrap(line, num=3, indent=2)
     if (levels := words.levels_line(read.regimes)) is not None:
         lines += _wrap(levels, num=2, indent=2)
     if read.run is not None:
         for line in filter(None, [words.run_line(read.run), *words.loader_lines(read)[:2]]):
             lines += _wrap(line, num=2, indent=2)
-    if len(read.ranks) > 1:
-        shares = [
-            f"{row.rank}: {words.percent(share.value if (share := row.verdict.starvation) else None)}" for row in read.ranks
-        ]
-        lines += _wrap("Waiting by rank  " + ", ".join(shares), num=1, indent=2)
     if read.verdict.kind is VerdictKind.SYNC_EXPOSED and read.syncs:
         calls = ", ".join(f"{name} {words.times(one.num)}" for name, one in read.longest_syncs)
         lines += _wrap(f"The loop waits for the GPU in {calls}", num=1, indent=2)
@@ -84,7 +83,7 @@ def _at_fault(read: Document, style: _Style) -> list[str]:
     lines = ["", style.paint(_cut(label + words.fault_line(attribution)), "1")]
     shown = [stage for stage in attribution.stages if stage.share is not None]
     has_needs = read.remedies is not None and read.remedies.best == NO_REMEDY and read.remedies.needs
-    num = _FEW_STAGES if has_needs else _MAX_STAGES  # the needs name stages again
+    num = _FEW_STAGES if has_needs or read.straggler else _MAX_STAGES  # the needs, and a late rank's line, name stages again
     for stage in shown[:num]:
         share = stage.share or 0.0
         name = _cut(words.stage_name(stage), _LABEL)

@@ -10,9 +10,10 @@ import unicodedata
 from collections.abc import Sequence
 from datetime import datetime
 
-from datapipe.diagnostics.document import AppliedRemedy, Document, Outlook, RunTime, Saving
+from datapipe.diagnostics.document import AppliedRemedy, Document, Outlook, RankResult, RunTime, Saving
 from datapipe.diagnostics.judge.bootstrap import Interval
 from datapipe.diagnostics.judge.fault import MEANINGS, Fault, StageOfWait
+from datapipe.diagnostics.judge.ranks import straggler_line
 from datapipe.diagnostics.judge.steady import Regime
 from datapipe.diagnostics.judge.verdict import Verdict, VerdictKind
 from datapipe.diagnostics.measure.lock_use import LockHolder
@@ -30,6 +31,8 @@ _NOTABLE = 0.1  # of the run: a larger share is reported
 _STEADY = ("waiting for data", "training steps")
 _PARTS = {"first batches": "the first batches of passes, such as starting workers", "between passes": "what lies between passes"}
 _NEARLY_FREE = 20.0  # times as fast, beyond which a stage counts as free
+_BOUND = 0.4  # of a step: what takes less at its best does not bound it
+_FLOPS = ((1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"), (1, "FLOP"))
 _SMALL = 0.02  # of a step: a smaller change gets no figure
 INTERVALS = (
     "Ranges in brackets come from resampling the steps of this run. Those of predictions also contain how much runs usually "
@@ -102,7 +105,8 @@ def headline(diagnosis: Document) -> str:
     spent = f"{share.value:.1%} of the time" if share is not None else "for a time that was not measured"
     notes = [] if verdict.is_device else ["host clock"]
     if len(diagnosis.ranks) > 1:
-        notes.append(f"rank {diagnosis.verdict.rank}, the slowest of {len(diagnosis.ranks)}")
+        why = "which waits most" if diagnosis.straggler is None else "the slowest"
+        notes.append(f"rank {diagnosis.verdict.rank}, {why} of {len(diagnosis.ranks)}")
     note = f" ({', '.join(notes)})" if notes else ""
     match verdict.kind:
         case VerdictKind.DATA_BOUND:
@@ -117,6 +121,55 @@ def headline(diagnosis: Document) -> str:
             return f"There were too few steady steps to tell whether {who} waits for data{note}."
         case VerdictKind.NOT_MEASURED:
             return f"It was not measured whether {who} waits for data{note}."
+
+
+def rank_lines(diagnosis: Document) -> list[str]:
+    """Return whom the ranks wait for and why, if for any; then what each waits for. None for a single rank."""
+    ranks, straggler = diagnosis.ranks, diagnosis.straggler
+    if len(ranks) < 2:
+        return []
+    lines = []
+    if straggler is not None:
+        lines.append(_capital(plain(straggler_line(straggler, len(ranks)))) + ".")
+    elif diagnosis.in_turn_s is not None:
+        lost = f"{seconds(diagnosis.in_turn_s)} of each step are lost to that"
+        lines.append(f"The ranks wait for data one after the other: {lost}; batches prefetched further ahead even it out.")
+    has_others = any(of_others(row) is not None for row in ranks)
+    title = "Waiting by rank, for data + for others  " if has_others else "Waiting by rank  "
+    shares = [
+        " + ".join([percent(share.value if (share := row.verdict.starvation) else None), *filter(None, [of_others(row)])])
+        for row in ranks
+    ]
+    return [*lines, title + ", ".join(f"{row.rank}: {share}" for row, share in zip(ranks, shares, strict=True))]
+
+
+def of_others(row: RankResult) -> str | None:
+    """Return the share of its steps that a rank waits for the others; None if it was not measured."""
+    return None if row.parts is None or row.parts.others_s is None else percent(row.parts.others_s / row.parts.step_s)
+
+
+def model_lines(diagnosis: Document) -> list[str]:
+    """Return what a step costs the device, and what bounds it; none if its operations were not counted."""
+    cost, figures = diagnosis.model, diagnosis.verdict.figures
+    if cost is None or not figures.step_s:
+        return []
+    used, peak = cost.flops / (cost.peak_flops_per_s * figures.step_s), _flops(cost.peak_flops_per_s)
+    device, dtype = plain(cost.device), plain(cost.dtype)
+    shares = {what: seconds / figures.step_s for what, seconds in cost.limits_s.items()}
+    shares |= {} if figures.data_s is None else {"waiting for data": figures.data_s / figures.step_s}
+    most = max(shares, key=lambda what: shares[what])
+    bound = f"bound by {most}" if shares[most] >= _BOUND else "bound by none of these, but by Python or other waiting"
+    parts = ", ".join(f"{what} {share:.0%}" for what, share in shares.items())
+    left_out = f" {', '.join(map(plain, cost.uncounted))} not counted." if cost.uncounted else ""
+    return [
+        f"A step has {_flops(cost.flops)}: {used:.1%} of what large {dtype} products reach on {device} ({peak}/s), and "
+        f"{cost.intensity:.3g} per byte. At the device's best, of a step: {parts}. It is {bound}.{left_out}"
+    ]
+
+
+def _flops(number: float) -> str:
+    value, unit = next((number / scale, unit) for scale, unit in _FLOPS if number >= scale or scale == 1)
+    return f"{value:.3g} {unit}"
 
 
 def detail(diagnosis: Document) -> str:
