@@ -10,7 +10,7 @@ and the fixed cost of each call. No more than that can be under the lock, and th
 `calls_us` is that fixed cost for the two largest calls, decode and resize, measured alone. Tiny images leave Python's own
 memory in the core's caches, as real ones do not.
 
-*Held*: the share of samples in which the lock was found held (`benchmarks.lock_sampling`), times the time per image; on the
+*Held*: the share of looks at which the lock was held (`diagnostics.ceilings.lock_watch`), times the time per image; on the
 same tiny images, and on images of 500 x 375 pixels cut to 224 x 224, after whose decoding Python's memory is cold.
 """
 
@@ -29,7 +29,7 @@ from typing import Any
 
 from benchmarks import harness
 from benchmarks.environment import ROOT
-from benchmarks.lock_sampling import offer, report_span, watch
+from datapipe.diagnostics.ceilings.lock_watch import offer, report_span, watch
 
 BACKENDS = ("images_cpu", "dali")
 _NUM_EPOCHS = 5  # measured in each process, after one that is not
@@ -138,7 +138,7 @@ def measure(shards: Path, crop: int, backend: str) -> list[dict[str, float]]:
 
     import datapipe as dp
     from datapipe import transforms as T
-    from datapipe.kinds.images.bench import StageTotals
+    from datapipe.core.observe import StageTotals
 
     recipe = [T.RandomResizedCrop(crop), T.RandomHorizontalFlip(), T.ToDtype(torch.float32, scale=True)]
     recipe.append(T.Normalize(T.IMAGENET_MEAN, T.IMAGENET_STD))

@@ -30,9 +30,9 @@ from typing import Any
 
 from benchmarks import harness
 from benchmarks.environment import ROOT
-from benchmarks.lock_sampling import offer, report_span, watch
 from benchmarks.ratios import ratio_of, rotated
 from benchmarks.server_time import SERVER, Span
+from datapipe.diagnostics.ceilings.lock_watch import offer, report_span, watch
 
 PEERS = ("litdata", "mds")
 _BUCKET, _SET, _MANY = "bench", "photos", "many"

@@ -25,9 +25,9 @@ from typing import Any
 
 from benchmarks import harness
 from benchmarks.environment import ROOT
-from benchmarks.lock_sampling import offer, report_span, watch
 from benchmarks.ratios import ratio_of, rotated
 from benchmarks.table_contenders import CONTENDERS, DENSE, GROUP_ROWS, IDS, write_table
+from datapipe.diagnostics.ceilings.lock_watch import offer, report_span, watch
 
 # (contender, against, the least that speed over speed may be)
 BARS = (

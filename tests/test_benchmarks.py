@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -13,9 +11,7 @@ import pytest
 from benchmarks import bars, gil
 from benchmarks.contenders import CONTENDERS
 from benchmarks.data import ImageSet, Workshop, describe, prepare
-from benchmarks.environment import ROOT
 from benchmarks.harness import RESULTS, save, summarise
-from benchmarks.lock_sampling import watch
 from benchmarks.marked import replace_marked
 from benchmarks.rate_picture import draw
 from benchmarks.ratios import ratio_of, rotated
@@ -129,28 +125,3 @@ def test_time_under_the_lock_is_bounded_by_all_of_it(tmp_path: Path, backend: st
         assert 0 < epoch["cpu_us"] < 1.1 * epoch["wall_us"]
         assert sum(epoch[name] for name in ("plan_us", "read_us", "decode_us", "augment_us")) < epoch["wall_us"]
         assert epoch["calls_us"] > 0
-
-
-def test_a_lock_that_is_held_is_seen_from_outside() -> None:
-    """For a tenth of a second each: held, let go, and held again by a call that releases it."""
-    code = """
-import time
-from benchmarks.lock_sampling import offer, report_span
-def spin(until):
-    while time.perf_counter() < until:
-        pass
-offer()
-for wait in (spin, lambda until: time.sleep(until - time.perf_counter())):
-    start = time.perf_counter()
-    wait(start + 0.1)
-    report_span(start, time.perf_counter(), is_held=float(wait is spin))
-"""
-    spans = watch([sys.executable, "-c", code], dict(os.environ), cwd=ROOT)
-    assert [span["is_held"] for span in spans] == [1, 0]
-    assert spans[0]["held"] > 0.9
-    assert spans[1]["held"] < 0.1
-
-
-def test_a_watched_process_that_fails_is_said_so() -> None:
-    with pytest.raises(SystemExit, match="ended before it began"):
-        watch([sys.executable, "-c", "1"], dict(os.environ), cwd=ROOT)

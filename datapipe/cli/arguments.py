@@ -130,6 +130,18 @@ def add_bench(subparsers: Commands) -> None:
     parser.add_argument("--size", metavar="PIXELS", type=int, default=224, help="side of the crop (default: 224)")
     parser.add_argument("--images", metavar="N", type=int, default=2000, help="images per round (default: 2000)")
     parser.add_argument("--rounds", metavar="N", type=int, default=3, help="rounds counted (default: 3)")
+    parser.add_argument(
+        "--ceilings",
+        action="store_true",
+        help="measure instead how many samples per second each part of the machine could bring: cores, storage, Python's lock, "
+        "memory, the copy to the device; the lowest is what limits the loader",
+    )
+    parser.add_argument(
+        "--demand",
+        metavar="N",
+        type=float,
+        help="samples/s that the model takes, to compare with the ceilings",
+    )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     add_form_options(parser, "what the data is")
     parser.set_defaults(run="datapipe.cli.bench:run")

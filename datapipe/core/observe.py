@@ -7,6 +7,8 @@ and cheap. `null_observer` is the default and costs one call.
 from __future__ import annotations
 
 import enum
+import threading
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -42,6 +44,23 @@ class Observer(Protocol):
     """A receiver of events; called from several threads at once."""
 
     def __call__(self, event: StageEvent, /) -> None: ...
+
+
+class StageTotals:
+    """An observer that adds up what each stage took, and the bytes that were read. Thread-safe."""
+
+    def __init__(self) -> None:
+        self.duration_ns: dict[str, int] = defaultdict(int)  # by the stage's name
+        self.num_samples: dict[str, int] = defaultdict(int)
+        self.read_nbytes = 0
+        self._lock = threading.Lock()
+
+    def __call__(self, event: StageEvent, /) -> None:
+        with self._lock:
+            self.duration_ns[event.stage.value] += event.duration_ns
+            self.num_samples[event.stage.value] += event.num_samples
+            if event.stage is Stage.READ:
+                self.read_nbytes += event.nbytes
 
 
 def null_observer(event: StageEvent, /) -> None:

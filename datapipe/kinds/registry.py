@@ -3,8 +3,8 @@
 A kind is a folder beside this module. It has `inspection` (`claim(path)`: the index of what lies at a path or URL, None if it is
 not of this kind; `claim(path, form)` too, if it has forms of its own; `describe(index, args)`: facts, JSON-safe;
 `as_text(path, facts)`), `data` (`of(source, index)`: the data object of what was claimed, or of an object that is no path, with
-None for the index; None if that is not of this kind) and `bench` (`measure(index, args)`: rates, JSON-safe; `as_text(result)`).
-Inspections work without torch.
+None for the index; None if that is not of this kind) and `bench` (`measure(index, args)`: rates, JSON-safe; `as_text(result)`;
+`loader(index, args)`: the loader whose ceilings are measured). Inspections work without torch.
 """
 
 from __future__ import annotations

@@ -250,6 +250,8 @@ def test_a_kind_is_known_by_its_line_in_the_registry(
     assert f"{NUM_SAMPLES} numbers in 5 files" in capsys.readouterr().out
     assert main(["bench", str(path), "--rounds", "1"]) == 0
     assert "numbers/s" in capsys.readouterr().out
+    assert main(["bench", str(path), "--ceilings", "--images", "10"]) == 0
+    assert "The lowest ceiling is " in capsys.readouterr().out
     assert isinstance(dp.DataLoader(path).dataset, Numbers)
     assert registry.recognise(str(make_table(tmp_path / "table", NUM_SAMPLES)))[0] == "tables"
     assert registry.recognise(str(make_images(tmp_path / "folder", NUM_SAMPLES)))[0] == "images"

@@ -19,26 +19,32 @@ from datapipe.kinds.loader import DataLoader
 
 _SECONDS = 5
 _BATCH_SIZE = 64
+_CROPS: dict[str, Any] = {"seconds": _SECONDS}
+
+
+def loader(found: Utterances, args: argparse.Namespace, **samples: Any) -> DataLoader:
+    """Return a loader of shuffled crops, or of other `samples` as `Audio` takes them."""
+    return DataLoader(
+        Audio(args.path, rate=_rate(found), skip_bad=True, **(samples or _CROPS)),
+        _BATCH_SIZE,
+        True,
+        seed=0,
+        num_workers=args.num_workers,
+        device=args.device,
+    )
+
+
+def _rate(found: Utterances) -> int:
+    return int(found.rates[found.num_frames > 0].min(initial=48_000))
 
 
 def measure(found: Utterances, args: argparse.Namespace) -> dict[str, Any]:
     """Return utterances and seconds of sound per second of shuffled batches, by round."""
     if args.against is not None:
         raise OptionError("--against is for images; crops and whole utterances are measured beside each other")
-    rates = found.rates[found.num_frames > 0]
-    rate = int(rates.min(initial=48_000))
-    samples: dict[str, dict[str, Any]] = {f"crops of {_SECONDS} s": {"seconds": _SECONDS}, "whole utterances": {"whole": True}}
-    loaders = {
-        name: DataLoader(
-            Audio(args.path, rate=rate, skip_bad=True, **what),
-            _BATCH_SIZE,
-            True,
-            seed=0,
-            num_workers=args.num_workers,
-            device=args.device,
-        )
-        for name, what in samples.items()
-    }
+    samples: dict[str, dict[str, Any]] = {f"crops of {_SECONDS} s": _CROPS, "whole utterances": {"whole": True}}
+    loaders = {name: loader(found, args, **what) for name, what in samples.items()}
+    rate, rates = _rate(found), found.rates[found.num_frames > 0]
     of_sound: dict[str, list[float]] = {name: [] for name in loaders}
 
     def measured(name: str) -> float:

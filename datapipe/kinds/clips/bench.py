@@ -20,6 +20,21 @@ from datapipe.kinds.loader import DataLoader
 _FRAMES, _STRIDE, _STEP = 8, 4, 4
 _BATCH_SIZE = 16
 _PER_VISIT = (1, 4, 16)
+_CLIPS = {"frames": _FRAMES, "stride": _STRIDE, "step": _STEP, "skip_bad": True}
+
+
+def loader(parts: VideoParts, args: argparse.Namespace, per_visit: int = _PER_VISIT[1]) -> DataLoader:
+    """Return a loader of shuffled clips, `per_visit` of each stretch of a video."""
+    clips: dict[str, Any] = {} if is_lerobot(args.path) else _CLIPS
+    return DataLoader(
+        Clips(args.path, per_visit=per_visit, **clips),
+        _BATCH_SIZE,
+        True,
+        seed=0,
+        num_workers=args.num_workers,
+        device=args.device,
+        transform=[transforms.RandomResizedCrop(args.size)],
+    )
 
 
 def measure(parts: VideoParts, args: argparse.Namespace) -> dict[str, Any]:
@@ -27,19 +42,7 @@ def measure(parts: VideoParts, args: argparse.Namespace) -> dict[str, Any]:
     if args.against is not None:
         raise OptionError("--against is for images; numbers of clips of a visit are measured beside each other")
     is_of_episodes = is_lerobot(args.path)
-    clips: dict[str, Any] = {} if is_of_episodes else {"frames": _FRAMES, "stride": _STRIDE, "step": _STEP, "skip_bad": True}
-    loaders = {
-        f"per_visit={each}": DataLoader(
-            Clips(args.path, per_visit=each, **clips),
-            _BATCH_SIZE,
-            True,
-            seed=0,
-            num_workers=args.num_workers,
-            device=args.device,
-            transform=[transforms.RandomResizedCrop(args.size)],
-        )
-        for each in _PER_VISIT
-    }
+    loaders = {f"per_visit={each}": loader(parts, args, each) for each in _PER_VISIT}
 
     def rate(loader: DataLoader) -> float:
         started = time.perf_counter()

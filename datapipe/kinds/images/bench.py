@@ -8,8 +8,6 @@ import io
 import math
 import random
 import statistics
-import threading
-from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
@@ -18,7 +16,7 @@ import torch
 import torch.utils.data
 from PIL import Image
 
-from datapipe.core.observe import StageEvent
+from datapipe.core.observe import StageTotals
 from datapipe.core.printable import counted
 from datapipe.fetch.files import Files, open_files
 from datapipe.index.sample_index import SampleIndex
@@ -37,39 +35,27 @@ from datapipe.transforms import (
 )
 
 
-class StageTotals:
-    """An observer that adds up the time of every stage. Thread-safe."""
-
-    def __init__(self) -> None:
-        self.duration_ns: dict[str, int] = defaultdict(int)
-        self.num_images = 0
-        self._lock = threading.Lock()
-
-    def __call__(self, event: StageEvent, /) -> None:
-        with self._lock:
-            self.duration_ns[event.stage.value] += event.duration_ns
-            if event.stage.value == "read":
-                self.num_images += event.num_samples
+def loader(index: SampleIndex, args: argparse.Namespace) -> DataLoader:
+    """Return datapipe's loader, as the options say."""
+    crop = [RandomResizedCrop(args.size), RandomHorizontalFlip()]
+    held = [spec.name for spec in index.manifest.fields]
+    return DataLoader(
+        Images(index, fields=[name for name in ("image", "label") if name == "image" or name in held]),
+        batch_size=min(args.batch_size, len(index)),
+        shuffle=True,
+        seed=0,
+        drop_last=True,
+        num_workers=default_num_workers() if args.num_workers is None else args.num_workers,
+        transform=[*crop, ToDtype(torch.float32, scale=True), Normalize(IMAGENET_MEAN, IMAGENET_STD)],
+        device=args.device,
+        backend=args.backend,
+    )
 
 
 def measure(index: SampleIndex, args: argparse.Namespace) -> dict[str, Any]:
     """Return images per second of each loader, by round, and per-image stage times of datapipe's."""
-    num_workers = default_num_workers() if args.num_workers is None else args.num_workers
-    batch_size = min(args.batch_size, len(index))
-    crop = [RandomResizedCrop(args.size), RandomHorizontalFlip()]
-    recipe = [*crop, ToDtype(torch.float32, scale=True), Normalize(IMAGENET_MEAN, IMAGENET_STD)]
-    held = [spec.name for spec in index.manifest.fields]
-    ours = DataLoader(
-        Images(index, fields=[name for name in ("image", "label") if name == "image" or name in held]),
-        batch_size=batch_size,
-        shuffle=True,
-        seed=0,
-        drop_last=True,
-        num_workers=num_workers,
-        transform=recipe,
-        device=args.device,
-        backend=args.backend,
-    )
+    ours = loader(index, args)
+    num_workers, batch_size = ours.num_workers, min(args.batch_size, len(index))
     loaders: dict[str, Iterable[Any]] = {"datapipe": ours}
     if args.against == "torch":
         loaders["torch"] = torch_loader(index, size=args.size, batch_size=batch_size, num_workers=num_workers)
@@ -79,7 +65,7 @@ def measure(index: SampleIndex, args: argparse.Namespace) -> dict[str, Any]:
     ours.observe(totals)
     contenders = {name: functools.partial(rate_of, loader, args.images, device=ours.device) for name, loader in loaders.items()}
     rates = in_turns(contenders, rounds=args.rounds)
-    stages = {name: total / totals.num_images / 1e6 for name, total in totals.duration_ns.items()}
+    stages = {name: total / totals.num_samples["read"] / 1e6 for name, total in totals.duration_ns.items()}
     return {
         "samples": len(index),
         "batch_size": batch_size,

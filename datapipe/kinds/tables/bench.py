@@ -16,18 +16,10 @@ from datapipe.kinds.loader import DataLoader
 from datapipe.kinds.tables.data import Table
 
 
-def measure(index: TableIndex, args: argparse.Namespace) -> dict[str, Any]:
-    """Return rows per second of shuffled batches of all numbers, by round, beside a bare read of the same columns.
-
-    Raises OptionError for a table without columns of numbers, and for a comparison with another loader.
-    """
-    if args.against is not None:
-        raise OptionError("--against is for images; a table is measured beside a bare read of its columns")
-    names = [column.name for column in index.columns if column.kind is ColumnKind.NUMBER]
-    if not names:
-        raise OptionError("bench: the table has no column of numbers; fit a recipe first (datapipe fit) and time that by hand")
-    loader = DataLoader(
-        Table([file.path for file in index.files], columns=names, dtypes="float64"),
+def loader(index: TableIndex, args: argparse.Namespace) -> DataLoader:
+    """Return a loader of shuffled batches of all numbers. Raises OptionError for a table without columns of numbers."""
+    return DataLoader(
+        Table([file.path for file in index.files], columns=_numbers(index), dtypes="float64"),
         args.table_batch_size,
         True,
         seed=0,
@@ -35,9 +27,26 @@ def measure(index: TableIndex, args: argparse.Namespace) -> dict[str, Any]:
         device=args.device,
     )
 
+
+def _numbers(index: TableIndex) -> list[str]:
+    names = [column.name for column in index.columns if column.kind is ColumnKind.NUMBER]
+    if not names:
+        raise OptionError("bench: the table has no column of numbers; fit a recipe first (datapipe fit) and time that by hand")
+    return names
+
+
+def measure(index: TableIndex, args: argparse.Namespace) -> dict[str, Any]:
+    """Return rows per second of shuffled batches of all numbers, by round, beside a bare read of the same columns.
+
+    Raises OptionError for a table without columns of numbers, and for a comparison with another loader.
+    """
+    if args.against is not None:
+        raise OptionError("--against is for images; a table is measured beside a bare read of its columns")
+    names, ours = _numbers(index), loader(index, args)
+
     def shuffled() -> float:
         started = time.perf_counter()
-        return sum(len(batch) for batch in loader) / (time.perf_counter() - started)
+        return sum(len(batch) for batch in ours) / (time.perf_counter() - started)
 
     def bare() -> float:
         started = time.perf_counter()
@@ -51,8 +60,8 @@ def measure(index: TableIndex, args: argparse.Namespace) -> dict[str, Any]:
         "rows": len(index),
         "columns": len(names),
         "batch_size": args.table_batch_size,
-        "num_workers": loader.num_workers,
-        "device": str(loader.device),
+        "num_workers": ours.num_workers,
+        "device": str(ours.device),
         "rows_per_s": {name: round(statistics.median(values)) for name, values in rates.items()},
         "rounds": {name: [round(value) for value in values] for name, values in rates.items()},
     }

@@ -6,7 +6,7 @@ import argparse
 import functools
 import statistics
 import time
-from typing import Any
+from typing import Any, Literal
 
 from datapipe.core.printable import counted
 from datapipe.errors import OptionError
@@ -17,23 +17,26 @@ from datapipe.kinds.tokens.data import Tokens
 
 _LENGTH = 4096
 _BATCH_SIZE = 8
+_PACKINGS: tuple[Literal["best-fit", "concat"], ...] = ("best-fit", "concat")
+
+
+def loader(index: TokenIndex, args: argparse.Namespace, packing: Literal["best-fit", "concat"] = "best-fit") -> DataLoader:
+    """Return a loader of shuffled rows of a corpus."""
+    return DataLoader(
+        Tokens(args.path, _LENGTH, packing=packing),
+        _BATCH_SIZE,
+        True,
+        seed=0,
+        num_workers=args.num_workers,
+        device=args.device,
+    )
 
 
 def measure(index: TokenIndex, args: argparse.Namespace) -> dict[str, Any]:
     """Return tokens per second of shuffled rows, by packing and round."""
     if args.against is not None:
         raise OptionError("--against is for images; packings of tokens are measured beside each other")
-    loaders = {
-        packing: DataLoader(
-            Tokens(args.path, _LENGTH, packing=packing),
-            _BATCH_SIZE,
-            True,
-            seed=0,
-            num_workers=args.num_workers,
-            device=args.device,
-        )
-        for packing in ("best-fit", "concat")
-    }
+    loaders = {packing: loader(index, args, packing) for packing in _PACKINGS}
 
     def rate(loader: DataLoader) -> float:
         started = time.perf_counter()

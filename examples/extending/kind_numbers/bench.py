@@ -11,10 +11,15 @@ from kind_numbers.data import Numbers
 from kind_numbers.inspection import NumbersIndex
 
 
+def loader(index: NumbersIndex, args: argparse.Namespace) -> DataLoader:
+    """Return a loader of shuffled batches."""
+    return DataLoader(Numbers(args.path), args.batch_size, True)
+
+
 def measure(index: NumbersIndex, args: argparse.Namespace) -> dict[str, Any]:
     """Return numbers per second, by round."""
-    loader = DataLoader(Numbers(args.path), args.batch_size, True)
-    return in_turns({"numbers": lambda: rate_of([[batch] for batch in loader], 1, device=loader.device)}, rounds=args.rounds)
+    ours = loader(index, args)
+    return in_turns({"numbers": lambda: rate_of([[batch] for batch in ours], 1, device=ours.device)}, rounds=args.rounds)
 
 
 def as_text(result: dict[str, Any]) -> str:

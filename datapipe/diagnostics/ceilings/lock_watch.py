@@ -21,6 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from datapipe.errors import LifecycleError
+
 _RUNTIME_NBYTES = 1 << 17  # of `_PyRuntime`, searched for the flag; Python 3.13 has it behind the first 64 KiB
 _ROUNDS = 3  # of holding the lock and letting go of it
 _LOOKS = 15  # at memory, each time
@@ -29,7 +31,7 @@ _MAX_PAUSE_S = 20e-6  # between two samples
 
 
 def offer() -> None:
-    """In the child, first of all: say where the runtime lies, and hold the lock when the parent says so, until it is satisfied.
+    """Say, in the child and first of all, where the runtime lies; hold the lock when the parent says so, until it is satisfied.
 
     The child lets go of the lock while it waits for a line. It holds it until the parent clears the cell.
     """
@@ -43,14 +45,14 @@ def offer() -> None:
 
 
 def report_span(start_s: float, end_s: float, **known: float) -> None:
-    """In the child: a span of time (perf_counter) in which the lock is of interest, and what is known of it."""
+    """Report, in the child, a span of time (perf_counter) in which the lock is of interest, and what is known of it."""
     _say(start_s=start_s, end_s=end_s, **known)
 
 
 def watch(command: list[str], env: dict[str, str], *, cwd: Path) -> list[dict[str, Any]]:
-    """Run a child that calls `offer` and then `report_span`; the spans, each with the share of samples `held`.
+    """Run a child that calls `offer` and then `report_span`. Returns the spans, each with the share of samples `held`.
 
-    Raises SystemExit where the child fails, its memory cannot be read, or the flag is not found.
+    Raises LifecycleError where the child fails, its memory cannot be read, or the flag is not found.
     """
     with subprocess.Popen(command, env=env, cwd=cwd, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdin is not None
@@ -68,7 +70,7 @@ def watch(command: list[str], env: dict[str, str], *, cwd: Path) -> list[dict[st
             os.close(memory)
         spans = [json.loads(line) for line in child.stdout]
     if child.returncode:
-        raise SystemExit(f"{' '.join(command)} failed with exit code {child.returncode}")
+        raise LifecycleError(f"{' '.join(command)} failed with exit code {child.returncode}")
     for span in spans:
         span["held"] = float(held[(times > span["start_s"]) & (times < span["end_s"])].mean())
     return spans
@@ -82,7 +84,7 @@ def _hear(child: subprocess.Popen[str]) -> dict[str, Any]:
     assert child.stdout is not None
     line = child.stdout.readline()
     if not line:
-        raise SystemExit("the watched process ended before it began")
+        raise LifecycleError("the watched process ended before it began")
     heard: dict[str, Any] = json.loads(line)
     return heard
 
@@ -92,11 +94,13 @@ def _open_memory(child: subprocess.Popen[str]) -> int:
         return os.open(f"/proc/{child.pid}/mem", os.O_RDWR)
     except OSError as exc:
         child.kill()
-        raise SystemExit(f"the memory of a child process cannot be read here ({exc.strerror}); allow ptrace of children") from exc
+        raise LifecycleError(
+            f"the memory of a child process cannot be read here ({exc.strerror}); allow ptrace of children"
+        ) from exc
 
 
 def _find_flag(child: subprocess.Popen[str], memory: int) -> int:
-    """The address of the number that is 1 while the child holds the lock, and 0 while it waits for a line."""
+    """Return the address of the number that is 1 while the child holds the lock, and 0 while it waits for a line."""
     assert child.stdin is not None
     heard = _hear(child)
     follows = np.ones(_RUNTIME_NBYTES // 4, np.bool_)
@@ -110,7 +114,7 @@ def _find_flag(child: subprocess.Popen[str], memory: int) -> int:
         os.pwrite(memory, bytes(4), heard["cell"])
     places = np.flatnonzero(follows)
     if len(places) != 1:
-        raise SystemExit(f"the global lock's flag was not found: {len(places)} places behave as it would")
+        raise LifecycleError(f"the global lock's flag was not found: {len(places)} places behave as it would")
     return int(heard["runtime"]) + 4 * int(places[0])
 
 
@@ -125,12 +129,12 @@ def _wait(condition: Callable[[], bool]) -> None:
     until = time.monotonic() + _LIMIT_S
     while not condition():
         if time.monotonic() > until:
-            raise SystemExit(f"the watched process did not do as it was told within {_LIMIT_S} s")
+            raise LifecycleError(f"the watched process did not do as it was told within {_LIMIT_S} s")
         time.sleep(0.0005)
 
 
 def _sample(child: subprocess.Popen[str], memory: int, flag: int) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """When it was looked, and whether the lock was held, until the child ends. Its few lines wait in the pipe."""
+    """Return when it was looked, and whether the lock was held, until the child ends. Its few lines wait in the pipe."""
     times: list[float] = []
     held: list[bool] = []
     while child.poll() is None:
