@@ -33,6 +33,19 @@ _OF_RANKS: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
     ("and its part and stage", lambda found: _of(found, "num_stage_right", "num_late")),
     ("a rank blamed though none is late", lambda found: _of(found, "num_false", "num_even")),
 )
+_OF_PEERS: tuple[tuple[str, Callable[[dict[str, Any], str], str]], ...] = (
+    (
+        "says rightly whether data starves the loop",
+        lambda found, tool: _of_peer(found, tool, "num_verdicts_right", "num_scripts"),
+    ),
+    ("names the stage at fault", lambda found, tool: _of_peer(found, tool, "num_stages_right", "num_scripts")),
+    ("error of the share of waiting, median", lambda found, tool: _percent(found["totals"][tool]["median_error_of_waiting"])),
+    ("worst", lambda found, tool: _percent(found["totals"][tool]["worst_error_of_waiting"])),
+    ("late rank of three right, or that none is", lambda found, tool: _of_peer(found, tool, "num_late_ranks_right", "num_ranks")),
+    ("and its part", lambda found, tool: _of_peer(found, tool, "num_parts_right", "num_ranks")),
+    ("CPU time of the process, more per step, in the first 400 of 20 ms", lambda found, tool: _cost_of_peer(found, tool)),
+    ("lines to add to a loop of one's own", lambda found, tool: "0" if tool == "datapipe" else "2"),
+)
 
 
 def as_markdown(found: dict[str, Any]) -> str:
@@ -44,6 +57,9 @@ def as_markdown(found: dict[str, Any]) -> str:
     lines += [f"| {title} | {cell(found['diagnostics-scripts'])} |" for title, cell in _OF_SCRIPTS]
     lines += ["", f"| | 1 to 4 ranks, one late by {found['diagnostics-ranks']['fault_ms']:.0f} ms a step |", "|---|--:|"]
     lines += [f"| {title} | {cell(found['diagnostics-ranks'])} |" for title, cell in _OF_RANKS]
+    peers = found["diagnostics-peers"]
+    lines += ["", f"| on the same scripts | `datapipe diagnose` | TraceML {peers['traceml']} |", "|---|--:|--:|"]
+    lines += [f"| {title} | {cell(peers, 'datapipe')} | {cell(peers, 'traceml')} |" for title, cell in _OF_PEERS]
     return "\n".join(lines)
 
 
@@ -54,3 +70,15 @@ def _of(found: dict[str, Any], part: str, whole: str, *, unsettled: bool = False
 
 def _percent(share: float) -> str:
     return f"{share * 100:.2g} %" if share < 0.995 else "100 %"
+
+
+def _of_peer(found: dict[str, Any], tool: str, part: str, whole: str) -> str:
+    num = found["totals"][tool].get(part)
+    return "not looked for" if num is None else f"{num} of {found['totals'][whole]}"
+
+
+def _cost_of_peer(found: dict[str, Any], tool: str) -> str:
+    cost = found["cost"]
+    if tool == "traceml":
+        return f"{cost['traceml']['more_cpu_us']:.0f} us"
+    return f"{cost['datapipe diagnose']['more_cpu_us']:.0f} us (a `Monitor`: {cost['datapipe.Monitor']['more_cpu_us']:.0f} us)"
