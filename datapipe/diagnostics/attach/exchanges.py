@@ -14,6 +14,7 @@ from datapipe.diagnostics.attach.ours import complain
 from datapipe.diagnostics.measure.exchanges import Exchange
 
 _KEPT = 4096  # iterations
+_TORCHS_OWN = 100  # torch times one iteration of so many
 _MOST_SEARCHES = 4
 
 
@@ -30,7 +31,7 @@ class ExchangeReader:
         self._latest: dict[int, int] = {}  # iteration read last, by module
         self._found: deque[Exchange] = deque(maxlen=_KEPT)
         self._num_searches = 0
-        self._search_at = 0  # training steps
+        self._search_at = self._read_at = 0  # training steps
         self._has_failed = False
 
     def __call__(self, num_steps: int) -> None:
@@ -42,8 +43,10 @@ class ExchangeReader:
                 self._num_searches += 1
                 self._search_at = 4 * num_steps
                 modules = self._search()
-            for number, module in modules:
-                self._read(number, module)
+            if num_steps >= self._read_at:
+                self._read_at = num_steps + (self._every or _TORCHS_OWN) // 2
+                for number, module in modules:
+                    self._read(number, module)
         except Exception as exc:
             self._has_failed = True
             complain("how long ranks wait for each other is not measured", exc)

@@ -6,6 +6,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from datapipe.diagnostics.attach.ours import complain
@@ -36,7 +37,7 @@ class StepCounter:
 
     def __init__(self) -> None:
         self._mode: Any = None
-        self._uncompiled: Any = None
+        self._window = ExitStack()  # while steps are counted
         self._is_over = False
         self._has_failed = False
 
@@ -89,18 +90,15 @@ class StepCounter:
         if "torch._dynamo" in sys.modules:  # with a mode, compiled code runs uncompiled or, with fullgraph=True, not at all
             import torch
 
-            self._uncompiled = torch.compiler.set_stance("force_eager")
-            self._uncompiled.__enter__()
-        mode.__enter__()
-        self._mode = mode
+            self._window.enter_context(torch.compiler.set_stance("force_eager"))
+        self._mode = self._window.enter_context(mode)
 
     def _end(self) -> None:
         self._is_over = True
-        self._mode.__exit__(None, None, None)
-        if self._uncompiled is not None:
-            self._uncompiled.__exit__(None, None, None)
+        self._window.close()
 
     def _fail(self, exc: Exception) -> None:
+        self._window.close()
         self._is_over = self._has_failed = True
         complain("what a step costs the device is not known", exc)
 

@@ -7,7 +7,8 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -96,23 +97,14 @@ def _forget(files: set[Path]) -> None:
 
 def _rate(work: Callable[[int], int], num_threads: int, seconds: float) -> float:
     """Return the sum per second of what threads return, each of which calls `work` with its number again and again."""
-    done: Sequence[list[int]] = [[] for _ in range(num_threads)]
-    failures: list[BaseException] = []
-    until_s = time.perf_counter() + seconds
-
-    def run(number: int) -> None:
-        try:
-            while time.perf_counter() < until_s:
-                done[number].append(work(number))
-        except BaseException as exc:
-            failures.append(exc)
-
     started_s = time.perf_counter()
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(num_threads)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[0]
-    return sum(map(sum, done)) / (time.perf_counter() - started_s)
+
+    def run(number: int) -> int:
+        done = 0
+        while time.perf_counter() < started_s + seconds:
+            done += work(number)
+        return done
+
+    with ThreadPoolExecutor(num_threads) as threads:
+        done = sum(threads.map(run, range(num_threads)))
+    return done / (time.perf_counter() - started_s)

@@ -63,8 +63,8 @@ class Process:
 
     def part(self, loader: int | None, *, since_ns: int) -> Process:
         """Return what belongs to one loader, or to all, from then on."""
-        steps = self.steps[self.steps["start_ns"] >= since_ns]
-        left_out = self.steps[self.steps["start_ns"] < since_ns]
+        is_kept = self.steps["start_ns"] >= since_ns
+        steps = self.steps[is_kept]
         seen = set(np.unique(steps["loader"]).tolist()) if loader is None else {loader}
         return replace(
             self,
@@ -74,7 +74,7 @@ class Process:
             events=tuple(one for one in self.events if loader in (None, one[0]) and one[1].start_ns >= since_ns),
             started_ns=since_ns,
             exchanges=tuple(one for one in self.exchanges if one.read_ns >= since_ns),
-            num_before=self.num_before + int((~left_out["is_evaluation"]).sum()),
+            num_before=self.num_before + int((~is_kept & ~self.steps["is_evaluation"]).sum()),
         )
 
 

@@ -92,7 +92,7 @@ def _context(read: Document) -> dict[str, Any]:
         "run_lines": _run_lines(read),
         "chart": drawings.step_chart(read.steps.rows, on_device=read.verdict.is_device) if read.steps else None,
         "ranks": _rank_rows(read.ranks),
-        "further_lines": [*words.rank_lines(read)[:-1], *words.model_lines(read)],
+        "further_lines": [*filter(None, [words.late_rank_line(read)]), *words.model_lines(read)],
         "loaders": _loader_rows(read.loaders),
         "figures": _figure_rows(read.verdict),
         "run_facts": _run_facts(read),

@@ -59,8 +59,8 @@ def _verdict(read: Document, style: _Style) -> list[str]:
     first, *rest = _wrap(words.headline(read), num=2)
     lines = [style.paint(line, _COLOURS.get(read.verdict.severity, "1")) for line in (first, *rest)]
     lines += _wrap(words.detail(read), num=3, indent=2)
-    for line in words.rank_lines(read):
-        lines += _wrap(line, num=1 if line.startswith("Waiting") else 2, indent=2)
+    lines += _wrap(words.late_rank_line(read) or "", num=2, indent=2)
+    lines += _wrap(words.ranks_line(read) or "", num=1, indent=2)
     for line in words.model_lines(read):
         lines += _wrap(line, num=3, indent=2)
     if (levels := words.levels_line(read.regimes)) is not None:

@@ -123,24 +123,28 @@ def headline(diagnosis: Document) -> str:
             return f"It was not measured whether {who} waits for data{note}."
 
 
-def rank_lines(diagnosis: Document) -> list[str]:
-    """Return whom the ranks wait for and why, if for any; then what each waits for. None for a single rank."""
-    ranks, straggler = diagnosis.ranks, diagnosis.straggler
-    if len(ranks) < 2:
-        return []
-    lines = []
-    if straggler is not None:
-        lines.append(_capital(plain(straggler_line(straggler, len(ranks)))) + ".")
-    elif diagnosis.in_turn_s is not None:
+def late_rank_line(diagnosis: Document) -> str | None:
+    """Return whom the ranks wait for and why; None if for nobody, or if it is not known."""
+    if diagnosis.straggler is not None:
+        return _capital(plain(straggler_line(diagnosis.straggler, len(diagnosis.ranks)))) + "."
+    if diagnosis.in_turn_s is not None:
         lost = f"{seconds(diagnosis.in_turn_s)} of each step are lost to that"
-        lines.append(f"The ranks wait for data one after the other: {lost}; batches prefetched further ahead even it out.")
+        return f"The ranks wait for data one after the other: {lost}; batches prefetched further ahead even it out."
+    return None
+
+
+def ranks_line(diagnosis: Document) -> str | None:
+    """Return what each of several ranks waits for; None for a single one."""
+    ranks = diagnosis.ranks
+    if len(ranks) < 2:
+        return None
     has_others = any(of_others(row) is not None for row in ranks)
     title = "Waiting by rank, for data + for others  " if has_others else "Waiting by rank  "
     shares = [
         " + ".join([percent(share.value if (share := row.verdict.starvation) else None), *filter(None, [of_others(row)])])
         for row in ranks
     ]
-    return [*lines, title + ", ".join(f"{row.rank}: {share}" for row, share in zip(ranks, shares, strict=True))]
+    return title + ", ".join(f"{row.rank}: {share}" for row, share in zip(ranks, shares, strict=True))
 
 
 def of_others(row: RankResult) -> str | None:
