@@ -24,13 +24,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import harness
+from benchmarks.environment import ROOT
 from datapipe.diagnostics.document import Document, read_document
 
 FAULT_S = 0.010
 NUM_STEPS = 240
 DATA = ("read", "decode", "collate")
 FAULTS = (*DATA, "forward", "backward", "loop")
-_LIMIT_S = 120  # of a run
+LIMIT_S = 300  # of a run
 _BATCH_SIZE = 8
 
 TRAINING = f"""
@@ -159,22 +160,32 @@ def runs() -> Iterator[Planted]:
 def run(planted: Planted) -> Found:
     """Diagnose one run. Raises CalledProcessError if it fails."""
     with tempfile.TemporaryDirectory() as scratch:
-        path = Path(scratch) / "train.py"
-        path.write_text(TRAINING)
-        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(planted.num_ranks)]
+        (Path(scratch) / "train.py").write_text(TRAINING)
         rank = -1 if planted.rank is None else planted.rank
-        script = [str(path), planted.fault or "none", str(rank), "statistics" if planted.has_statistics else "none"]
-        diagnose = [sys.executable, "-m", "datapipe", "diagnose", "--no-html", "--trials", "0", "--out", f"{scratch}/out", "--"]
-        subprocess.run(
-            [*diagnose, *launcher, *script],
-            check=True,
-            capture_output=True,
-            timeout=_LIMIT_S,
-            cwd=scratch,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )
-        document = read_document(json.loads((Path(scratch) / "out" / "diagnosis.json").read_text()))
-    return found_in(document, planted)
+        script = [planted.fault or "none", str(rank), "statistics" if planted.has_statistics else "none"]
+        return found_in(diagnosed(Path(scratch), planted.num_ranks, script), planted)
+
+
+def diagnosed(scratch: Path, num_ranks: int, script: list[str]) -> Document:
+    """Diagnose `train.py` of a directory with arguments, without trials. Raises CalledProcessError if it fails."""
+    out = scratch / "diagnosis"
+    options = ["--no-html", "--trials", "0", "--out", str(out)]
+    ranks = ["--", sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
+    launcher = ranks if num_ranks > 1 else []
+    subprocess.run(
+        [sys.executable, "-m", "datapipe", "diagnose", *options, *launcher, "train.py", *script],
+        check=True,
+        capture_output=True,
+        timeout=LIMIT_S,
+        cwd=scratch,
+        env=script_environment(scratch),
+    )
+    return read_document(json.loads((out / "diagnosis.json").read_text()))
+
+
+def script_environment(scratch: Path) -> dict[str, str]:
+    """Return the environment of a script that may write its own times into the directory."""
+    return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TRUTH": str(scratch / "truth")}
 
 
 def found_in(document: Document, planted: Planted) -> Found:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -24,16 +24,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import harness
-from benchmarks.diagnostics.late_ranks import FAULTS
+from benchmarks.diagnostics.late_ranks import FAULTS, LIMIT_S, diagnosed, script_environment
 from benchmarks.diagnostics.late_ranks import TRAINING as LATE
 from benchmarks.diagnostics.scripts.sources import SCRIPTS, TRAINING, Script
-from benchmarks.environment import ROOT
+from datapipe.diagnostics.report import words
 from datapipe.testing.synthetic_images import make_image_folder
 
-_LIMIT_S = 300  # of a run
 _STARVED = 0.05  # of the time
 _NUM_RANKS, _LATE_RANK = 3, 2
-_ABOUT_DATA = ("data-bound", "sync-exposed")
 _STEPS, _STEP_S, _ROUNDS = 400, 0.02, 3  # of the loop whose cost is measured
 
 _IMPORTED = """import torch
@@ -162,10 +160,9 @@ def both(script: Script, python: str) -> dict[str, Any]:
         (scratch / "train.py").write_text(script.source)
         if script.needs_photos:
             make_image_folder(scratch / "photos", num_images=400)
-        ours, our_truth = under_datapipe(scratch, script.num_ranks, []), _truth(scratch, script.num_ranks)
+        ours, our_truth = diagnosed(scratch, script.num_ranks, []), _truth(scratch, script.num_ranks)
         theirs, their_truth = under_traceml(scratch, script.num_ranks, [], python), _truth(scratch, script.num_ranks)
-    verdict, fault = ours["verdict"], ours["attribution"]
-    share, found = verdict["figures"]["starvation"], theirs["primary_diagnosis"]
+    share, fault, found = ours.verdict.starvation, ours.attribution, theirs["primary_diagnosis"]
     means = theirs["step_time"]["global"] or {}
     step_ms = (means.get("average") or {}).get("step_time_ms")
     wait_ms = ((means.get("worst") or {}).get("input_wait_ms") or {}).get("value")  # of the rank that waits most
@@ -174,10 +171,10 @@ def both(script: Script, python: str) -> dict[str, Any]:
         "expected": script.kind or None,
         "faults": script.faults,
         "datapipe": {
-            "says": verdict["kind"],
-            "is_starved": verdict["kind"] in _ABOUT_DATA,
-            "waiting": None if share is None else round(share["value"], 4),
-            "stage": None if fault is None else fault["fault"],
+            "says": ours.verdict.kind.value,
+            "is_starved": words.is_starved(ours.verdict),
+            "waiting": None if share is None else round(share.value, 4),
+            "stage": None if fault is None else fault.fault,
             "truly": round(our_truth, 4),
         },
         "traceml": {
@@ -195,29 +192,16 @@ def both_on_ranks(fault: str, python: str) -> dict[str, Any]:
         scratch = Path(name)
         (scratch / "train.py").write_text(traced_ranks(LATE))
         script_arguments = [fault, str(_LATE_RANK), "none"]
-        ours = under_datapipe(scratch, _NUM_RANKS, script_arguments)
+        ours = diagnosed(scratch, _NUM_RANKS, script_arguments)
         theirs = under_traceml(scratch, _NUM_RANKS, script_arguments, python)
-    late, found = ours["straggler"], theirs["step_time"]["diagnosis"]
+    late, found = ours.straggler, theirs["step_time"]["diagnosis"]
     is_late = str(found["kind"]).endswith("STRAGGLER")
     return {
         "fault": fault,
         "rank": None if fault == "none" else _LATE_RANK,
-        "datapipe": {
-            "rank": None if late is None else late["rank"],
-            "part": None if late is None else late["stage"] or late["part"],
-        },
+        "datapipe": {"rank": late and late.rank, "part": late and (late.stage or late.part)},
         "traceml": {"rank": (found["ranks"] or [None])[0] if is_late else None, "part": found["kind"] if is_late else None},
     }
-
-
-def under_datapipe(scratch: Path, num_ranks: int, script_arguments: list[str]) -> dict[str, Any]:
-    """Return the document of a diagnosis."""
-    out = scratch / "diagnosis"
-    options = ["--out", str(out), "--no-html", "--trials", "0"]
-    ranks = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
-    command = ["train.py"] if num_ranks == 1 else ["--", *ranks, "train.py"]
-    _execute([sys.executable, "-m", "datapipe", "diagnose", *options, *command, *script_arguments], scratch)
-    return _read(out / "diagnosis.json")
 
 
 def under_traceml(scratch: Path, num_ranks: int, script_arguments: list[str], python: str) -> dict[str, Any]:
@@ -255,9 +239,8 @@ def cost(python: str) -> dict[str, Any]:
 
 
 def _diagnosed(scratch: Path) -> None:
-    with tempfile.TemporaryDirectory() as out:
-        options = ["--out", out, "--no-html", "--trials", "0"]
-        _execute([sys.executable, "-m", "datapipe", "diagnose", *options, "train.py", "diagnose"], scratch)
+    shutil.rmtree(scratch / "diagnosis", ignore_errors=True)
+    diagnosed(scratch, 1, ["diagnose"])
 
 
 def _traced(scratch: Path, python: str) -> None:
@@ -266,8 +249,8 @@ def _traced(scratch: Path, python: str) -> None:
 
 def _execute(command: list[str], scratch: Path) -> None:
     """Run a command there. Raises SystemExit with the end of its output if it fails."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "TRUTH": str(scratch / "truth"), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=scratch, env=environment, capture_output=True, text=True, timeout=_LIMIT_S)
+    environment = script_environment(scratch)
+    done = subprocess.run(command, cwd=scratch, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}: exit status {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
 

@@ -32,7 +32,7 @@ _STEADY = ("waiting for data", "training steps")
 _PARTS = {"first batches": "the first batches of passes, such as starting workers", "between passes": "what lies between passes"}
 _NEARLY_FREE = 20.0  # times as fast, beyond which a stage counts as free
 _BOUND = 0.4  # of a step: what takes less at its best does not bound it
-_FLOPS = ((1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"), (1, "FLOP"))
+_FLOPS = ((1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"), (1e3, "kFLOP"), (1, "FLOP"))
 _SMALL = 0.02  # of a step: a smaller change gets no figure
 INTERVALS = (
     "Ranges in brackets come from resampling the steps of this run. Those of predictions also contain how much runs usually "
