@@ -9,6 +9,7 @@ Pip: gpu-datapipe[tokens]
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 from pathlib import Path
 
@@ -91,8 +92,15 @@ def main() -> None:
         convert(ConvertOptions(arguments.texts, tokens, to="tokens", tokens=Tokenizing.of(tokenizer, eos="<|end|>")))
     if dist.is_initialized():
         dist.barrier()
+    train(arguments, tokens, is_first=is_first)
+    if dist.is_initialized():
+        dist.barrier()  # no process leaves while another still uses the group
+        gc.collect()  # what is left of the model holds the group, whose threads must be gone before the interpreter is
+        dist.destroy_process_group()
 
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+def train(arguments: argparse.Namespace, tokens: Path, *, is_first: bool) -> None:
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if torch.cuda.is_available() else torch.device("cpu")
     data = dp.Tokens(tokens, arguments.length, balance="step", accumulate=arguments.accumulate)
     loader = dp.DataLoader(data, arguments.batch_size, shuffle=True, drop_last=True, seed=0, device=device)
     torch.manual_seed(0)
@@ -126,8 +134,6 @@ def main() -> None:
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "loader": loader.state_dict()}
             torch.save(state | {"epoch": epoch + 1}, last.with_suffix(".new"))
             os.replace(last.with_suffix(".new"), last)
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from benchmarks.diagnostics.remedies import NOTHING, Forecast, forecast
 from benchmarks.diagnostics.runs import Run
 from datapipe.diagnostics.judge.analysis import analyze
 from datapipe.diagnostics.judge.attribution import SAMPLER, TRANSFER
-from datapipe.diagnostics.judge.breakdown import COLLATE, CORES, DECODE, READ, Stage
+from datapipe.diagnostics.judge.breakdown import COLLATE, CORES, DECODE, OWN, READ, Stage
 from datapipe.diagnostics.judge.fault import Fault
 from datapipe.diagnostics.judge.ranks import join_ranks
 from datapipe.diagnostics.judge.verdict import MODERATE, Verdict, VerdictKind
@@ -131,8 +131,10 @@ def _planted_stage(cell: Cell, waited_s: Mapping[Stage, float]) -> Stage | None:
 
 
 def _blamed_stage(found: Fault | None) -> Stage | None:
-    """None: no stage was."""
-    return None if found is None or found.fault is None else (found.fault, found.detail)
+    """None: no stage was. What a Dataset computes itself counts as the decoding for which it stands here."""
+    if found is None or found.fault is None:
+        return None
+    return DECODE if found.fault == OWN else (found.fault, found.detail)
 
 
 def _in_short(stage: Stage | None) -> str:

@@ -299,7 +299,7 @@ def _is_part_right(fault: str, part: str | None) -> bool:
     if fault == "none":
         return part is None
     theirs = {"forward": ("COMPUTE_STRAGGLER",), "backward": ("COMPUTE_STRAGGLER", "STRAGGLER"), "loop": ("STRAGGLER",)}
-    return part in (fault, *theirs.get(fault, ("INPUT_STRAGGLER",)))
+    return part in (fault, *(("dataset",) if fault == "decode" else ()), *theirs.get(fault, ("INPUT_STRAGGLER",)))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from datapipe.diagnostics.document import (
     guide_of,
 )
 from datapipe.diagnostics.judge.analysis import Analysis
-from datapipe.diagnostics.judge.breakdown import Breakdown
+from datapipe.diagnostics.judge.breakdown import OWN, Breakdown
 from datapipe.diagnostics.judge.steady import step_times
 from datapipe.diagnostics.measure.recorded import Process
 from datapipe.diagnostics.measure.watching import LoaderFacts
@@ -203,7 +203,7 @@ def _spans_of_batch(number: int, profile: BatchProfile, breakdown: Breakdown) ->
     for (kind, _), share in breakdown.of_dataset(made).items():
         parts[kind] = parts.get(kind, 0.0) + share
     start_ns = made.start_ns
-    for kind in ("cores", "read", "decode", "transform"):
+    for kind in ("cores", "read", "decode", OWN, "transform"):
         duration_ns = round(parts.get(kind, 0.0) * made.dataset_ns)
         if duration_ns > 0:
             yield number, made.worker, kind, start_ns, duration_ns

@@ -13,6 +13,7 @@ from datapipe.diagnostics.details import details_of
 from datapipe.diagnostics.document import AppliedRemedy, Document, LeftOut, Outlook, RankResult, Remedies, guide_of
 from datapipe.diagnostics.judge.analysis import Analysis, analyze
 from datapipe.diagnostics.judge.bootstrap import Interval
+from datapipe.diagnostics.judge.breakdown import places_of
 from datapipe.diagnostics.judge.ranks import RankParts, join_ranks
 from datapipe.diagnostics.judge.verdict import Verdict, VerdictKind, figures_of
 from datapipe.diagnostics.measure.recorded import Process
@@ -110,7 +111,8 @@ def _remedies(worst: Analysis | None, try_out: Try) -> tuple[Remedies | None, st
     ranking = rank_remedies(workload, candidates.remedies, measured_step_s=worst.of_loader.step_s)
     found = remedies_of(ranking, candidates, starved=starved)
     if starved and worst.attribution is not None and worst.loader is not None:
-        places = {what: place_of(place) for what, place in worst.loader.places.items()}
+        code = {**worst.loader.places, **places_of(worst.profiles)}
+        places = {what: place_of(place) for what, place in code.items()}
         if worst.attribution.holder is not None:
             places["lock"] = place_of(worst.attribution.holder.where)
         contention = candidates.contention

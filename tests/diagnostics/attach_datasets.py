@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 from torch.utils.data import Dataset, IterableDataset, default_collate, get_worker_info
 
 NUM_SAMPLES = 48
@@ -67,6 +70,44 @@ class Busy(Numbers):
         while time.thread_time() - start < STALL_S:
             pass
         return super().__getitem__(index)
+
+
+class Spin:
+    """Computes for a millisecond of CPU time."""
+
+    def __call__(self, x: Any) -> Any:
+        start = time.thread_time()
+        while time.thread_time() - start < 0.001:
+            pass
+        return x
+
+
+def smoothed(pixels: Any) -> Any:
+    """Many short operations, none of which is worth a name."""
+    left, right, above, below = pixels[:, :-1], pixels[:, 1:], pixels[:-1], pixels[1:]
+    for _ in range(3):
+        pixels[:, :-1] = pixels[:, :-1] * 0.5 + right * 0.5
+        pixels[:-1] = pixels[:-1] * 0.5 + below * 0.5
+        pixels[:, 1:] = pixels[:, 1:] * 0.5 + left * 0.5
+        pixels[1:] = pixels[1:] * 0.5 + above * 0.5
+    return pixels
+
+
+class Pictures(Dataset[Any]):
+    """A JPEG that is read, enlarged and smoothed by code of its own, and then transformed."""
+
+    def __init__(self, folder: Path, *, num: int) -> None:
+        self.path, self.num, self.transform = folder / "one.jpg", num, Chain(Spin())
+        Image.effect_noise((256, 256), 50).save(self.path)
+
+    def __len__(self) -> int:
+        return self.num
+
+    def __getitem__(self, index: int) -> Any:
+        with Image.open(self.path) as file:
+            image = file.convert("RGB")
+        enlarged = image.resize((1024, 768), Image.Resampling.LANCZOS)
+        return self.transform(torch.from_numpy(smoothed(np.array(enlarged.resize((256, 256)), np.float32))))
 
 
 class Stream(IterableDataset[Any]):

@@ -16,7 +16,15 @@ from datapipe.core.observe import Stage, StageEvent
 from datapipe.diagnostics.judge.attribution import attribute, attribute_events
 from datapipe.diagnostics.judge.breakdown import SpanIndex, WorkSpan, charge
 from datapipe.diagnostics.judge.fault import Fault
-from datapipe.diagnostics.torch_stages.profile import BatchProfile, Counters, Making, Passage, Pinning, TransformTime
+from datapipe.diagnostics.torch_stages.profile import (
+    BatchProfile,
+    Counters,
+    Making,
+    Passage,
+    Pinning,
+    SampledCall,
+    TransformTime,
+)
 
 MS = 1_000_000
 
@@ -217,3 +225,16 @@ def test_our_own_loader_is_charged_by_the_same_rule() -> None:
     assert of_wait(twice) == of_wait(found)
     assert twice.wait_s == 2 * (found.wait_s or 0)
     assert attribute_events([]).fault is None
+
+
+def test_what_a_dataset_computes_itself_is_not_called_decoding() -> None:
+    decoding = SampledCall(True)
+    resize = SampledCall(False, "cv2.resize", "Photos.__getitem__", "photos.py:12")
+    other = [SampledCall(False, f"np.f{number}", "smooth", f"photos.py:{20 + number}") for number in range(40)]
+    calls = (*[decoding] * 20, *[resize] * 40, *other)
+    batch = profile(0, 0, dataset=100, asked=0, cpu=50, worker=None)
+    found = attribute([replace(batch, made=replace(batch.made, calls=calls))])
+    assert of_wait(found) == pytest.approx({"read": 0.5, "decode": 0.1, "cv2.resize": 0.2, "smooth": 0.2})
+    assert (found.fault, found.detail) == ("read", None)
+    few = attribute([replace(batch, made=replace(batch.made, calls=calls[:5]))])  # too few to tell shares by
+    assert of_wait(few) == pytest.approx({"read": 0.5, "decode": 0.5})

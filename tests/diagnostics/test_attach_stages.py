@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import traceback
+from pathlib import Path
 from typing import Any
 
 import attach_datasets as data
@@ -14,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler
 from torchvision_reference import torchvision_v2
 
 from datapipe.diagnostics.judge.attribution import attribute
+from datapipe.diagnostics.judge.breakdown import places_of
 from datapipe.diagnostics.judge.fault import Fault
 from datapipe.diagnostics.torch_stages.timing import TimingSchedule
 
@@ -120,7 +122,25 @@ def test_planted_fault_is_found(fault: str, num_workers: int) -> None:
 def test_busy_getitem_is_told_from_a_waiting_one() -> None:
     found = fault_of(data.Busy(num=32), num_workers=1, batch_size=4)
     shares = {stage.name: stage.work_share or 0 for stage in found.stages}
-    assert shares["decode"] > shares.get("read", 0.0), found  # what a loaded machine takes away is in `cores`
+    computing = sum(shares.get(name, 0.0) for name in ("decode", "dataset"))
+    assert computing > shares.get("read", 0.0), found  # what a loaded machine takes away is in `cores`
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@timed
+def test_a_dataset_of_own_code_is_told_by_its_calls(num_workers: int, tmp_path: Path) -> None:
+    dataset = data.Pictures(tmp_path, num=160)
+    context = {"multiprocessing_context": "fork" if num_workers else None}
+    _, calls = batches_of(dataset, batch_size=2, num_workers=num_workers, **context)
+    found = attribute(calls.profiles)
+    shares = {stage.transform or stage.name: stage.work_share or 0 for stage in found.stages}
+    assert {"decode", "image.resize", "smoothed", "Spin"} <= set(shares), found
+    assert found.fault == "dataset", found
+    assert shares["image.resize"] > shares["decode"], found  # 5 times as long
+    assert not any("__call__" in name for name in shares), found  # transforms are timed by themselves
+    places = places_of(calls.profiles)
+    assert "attach_datasets.py" in places["dataset image.resize"]
+    assert places["dataset image.resize"].endswith("(Pictures.__getitem__)")
 
 
 @timed

@@ -180,7 +180,7 @@ def test_what_is_no_recording_is_refused(tmp_path: Path) -> None:
         with pytest.raises(FormatError, match="no recording of a process, or a damaged one"):
             read_process(path)
     write_process(path, replace(one, version=99))
-    with pytest.raises(FormatError, match="has version 99, but this datapipe reads version 2"):
+    with pytest.raises(FormatError, match="has version 99, but this datapipe reads version 3"):
         read_process(path)
 
 

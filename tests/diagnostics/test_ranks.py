@@ -237,7 +237,7 @@ def test_without_other_ranks_nothing_is_searched(monkeypatch: pytest.MonkeyPatch
 
 
 _READS = """
-import os, sys, weakref
+import gc, os, sys, weakref
 import torch
 from torch import nn
 from datapipe.diagnostics.attach.exchanges import ExchangeReader
@@ -261,6 +261,8 @@ for step in range(20):
     other(torch.randn(4, 8)).sum().backward()
     reader(10_000 + step)
 assert {one.module for one in reader.found()} == {0, 1} and not reader.found()[-1].syncs_in_forward
+del other
+gc.collect()  # gloo's threads must end before the interpreter does, which aborts otherwise
 torch.distributed.destroy_process_group()
 """
 

@@ -182,7 +182,7 @@ class Photos(Dataset):
         return torch.from_numpy(np.array(image))
 """,
         f'loader = DataLoader(Photos("photos"), batch_size=8, num_workers=1)\n{_LOOP}',
-        ("decode", "cores"),
+        ("decode", "dataset", "cores"),
         needs_photos=True,
     ),
     Script(
@@ -249,7 +249,7 @@ class Large(Slow):
         return torch.full((1024, 768), float(number))
 """,
         "loader = DataLoader(Large(1600), batch_size=16, num_workers=1)\ntrain(lambda: loader, batch_size=16)",
-        ("transfer", "decode", "collate", "cores"),
+        ("transfer", "dataset", "collate", "cores"),
     ),
     Script(
         "slow sampler",

@@ -10,8 +10,8 @@ from collections import Counter
 from contextlib import suppress
 from types import FrameType
 
-from datapipe.diagnostics.attach.sites import is_of_user
 from datapipe.diagnostics.measure.lock_use import LockHolder, LockUse
+from datapipe.diagnostics.torch_stages.user_code import is_of_user
 
 _PERIOD_S = 0.02  # of looks
 _LATE_NS = 1_500_000  # a thread that has to wait for the lock of another one's Python waits for up to 5 ms

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
-import sysconfig
 import weakref
 from contextlib import suppress
 from types import FrameType
 from typing import Any
 
-from datapipe.diagnostics.attach.ours import ROOT
 from datapipe.diagnostics.attach.video_code import video_library
 from datapipe.diagnostics.measure.watching import LoaderFacts
+from datapipe.diagnostics.torch_stages.user_code import OURS, is_of_user
 
-_LIBRARIES = tuple(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-_OURS = os.path.join(str(ROOT), "datapipe", "")
 _sites: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 
@@ -41,18 +38,13 @@ def calling_site() -> str | None:
     fallback = None
     while frame is not None:
         file = frame.f_code.co_filename
-        if not file.startswith((_OURS, "<")):
+        if not file.startswith((OURS, "<")):
             if is_of_user(file):
                 return f"{file}:{frame.f_lineno}"
             if fallback is None and f"{os.sep}torch{os.sep}" not in file:
                 fallback = f"{file}:{frame.f_lineno}"
         frame = frame.f_back
     return fallback
-
-
-def is_of_user(file: str) -> bool:
-    """Return True for the file of code that belongs to no library."""
-    return not file.startswith((_OURS, "<", *_LIBRARIES)) and "site-packages" not in file
 
 
 def facts_of(loader: Any, key: int) -> LoaderFacts:
@@ -112,7 +104,7 @@ def _place_of(function: Any) -> str | None:
     if not hasattr(function, "__code__"):
         function = vars(type(function)).get("__call__")
     code = getattr(function, "__code__", None)
-    if code is None or code.co_filename.startswith((_OURS, "<", *_LIBRARIES)) or "site-packages" in code.co_filename:
+    if code is None or not is_of_user(code.co_filename):
         return None
     return f"{code.co_filename}:{code.co_firstlineno} ({getattr(function, '__qualname__', code.co_name)})"
 

@@ -4,7 +4,8 @@ The dataset's time D is divided into
 
 - cores: ready to run, but without a core (run-queue delay; if the kernel does not report it, it is in `read`),
 - transforms T, by name,
-- decode: the rest, as far as it kept a core busy: the work of `__getitem__` outside its transforms,
+- decode and dataset: the rest, as far as it kept a core busy: the work of `__getitem__` outside its transforms. Sampled moments
+  say how much of it is reading and decoding files; what else is `dataset`, by the function that computed,
 - read: the remainder: waiting, for storage, the network or a lock.
 """
 
@@ -16,15 +17,18 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter, itemgetter
 
-from datapipe.diagnostics.torch_stages.profile import BatchProfile, Making
+from datapipe.diagnostics.torch_stages.profile import BatchProfile, Making, SampledCall
 
-Stage = tuple[str, str | None]  # its kind, and the name of a transform
+Stage = tuple[str, str | None]  # its kind, and the name of a transform, or of a function of the Dataset's own code
 Parts = dict[Stage, float]  # shares that add up to 1
 
 CORES: Stage = ("cores", None)
 READ: Stage = ("read", None)
 DECODE: Stage = ("decode", None)
 COLLATE: Stage = ("collate", None)
+OWN = "dataset"  # the kind of stages of the Dataset's own code
+_LEAST_CALLS = 16  # seen, for shares to mean something
+_NAMED = 0.05  # of what was seen, from which a call is named, and not the function of the user's that makes it
 
 
 class Breakdown:
@@ -41,6 +45,9 @@ class Breakdown:
         cpu_ns = sum(transform.cpu_ns for made in timed for transform in made.transforms or ())
         self._cpu_share = min(1.0, cpu_ns / total) if total else 0.0
         self._typical_ns = sum(made.transform_ns or 0 for made in timed) / len(timed) if timed else 0.0
+        calls = [call for profile in profiles for call in profile.made.calls]
+        self._own = Counter(filter(None, own_stages(calls))) if len(calls) >= _LEAST_CALLS else Counter[Stage]()
+        self._num_calls = len(calls)
 
     def of_dataset(self, made: Making) -> Parts:
         """Return the parts of the dataset's time."""
@@ -53,7 +60,8 @@ class Breakdown:
         transforms = min(1.0, transform_ns / dataset_ns if self._names else 0.0) * (1 - queued)
         rest = 1 - queued - transforms
         decode = min(max(0.0, cpu_ns / dataset_ns - transforms * self._cpu_share) + _helpers_share(made), rest)
-        parts = {CORES: queued, DECODE: decode, READ: rest - decode}
+        own = {stage: decode * num / self._num_calls for stage, num in self._own.items()}
+        parts = own | {CORES: queued, DECODE: decode - sum(own.values()), READ: rest - decode}
         return parts | {("transform", name): transforms * share for name, share in self._names.items()}
 
     def of_collate(self, made: Making) -> Parts:
@@ -61,6 +69,26 @@ class Breakdown:
         collate_ns = max(1, made.collate_ns)
         queued = min(_queued_share(made), max(0.0, 1 - made.collate_cpu_ns / collate_ns))
         return {CORES: queued, COLLATE: 1 - queued}
+
+
+def own_stages(calls: Sequence[SampledCall]) -> list[Stage | None]:
+    """Return the stage of each call that is the Dataset's own code; None for those that read or decode files."""
+    num_of = Counter((call.function, call.name) for call in calls)
+
+    def stage(call: SampledCall) -> Stage | None:
+        if call.decodes:
+            return None
+        is_named = call.name is not None and num_of[call.function, call.name] >= _NAMED * len(calls)
+        return OWN, call.name if is_named else call.function
+
+    return [stage(call) for call in calls]
+
+
+def places_of(profiles: Sequence[BatchProfile]) -> dict[str, str]:
+    """Return the place in the Dataset's own code of each of its stages, as file:line (function), by kind and name."""
+    calls = [call for profile in profiles for call in profile.made.calls]
+    num_at = Counter((stage, f"{call.where} ({call.function})") for call, stage in zip(calls, own_stages(calls), strict=True))
+    return {f"{OWN} {stage[1]}": where for (stage, where), _ in reversed(num_at.most_common()) if stage is not None}
 
 
 def _helpers_share(made: Making) -> float:

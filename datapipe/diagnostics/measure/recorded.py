@@ -21,7 +21,7 @@ from datapipe.diagnostics.measure.watching import LoaderFacts
 from datapipe.diagnostics.torch_stages.profile import BatchProfile
 from datapipe.errors import FormatError, MissingDataError
 
-VERSION = 2  # of the file: to be counted up with any change of what is in it
+VERSION = 3  # of the file: to be counted up with any change of what is in it
 SUFFIX = ".process"
 
 

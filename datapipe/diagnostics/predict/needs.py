@@ -36,6 +36,7 @@ _ALWAYS = {
     "copy": f"copy uint8 to the device and convert there: {_UINT8}",
     "transform": "run it on the device over the whole batch, or use a form of it that works on tensors",
     "augment": "run it on the device over the whole batch",
+    "dataset": "do it once and store the result (datapipe convert --resize), or on the device over the whole batch",
     "lock": "move what that thread does to a process of its own, or to code that gives up the lock while it computes",
 }
 
@@ -161,7 +162,7 @@ def advice_for(stage: str, situation: LoaderSituation) -> str | None:
             return "give each worker a file, connection or lock of its own; a saturated disk needs fewer bytes per sample"
         case "decode" if situation.video_library is not None:
             return _OF_VIDEOS.format(situation.video_library)
-        case "read" | "decode" if is_small:
+        case "read" | "decode" | "dataset" if is_small:
             return "fewer, larger reads: fetch a whole batch in __getitems__, or store many samples per file (datapipe convert)"
         case "read":
             return "keep the data on a faster disk, or in larger files that are read in order (datapipe convert)"

@@ -26,7 +26,7 @@ HOST_CLOCK = (
     "meanwhile waited less"
 )
 _MISFIT = 0.05  # of a step: a larger error of the replay is reported
-_COMPUTING = ("decode", "transform", "augment", "collate")
+_COMPUTING = ("decode", "dataset", "transform", "augment", "collate")
 _NOTABLE = 0.1  # of the run: a larger share is reported
 _STEADY = ("waiting for data", "training steps")
 _PARTS = {"first batches": "the first batches of passes, such as starting workers", "between passes": "what lies between passes"}

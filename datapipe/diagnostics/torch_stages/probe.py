@@ -19,8 +19,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from datapipe.diagnostics.torch_stages.call_sampler import call_sampler
 from datapipe.diagnostics.torch_stages.patching import forget_us
-from datapipe.diagnostics.torch_stages.profile import ARRIVALS, Arrival, Making, Passage
+from datapipe.diagnostics.torch_stages.profile import ARRIVALS, Arrival, Making, Passage, SampledCall
 from datapipe.diagnostics.torch_stages.ranges import recorder
 from datapipe.diagnostics.torch_stages.timing import TimingSchedule, TransformClock, between, thread_counters
 from datapipe.diagnostics.torch_stages.transform_patching import (
@@ -89,6 +90,7 @@ class Fetching:
         self._clock: TransformClock | None = probe.schedule.clock()
         self._clock_before: TransformClock | None = None
         self._undos: list[Undo] = []
+        self._calls: tuple[SampledCall, ...] = ()
         self._recorder = recorder()
         self.counters = thread_counters().before(with_reading=self._clock is not None)
         self.process_cpu_ns = time.process_time_ns() if self._is_worker else 0
@@ -102,6 +104,7 @@ class Fetching:
         if self._clock is not None:
             lend_composes(self._undos)
             lend_slots(self.probe.slots or [], self._undos)
+            call_sampler().begin()
         self._clock_before = set_clock(self._clock)
         self.start_ns, self.start_cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
 
@@ -141,6 +144,7 @@ class Fetching:
             transforms=None if clock is None else clock.by_name(),
             transform_ns=None if clock is None else clock.total_ns(),
             counters=between(self.counters, after),
+            calls=self._calls,
         )
         if self._is_worker:
             return Envelope(batch, made)
@@ -152,6 +156,8 @@ class Fetching:
         self._leave()
 
     def _give_back(self) -> None:
+        if self._clock is not None:
+            self._calls = call_sampler().end()
         set_clock(self._clock_before)
         take_back(self._undos)
 

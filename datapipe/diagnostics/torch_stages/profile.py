@@ -31,6 +31,18 @@ class TransformTime:
 
 
 @dataclass(frozen=True, slots=True)
+class SampledCall:
+    """What a thread was seen computing within a Dataset, outside of its transforms."""
+
+    decodes: bool  # files are read or decoded; or it is not known, as no code of the user's is involved
+    name: str | None = None  # of the function that was called, as the user's code names it; None: that code itself computes
+    function: str | None = None  # the user's that calls it
+    where: str | None = None  # file:line
+
+    __reduce__ = _by_position
+
+
+@dataclass(frozen=True, slots=True)
 class Counters:
     """The kernel's counters for the thread while it made the batch; None: not available on this machine."""
 
@@ -59,6 +71,7 @@ class Making:
     transforms: tuple[TransformTime, ...] | None  # None: not timed for this batch
     transform_ns: int | None  # of all together, not extrapolated
     counters: Counters
+    calls: tuple[SampledCall, ...] = ()  # by moments at which the thread computed; none if transforms were not timed
 
     __reduce__ = _by_position
 
