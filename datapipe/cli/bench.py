@@ -9,7 +9,8 @@ import sys
 from datapipe.cli.arguments import form_of
 from datapipe.core.checks import whole_number
 from datapipe.core.printable import say_text
-from datapipe.diagnostics.ceilings import roofline
+from datapipe.diagnostics.ceilings.of_loader import roofline_of
+from datapipe.diagnostics.ceilings.roofline import Roofline, as_json, as_text
 from datapipe.errors import OptionError
 from datapipe.kinds.loader import DataLoader
 from datapipe.kinds.registry import part, recognise
@@ -27,14 +28,14 @@ def run(args: argparse.Namespace) -> int:
     bench = part(kind, "bench")
     if args.ceilings:
         found = _ceilings(bench.loader(index, args), args)
-        say_text(json.dumps(roofline.as_json(found), indent=1) if args.json else roofline.as_text(found))
+        say_text(json.dumps(as_json(found), indent=1) if args.json else as_text(found))
         return 0
     result = bench.measure(index, args)
     say_text(json.dumps(result, indent=1) if args.json else bench.as_text(result))
     return 0
 
 
-def _ceilings(loader: DataLoader, args: argparse.Namespace) -> roofline.Roofline:
+def _ceilings(loader: DataLoader, args: argparse.Namespace) -> Roofline:
     settings = json.dumps({name: value for name, value in vars(args).items() if name not in _OF_THE_PARSER})
     watched = [sys.executable, "-m", "datapipe.cli.watched_pass", settings]
-    return roofline.roofline_of(loader, args.path, watched, least_samples=args.images, demand_per_s=args.demand)
+    return roofline_of(loader, args.path, watched, least_samples=args.images, demand_per_s=args.demand)

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
+from datapipe.diagnostics.ceilings.roofline import Roofline
 from datapipe.diagnostics.judge.bootstrap import Interval, Known, Number
 from datapipe.diagnostics.judge.fault import Fault
 from datapipe.diagnostics.judge.ranks import RankParts, Straggler
@@ -221,6 +222,7 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     straggler: Straggler | None = None  # the rank that the others wait for; None: there is none
     in_turn_s: Known = None  # lost per step, as ranks wait for data one after the other; None: little, or not known
     model: ModelCost | None = None  # what a step costs the device; None: not counted
+    ceilings: Roofline | None = None  # of the judged rank; None: too little was measured
     loaders: tuple[LoaderRow, ...] = ()
     attribution: Fault | None = None
     why_no_attribution: str | None = None

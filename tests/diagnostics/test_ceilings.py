@@ -15,10 +15,11 @@ from fixtures import make_folder
 
 from datapipe.cli.main import main
 from datapipe.core.observe import Observer, Stage, StageEvent
-from datapipe.diagnostics.ceilings import roofline
+from datapipe.diagnostics.ceilings import of_loader
 from datapipe.diagnostics.ceilings.costs import Costs, costs_of
 from datapipe.diagnostics.ceilings.machine import copy_rate, disk_rate, memory_rate
-from datapipe.diagnostics.ceilings.roofline import Ceiling, Roofline, as_json, as_text, roofline_of
+from datapipe.diagnostics.ceilings.of_loader import roofline_of
+from datapipe.diagnostics.ceilings.roofline import Ceiling, Roofline, as_json, as_text
 
 _NO_LOCK = [sys.executable, "-c", "1"]  # a process that ends before it can be watched
 
@@ -88,11 +89,11 @@ def test_reading_that_fails_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two cores, 1 GB/s of storage, 7 GB/s of memory; a lock that is held for a tenth of a sample's millisecond."""
-    monkeypatch.setattr(roofline, "num_usable_cores", lambda: 2)
-    monkeypatch.setattr(roofline, "disk_rate", lambda path, threads: 1e9)
-    monkeypatch.setattr(roofline, "memory_rate", lambda threads: 7e9)
-    monkeypatch.setattr(roofline, "watch", lambda *_, **__: [{"held": 0.1, "wall_s": 0.001}])
-    monkeypatch.setattr(roofline, "costs_of", lambda loader, least_samples: costs())
+    monkeypatch.setattr(of_loader, "num_usable_cores", lambda: 2)
+    monkeypatch.setattr(of_loader, "disk_rate", lambda path, threads: 1e9)
+    monkeypatch.setattr(of_loader, "memory_rate", lambda threads: 7e9)
+    monkeypatch.setattr(of_loader, "watch", lambda *_, **__: [{"held": 0.1, "wall_s": 0.001}])
+    monkeypatch.setattr(of_loader, "costs_of", lambda loader, least_samples: costs())
 
 
 @pytest.mark.usefixtures("machine")
@@ -118,7 +119,7 @@ def test_the_lowest_is_said_and_the_next(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_measured_has_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(roofline, "costs_of", lambda loader, least_samples: costs(read_nbytes=0.0))
+    monkeypatch.setattr(of_loader, "costs_of", lambda loader, least_samples: costs(read_nbytes=0.0))
     found = roofline_of(Loader(), str(tmp_path), _NO_LOCK, least_samples=10)
     assert {one.part: one.why for one in found.ceilings if one.per_s is None} == {
         "storage": "this loader does not say how many bytes it reads",
@@ -127,7 +128,7 @@ def test_what_cannot_be_measured_has_a_reason(monkeypatch: pytest.MonkeyPatch, t
     assert [one.part for one in found.ceilings[-2:]] == ["storage", "Python's lock"]
     assert "not measured  this loader" in as_text(found)
     assert as_json(found)["ceilings"][-1]["per_s"] is None
-    monkeypatch.setattr(roofline, "costs_of", lambda loader, least_samples: costs())
+    monkeypatch.setattr(of_loader, "costs_of", lambda loader, least_samples: costs())
     assert roofline_of(Loader(), "s3://bucket/data", _NO_LOCK, least_samples=10).ceilings[-2].per_s is None
 
 

@@ -21,6 +21,7 @@ from datapipe.diagnostics.measure.recorded import Process, TrialSource, choose_r
 from datapipe.diagnostics.predict.candidates import candidates_for, change_to_ours
 from datapipe.diagnostics.predict.measured_workload import workload_from
 from datapipe.diagnostics.predict.workload import Workload
+from datapipe.diagnostics.report.page import page
 from datapipe.diagnostics.trials.trying import Trials
 from datapipe.errors import FormatError, MissingDataError
 
@@ -52,6 +53,21 @@ def test_a_slow_decode_is_found_and_more_workers_help() -> None:
     }  # fmt: skip
     assert found["remedies"]["misfit"] == pytest.approx(0, abs=0.05)
     assert "prefetch_factor=8" in names(found, "within_noise")
+
+
+def test_the_ceilings_of_a_training() -> None:
+    found = document(process(make_s=30 * MS, work_s=10 * MS))["ceilings"]
+    step_s = 31 * MS  # one worker, and a millisecond of handing over
+    assert found["measured_per_s"] == pytest.approx(8 / step_s, rel=0.05)
+    assert found["demand_per_s"] == pytest.approx(8 / (10 * MS), rel=0.1)
+    ceilings = {one["part"]: one for one in found["ceilings"]}
+    assert found["ceilings"][0]["part"] == "workers"
+    assert ceilings["workers"]["per_s"] == pytest.approx(8 / (30 * MS), rel=0.05)
+    assert ceilings["workers"]["why"] == "3.75 ms of 1 worker: decode 90%, collate 10%"
+    assert ceilings["handing over"]["per_s"] > 10 * ceilings["workers"]["per_s"]
+    shown = page(document(process(make_s=30 * MS, work_s=10 * MS)))
+    assert "The lowest ceiling is workers" in shown
+    assert "too low for it: workers" in shown
 
 
 def test_more_workers_for_a_loader_that_waits() -> None:

@@ -20,7 +20,7 @@ MEANINGS = {
     "read": "waiting inside __getitem__: for storage, the network or a lock",
     "network": "waiting for an object store (a datapipe.Remote(cache_dir=...) keeps its shards on a local disk)",
     "decode": "CPU time of __getitem__ outside its transforms, such as decoding",
-    "dataset": "the Dataset's own code, outside its transforms and the decoding of files",
+    "dataset": "the Dataset's own code, except transforms and decoding",
     "transform": "transforms",
     "augment": "pixel operations",
     "collate": "putting batches together",

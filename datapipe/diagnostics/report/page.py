@@ -16,6 +16,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
+from datapipe.diagnostics.ceilings.roofline import Ceiling, conclusions
 from datapipe.diagnostics.document import Document, LoaderRow, RankResult, Readable, read_document
 from datapipe.diagnostics.judge.verdict import Verdict
 from datapipe.diagnostics.predict.remedies import NO_REMEDY, NOTHING
@@ -88,6 +89,8 @@ def _context(read: Document) -> dict[str, Any]:
         "needs": _needs(read),
         "remedies": drawings.remedy_rows(read.remedies, read.applied, share) if read.remedies else [],
         "left_out": [f"{one.name}: {one.reason}" if one.name else one.reason for one in read.left_out],
+        "ceilings": _ceilings(read),
+        "ceiling_lines": conclusions(read.ceilings) if read.ceilings else [],
         "run_parts": _run_parts(read),
         "run_lines": _run_lines(read),
         "chart": drawings.step_chart(read.steps.rows, on_device=read.verdict.is_device) if read.steps else None,
@@ -136,6 +139,12 @@ def _needs(read: Document) -> list[str]:
     """Return what must become faster, and what to try for that."""
     needs = read.remedies.needs if read.remedies is not None else ()
     return [words.need_line(need) + (f". To try: {words.plain(need.advice)}." if need.advice else ".") for need in needs]
+
+
+def _ceilings(read: Document) -> list[tuple[Ceiling, float | None]]:
+    """Return the ceilings, and how much of each is used; None: it was not measured."""
+    found = read.ceilings
+    return [] if found is None else [(one, None if one.per_s is None else found.used(one.per_s)) for one in found.ceilings]
 
 
 def _run_parts(read: Document) -> list[tuple[str, str]]:
