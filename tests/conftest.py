@@ -8,10 +8,17 @@ import signal
 import sys
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 gc.disable()  # until all tests are collected: many objects are made, and none is garbage
 
 pytest.register_assert_rewrite("datapipe.testing.loaders")  # a failure there shows the values that it compared
+
+# The same examples at every run: a failure in CI is a failure at home. No limit of time for each: others may have the cores.
+settings.register_profile(
+    "datapipe", derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck), print_blob=False
+)
+settings.load_profile("datapipe")
 
 # The suite runs in parallel processes on few cores; torch would start a thread per core in each.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

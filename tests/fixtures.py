@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -25,10 +25,7 @@ NUM_SAMPLES = 37
 CLASSES = ("ant", "bee", "cat")
 OF_SAMPLES = tuple(name for name in TARGETS if name != "tokens")  # formats of shards that hold any samples
 
-# The same examples at every run: a failure in CI is a failure at home.
-quick = settings(
-    derandomize=True, max_examples=60, deadline=None, database=None, suppress_health_check=list(HealthCheck), print_blob=False
-)
+quick = settings(max_examples=60)
 
 
 def timed(test: Callable[..., None]) -> Callable[..., None]:

@@ -60,7 +60,7 @@ def test_batches_are_torchs(options: dict[str, Any]) -> None:
     assert_same(ours, expected)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.integers(-NUM, NUM - 1), min_size=1, max_size=60), st.data())
 def test_subsets_of_subsets(indices: list[int], data: st.DataObject) -> None:
     inner = Subset(DATA, indices)

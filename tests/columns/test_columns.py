@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import datapipe as dp
@@ -158,7 +158,7 @@ TEXT_KEYS = [16852473371444490038, 5380889132093080620, 17373057668909782978, 14
 NUMBER_KEYS = [16852473371444490038, 9368744190824693952, 3002701955108872896]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.one_of(st.none(), st.text(max_size=30)), max_size=40), st.integers(0, 5))
 def test_hashes_of_texts_are_of_their_bytes_alone(texts: list[str | None], offset: int) -> None:
     array = pa.array(texts, pa.string())
@@ -171,7 +171,7 @@ def test_hashes_of_texts_are_of_their_bytes_alone(texts: list[str | None], offse
     assert len(set(alone)) == len({text or "" for text in texts})
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.sets(st.integers(-(2**63), 2**63 - 1), max_size=200), st.lists(st.integers(-(2**63), 2**63 - 1), max_size=50))
 def test_id_table_finds_what_is_in_it(keys: set[int], others: list[int]) -> None:
     listed = np.array(sorted(keys), np.int64).view(np.uint64)
@@ -193,7 +193,7 @@ def test_id_table_with_many_collisions() -> None:
 # -- statistics --------------------------------------------------------------------------------------
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.lists(st.floats(-1e6, 1e6), max_size=20), min_size=1, max_size=8))
 def test_moments_merge(parts: list[list[float]]) -> None:
     together = Moments()
@@ -252,7 +252,7 @@ def test_results_that_become_infinite_are_refused(tmp_path: Path, chain: list[An
         list(dp.TableLoader(tmp_path / "t.parquet", 2, dtypes="float32", transform=C({"x": chain})))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.integers(-4095, 4095), min_size=1, max_size=50))
 def test_medians_of_whole_numbers_are_exact(values: list[int]) -> None:
     histogram = Histogram()
@@ -261,7 +261,7 @@ def test_medians_of_whole_numbers_are_exact(values: list[int]) -> None:
     assert histogram.median() == np.median(values)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.floats(-(2.0**99), 2.0**99, width=32), min_size=1, max_size=21).filter(lambda values: len(values) % 2 == 1))
 def test_medians_of_others_are_near(values: list[float]) -> None:
     histogram = Histogram()
@@ -424,7 +424,7 @@ def test_decimals_are_cast(tmp_path: Path) -> None:
     assert found.tolist() == [1, 2, 7]
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20)
 @given(
     st.lists(st.one_of(st.none(), st.floats(-100, 100, width=32)), min_size=1, max_size=60),
     st.lists(st.sampled_from([C.Clip(-3, 50), C.Clip(min=-0.5), C.Log1p(), C.Cast("float64")]), max_size=3),

@@ -56,6 +56,7 @@ def test_without_a_block_passes_add_up_and_monitors_are_told_apart() -> None:
     assert first["troubles"] == second["troubles"] == []
 
 
+@timed
 def test_a_pass_within_a_step_is_no_part_of_it() -> None:
     inner, outer = dp.Monitor([1] * 3), dp.Monitor([1] * 20)
     for _ in outer:

@@ -28,13 +28,13 @@ def rows_of_runs(order: RunOrder, epoch: int, start: int, stop: int) -> np.ndarr
     return np.concatenate(parts)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(num=st.one_of(st.integers(1, 2000), st.integers(TABLE_LIMIT - 2, TABLE_LIMIT + 5000)), key=st.integers(0, 2**64 - 1))
 def test_permutation_is_a_bijection(num: int, key: int) -> None:
     assert np.array_equal(np.sort(RowPermutation(num, key)(0, num)), np.arange(num))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(start=st.integers(0, 200_000), length=st.integers(0, 70_000))
 def test_a_part_of_a_permutation_is_that_part(start: int, length: int) -> None:
     permutation = RowPermutation(270_000, 5)
@@ -89,7 +89,7 @@ def test_permutation_beyond_its_range_is_refused() -> None:
 groups = st.lists(st.integers(1, 40), min_size=1, max_size=30)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(sizes=groups, batch=st.integers(1, 64), budget=st.integers(1, 4000), epoch=st.integers(0, 3))
 def test_windowed_rows_are_a_bijection(sizes: list[int], batch: int, budget: int, epoch: int) -> None:
     starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
@@ -100,7 +100,7 @@ def test_windowed_rows_are_a_bijection(sizes: list[int], batch: int, budget: int
     assert np.array_equal(order(epoch, np.arange(len(order))), found)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(sizes=groups, batch=st.integers(1, 64), data=st.data())
 def test_any_range_is_that_part_of_the_epoch(sizes: list[int], batch: int, data: st.DataObject) -> None:
     starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
@@ -110,7 +110,7 @@ def test_any_range_is_that_part_of_the_epoch(sizes: list[int], batch: int, data:
     assert np.array_equal(rows_of_runs(order, 2, start, stop), rows_of_runs(order, 2, 0, len(order))[start:stop])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(sizes=groups, batch=st.integers(1, 64), budget=st.integers(1, 4000))
 def test_windows_of_a_lane_follow_each_other(sizes: list[int], batch: int, budget: int) -> None:
     starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)

@@ -57,7 +57,7 @@ def carried_out(image: NDArray[np.uint8], chain: list[Cuts], row: int) -> NDArra
     return out.numpy()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(ops=st.lists(_ops, min_size=1, max_size=5), sizes=st.lists(_pair, min_size=1, max_size=3), seed=st.integers(0, 5))
 def test_merged_equals_step_by_step(ops: list[GeometryOp], sizes: list[tuple[int, int]], seed: int) -> None:
     draws = Draws(seed, 0, np.arange(len(sizes)))
@@ -135,7 +135,7 @@ def test_a_window_on_nothing_but_fill() -> None:
 
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(size=st.tuples(st.integers(1, 300), st.integers(1, 300)), target=st.tuples(st.integers(1, 250), st.integers(1, 250)))
 def test_resizing_commutes_with_flips(interpolation: str, size: tuple[int, int], target: tuple[int, int]) -> None:
     """What lets a flip wait until after the resize: torch's fixed-point weights are symmetric."""

@@ -45,7 +45,7 @@ def resized(image: NDArray[np.uint8], size: tuple[int, int], interpolation: Inte
 
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     height=st.integers(1, 300), width=st.integers(1, 300), new_height=st.integers(1, 200), new_width=st.integers(1, 200)
 )  # fmt: skip
@@ -57,7 +57,7 @@ def test_resize_is_torchs_interpolate(
     np.testing.assert_array_equal(ours, resized(image, (new_height, new_width), interpolation))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(1, 120), st.integers(1, 120), st.integers(1, 90), st.integers(1, 90))
 def test_resize_is_within_rounding_of_pils(height: int, width: int, new_height: int, new_width: int) -> None:
     image = picture(height, width)
@@ -67,7 +67,7 @@ def test_resize_is_within_rounding_of_pils(height: int, width: int, new_height: 
     assert (difference > 1).mean() < 0.01
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(1, 120), st.integers(1, 120), st.integers(1, 90), st.integers(1, 90))
 def test_bicubic_is_within_rounding_of_pils(height: int, width: int, new_height: int, new_width: int) -> None:
     """Of an image without values near the ends: there what overshoots is cut off between the two directions, of which Pillow

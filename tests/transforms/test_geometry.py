@@ -23,7 +23,7 @@ from datapipe.transforms.cuts import whole
 _sizes = st.lists(st.tuples(st.integers(1, 3000), st.integers(1, 3000)), min_size=1, max_size=40)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(sizes=_sizes, low=st.floats(0.01, 1), seed=st.integers(0, 1000))
 def test_random_resized_crop_boxes(sizes: list[tuple[int, int]], low: float, seed: int) -> None:
     given_sizes = np.array(sizes)
@@ -83,7 +83,7 @@ def _greatest_gap(a: NDArray[Any], b: NDArray[Any]) -> float:
     return float(np.abs(below[0] - below[1]).max())
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     height=st.integers(1, 3000), width=st.integers(1, 3000), size=st.one_of(st.none(), st.integers(1, 500)),
     more=st.one_of(st.none(), st.integers(1, 600)),

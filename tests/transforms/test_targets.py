@@ -103,7 +103,7 @@ def test_no_boxes_stay_no_boxes() -> None:
     assert move_boxes(np.empty((0, 4), np.float32), steps_of(RECIPES["twice"], 0, (40, 53))).shape == (0, 4)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(number=st.integers(0, 10_000), top=st.integers(0, 30), left=st.integers(0, 40), side=st.integers(4, 10))
 def test_a_box_holds_what_it_held(number: int, top: int, left: int, side: int) -> None:
     """A rectangle drawn into the mask lies, after crop and flip, within a pixel of where its box went."""

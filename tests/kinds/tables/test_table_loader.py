@@ -13,7 +13,7 @@ import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from table_values import table_of, write_groups, write_table
 
@@ -99,7 +99,7 @@ def test_a_shuffled_batch_mixes_row_groups(table: Path) -> None:
     assert min(len(np.unique(rows // 100)) for rows in batches[:-1]) >= 8
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25)
 @given(
     sizes=st.lists(st.integers(1, 60), min_size=1, max_size=25),
     batch_size=st.integers(1, 50),

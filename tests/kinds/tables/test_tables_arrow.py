@@ -45,7 +45,7 @@ def poisoned(values: np.ndarray, valid: np.ndarray, kind: pa.DataType) -> pa.Arr
     return pa.Array.from_buffers(kind, len(raw), [pa.py_buffer(bits.tobytes()), pa.py_buffer(raw.tobytes())])
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(num=st.integers(1, 300), offset=st.integers(0, 20), data=st.data())
 def test_nulls_are_nan_whatever_lies_beneath(num: int, offset: int, data: st.DataObject) -> None:
     valid = np.array(data.draw(st.lists(st.booleans(), min_size=num + offset, max_size=num + offset)))
@@ -56,7 +56,7 @@ def test_nulls_are_nan_whatever_lies_beneath(num: int, offset: int, data: st.Dat
         np.testing.assert_array_equal(packed({"a": array}, "float32")[:, 0], expected)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(start=st.integers(0, 3 * BLOCK), length=st.integers(0, 2 * BLOCK))
 def test_any_rows_of_a_group(start: int, length: int) -> None:
     num = 4 * BLOCK
