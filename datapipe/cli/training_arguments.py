@@ -26,6 +26,14 @@ examples:
 """
 
 
+def _sizes(text: str) -> tuple[int, ...]:
+    """Return whole numbers above 0, which commas separate."""
+    sizes = tuple(int(one) if one.strip().isdecimal() else 0 for one in text.split(","))
+    if min(sizes) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not one or more batch sizes, such as 32,128")
+    return sizes
+
+
 def add_train(subparsers: Commands) -> None:
     """Add `datapipe train`."""
     parser = subparsers.add_parser(
@@ -125,6 +133,14 @@ def add_diagnose(subparsers: Commands) -> None:
         action="store_true",
         help="count the floating point operations and the bytes of 4 steps, which are then not measured, and say what bounds the "
         "model: compute, memory, launches or data",
+    )
+    parser.add_argument(
+        "--batch-sizes",
+        metavar="N,N,...",
+        type=_sizes,
+        default=(),
+        help="run the script again with each of these batch sizes, from its start and for at most 300 steps, with everything "
+        "that it writes, and say what a step takes then, and what bounds it; with --flops",
     )
     parser.add_argument(
         "--trials",

@@ -10,31 +10,26 @@ import re
 import shutil
 import signal
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from datapipe.core.atomic import atomic_writer, refuse_to_replace, write_json
-from datapipe.core.printable import say
 from datapipe.core.regular_files import read_bytes
-from datapipe.diagnostics.attach.launching import CommandResult, Settings, run_command, run_script
+from datapipe.diagnostics.attach.launching import CommandResult, Settings
 from datapipe.diagnostics.attach.ours import NAME_TAKEN, is_name_taken
-from datapipe.diagnostics.diagnosis import Command, Diagnosis, diagnose, with_applied
+from datapipe.diagnostics.diagnosis import Command, Diagnosis, diagnose
 from datapipe.diagnostics.document import Document, as_json
-from datapipe.diagnostics.judge.analysis import analyze
 from datapipe.diagnostics.judge.verdict import Verdict, VerdictKind
 from datapipe.diagnostics.measure.recorded import SUFFIX, read_processes
 from datapipe.diagnostics.report.compare import compare, differences
 from datapipe.diagnostics.report.page import page
 from datapipe.diagnostics.report.screen import screen, takes_colours
 from datapipe.diagnostics.report.trace import trace as trace_of
+from datapipe.diagnostics.runs import Again, run_any, scratch_in, tell
 from datapipe.diagnostics.torch_stages.ranges import open_recorder
 from datapipe.diagnostics.trials.trying import Trying
 from datapipe.errors import FormatError, MissingDataError, OptionError, StorageError
@@ -42,7 +37,6 @@ from datapipe.errors import FormatError, MissingDataError, OptionError, StorageE
 _DIAGNOSIS, _PAGE, _TRACE = "diagnosis.json", "diagnosis.html", "trace.json"
 _DATASET_S = 4.0  # at most, of the time for trials, for each trial of the script's own code
 _SNAPSHOT_S = 10.0  # the first snapshot; the next after twice as long, and so on
-_APPLIED_STEPS = 300  # limit of the run with the remedy
 
 
 _OPERATORS: dict[str, Callable[[float, float], bool]] = {
@@ -112,13 +106,16 @@ def run(args: argparse.Namespace) -> int:
         trials_s=args.trials,
         max_steps=args.steps,
         profile=args.profile,
-        flops=args.flops,
+        flops=args.flops or bool(args.batch_sizes),
         nvtx=args.nvtx,
         quiet=args.json,
     )
     document = diagnosis.document
+    again = Again(command, out, quiet=args.json)
+    if args.batch_sizes:
+        document = again.with_batch_sizes(document, args.batch_sizes)
     if args.apply:
-        document = _apply(args, command, out, diagnosis)
+        document = again.with_best_remedy(document, diagnosis.applied)
     return _report(args, document, outcome.exit_code, conditions, out)
 
 
@@ -132,9 +129,10 @@ def _recording(args: argparse.Namespace) -> Path | None:
         return None
     if len(args.command) > 1:
         raise OptionError(f"{' '.join(args.command[1:])}: comes after {path}, a recording; put options of diagnose before it")
-    for name in ("steps", "apply", "nvtx", "profile", "flops"):
+    for name in ("steps", "apply", "nvtx", "profile", "flops", "batch_sizes"):
         if getattr(args, name):
-            raise OptionError(f"--{name}: {path} is a run that is over; give the script to run it again, or leave the option out")
+            option = f"--{name.replace('_', '-')}"
+            raise OptionError(f"{option}: {path} is a run that is over; give the script to run it again, or leave the option out")
     return path
 
 
@@ -201,15 +199,15 @@ def diagnose_command(
         counts_operations=flops,
     )
     started_at, started_s = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
-    with _scratch(out) as scratch:
-        outcome = _run(command, scratch, settings, quiet=quiet)
+    with scratch_in(out) as scratch:
+        outcome = run_any(command, scratch, settings, quiet=quiet)
         facts = Command(tuple(command), outcome.exit_code, started_at, time.monotonic() - started_s)
         processes, notes = read_processes(scratch)
         if outcome.signal is not None:  # whoever ended it wants an end
             trials_s = 0
             name = signal.Signals(outcome.signal).name
             notes = [*notes, f"{name} ended the script; this describes the first half of its time, or more"]
-        return diagnose(processes, facts, try_out=Trying(scratch, processes, trials_s, tell=_tell), troubles=notes), outcome
+        return diagnose(processes, facts, try_out=Trying(scratch, processes, trials_s, tell=tell), troubles=notes), outcome
 
 
 def write_reports(document: Document, out: Path, *, html: bool, trace: bool) -> Path | None:
@@ -225,40 +223,6 @@ def write_reports(document: Document, out: Path, *, html: bool, trace: bool) -> 
     return path
 
 
-@contextmanager
-def _scratch(out: Path) -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix=".processes-", dir=out) as name:
-        yield Path(name)
-
-
-def _run(command: Sequence[str], results: Path, settings: Settings, *, quiet: bool) -> CommandResult:
-    """Run the command; `quiet`: its output goes to standard error."""
-    sys.stdout.flush()
-    stdout = sys.stderr if quiet else None
-    if command[0] == "--":
-        return run_command(command[1:], results, settings=settings, stdout=stdout)
-    return run_script(command, results, settings=settings, stdout=stdout)
-
-
-def _apply(args: argparse.Namespace, command: list[str], out: Path, diagnosis: Diagnosis) -> Document:
-    """Run the script again with a remedy. Returns the document, with the outcome added."""
-    document = diagnosis.document
-    predictions = document.remedies.predictions if document.remedies is not None else ()
-    chosen = next((one for one in predictions if one.name in diagnosis.applied), None)
-    if chosen is None:
-        why = document.why_no_remedies or "no remedy that needs no edit of the script is surely worth it"
-        return msgspec.structs.replace(document, troubles=(*document.troubles, f"nothing was applied: {why}"))
-    num_steps = min(_APPLIED_STEPS, max(rank.num_steps or 0 for rank in document.ranks))
-    predicted_ms = chosen.step_s.value * 1e3
-    _tell(f"running the script again with {chosen.name}, for {num_steps} steps; predicted {predicted_ms:.1f} ms per step")
-    remedy = diagnosis.applied[chosen.name]
-    settings = Settings(ends_after=num_steps, applied=remedy)
-    with _scratch(out) as scratch:
-        outcome = _run(command, scratch, settings, quiet=args.json)
-        found = [analyze(process, site=remedy.site) for process in read_processes(scratch)[0]]
-    return with_applied(document, chosen, found, exit_code=outcome.exit_code)
-
-
 def _report(args: argparse.Namespace, document: Document, exit_code: int, conditions: Sequence[Condition], out: Path) -> int:
     page = write_reports(document, out, html=args.html, trace=args.trace)
     if args.json:
@@ -267,7 +231,7 @@ def _report(args: argparse.Namespace, document: Document, exit_code: int, condit
         print(screen(document, page=None if page is None else str(page), colours=takes_colours(sys.stdout, os.environ)))
     violations = [reason for condition in conditions if (reason := condition.violation(document.verdict)) is not None]
     for reason in violations:
-        _tell(reason)
+        tell(reason)
     return 1 if violations else exit_code
 
 
@@ -289,7 +253,3 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as exc:
         raise FormatError(f"{file}: not a diagnosis ({exc}); `datapipe diagnose --out DIR` writes DIR/diagnosis.json") from exc
     return found
-
-
-def _tell(text: str) -> None:
-    say(f"datapipe diagnose: {text}", file=sys.stderr)

@@ -181,6 +181,16 @@ class RankResult(msgspec.Struct, frozen=True, kw_only=True):
     parts: RankParts | None = None  # of its mean step
 
 
+class BatchSizeRow(msgspec.Struct, frozen=True, kw_only=True):
+    """What a step takes with another batch size, when it was tried."""
+
+    batch_size: int
+    step_s: Known = None
+    data_s: Known = None  # part of step_s: waiting for data
+    model: ModelCost | None = None
+    reason: str | None = None  # why it was not measured
+
+
 class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
     """A remedy that could not be measured, and the reason."""
 
@@ -222,6 +232,7 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     straggler: Straggler | None = None  # the rank that the others wait for; None: there is none
     in_turn_s: Known = None  # lost per step, as ranks wait for data one after the other; None: little, or not known
     model: ModelCost | None = None  # what a step costs the device; None: not counted
+    batch_sizes: tuple[BatchSizeRow, ...] = ()  # others than the script's, as far as they were tried
     ceilings: Roofline | None = None  # of the judged rank; None: too little was measured
     loaders: tuple[LoaderRow, ...] = ()
     attribution: Fault | None = None

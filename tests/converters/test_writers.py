@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from crc32c import crc32c
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from trees import encoded_image
 
@@ -365,7 +365,6 @@ def test_members_that_no_plain_header_could_tell_the_size_of_are_refused(tmp_pat
         writer.check(sample(0))
 
 
-@settings(deadline=None, derandomize=True)
 @given(st.from_regex("[a-z][a-z0-9_]{0,31}", fullmatch=True) | st.sampled_from(["mp4", "bin", "txt", "json", "jpeg", "caption"]))
 def test_bytes_are_called_by_their_name_and_read_back_as_bytes(name: str) -> None:
     suffix = suffix_of_bytes(name)

@@ -19,7 +19,7 @@ from datapipe.diagnostics.attach import step_counter
 from datapipe.diagnostics.attach.step_counter import COUNT_FROM, COUNT_STEPS, StepCounter
 from datapipe.diagnostics.document import read_document
 from datapipe.diagnostics.measure.model_cost import ModelCost
-from datapipe.diagnostics.report import words
+from datapipe.diagnostics.report.model_words import batch_size_lines, model_lines
 from datapipe.diagnostics.report.page import page
 from datapipe.diagnostics.report.screen import screen
 
@@ -159,7 +159,7 @@ def test_operations_of_higher_order_run_and_are_named() -> None:
     found = counter.finish()
     assert found is not None
     assert found.uncounted == ("cond", "flex_attention")
-    (line,) = words.model_lines(
+    (line,) = model_lines(
         read_document(document("data-bound") | {"model": msgspec.to_builtins(COST) | {"uncounted": ["flex_attention"]}})
     )
     assert line.endswith("flex_attention not counted.")
@@ -192,7 +192,7 @@ def test_counting_that_fails_is_said_and_nothing_else(
 )
 def test_what_bounds_a_step_is_said(changed: dict[str, float], bound: str) -> None:
     found = document("compute-bound") | {"model": msgspec.to_builtins(msgspec.structs.replace(COST, **changed))}
-    (line,) = words.model_lines(read_document(found))
+    (line,) = model_lines(read_document(found))
     assert bound in line
     assert bound in " ".join(screen(found).split())
     assert bound in page(found)
@@ -201,12 +201,26 @@ def test_what_bounds_a_step_is_said(changed: dict[str, float], bound: str) -> No
 def test_data_that_bounds_a_step_is_said() -> None:
     found = document("data-bound") | {"model": msgspec.to_builtins(COST)}
     found["verdict"]["figures"]["data_s"] = 0.05
-    (line,) = words.model_lines(read_document(found))
+    (line,) = model_lines(read_document(found))
     assert line.startswith(
         "A step has 2 TFLOP: 6.0% of what large bfloat16 products reach on NVIDIA Test (500 TFLOP/s), and 200 per"
     )
     assert line.endswith("It is bound by waiting for data.")
-    assert words.model_lines(read_document(document("data-bound"))) == []
+    assert model_lines(read_document(document("data-bound"))) == []
+
+
+def test_other_batch_sizes_are_compared_without_waiting() -> None:
+    cost = msgspec.to_builtins(COST)
+    rows = [
+        {"batch_size": 512, "step_s": 0.2, "data_s": 0.1, "model": cost},
+        {"batch_size": 4096, "reason": "the script ended with status 1"},
+    ]
+    now, other, failed = batch_size_lines(read_document(document("data-bound") | {"model": cost, "batch_sizes": rows}))
+    assert now.startswith("Without waiting for data, batch_size=64 takes ")
+    assert "batch_size=512 takes 100 ms a step, 5,120 samples/s, " in other
+    assert " of the peak, 200 operations per byte, " in other
+    assert failed.endswith("batch_size=4096 was not measured: the script ended with status 1.")
+    assert batch_size_lines(read_document(document("data-bound"))) == []
 
 
 @pytest.mark.slow
@@ -230,3 +244,56 @@ for batch in DataLoader(torch.randn(1200, 64), batch_size=10):
     assert main(["diagnose", "--flops", "--trials", "0", "--no-html", "--out", str(out), str(script)]) == 0
     model = json.loads((out / "diagnosis.json").read_text())["model"]
     assert model["flops"] == 2 * 2 * 10 * 64 * 32  # forward, and the gradient of the weights
+
+
+@pytest.mark.slow
+def test_the_command_tries_batch_sizes(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+model = nn.Linear(64, 32)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for epoch in range(4):
+    for batch in DataLoader(torch.randn(1200, 64), batch_size=10, shuffle=True):
+        model(batch).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+    )
+    out = tmp_path / "out"
+    options = ["--batch-sizes", "20,5", "--trials", "0", "--no-html", "--out", str(out)]
+    assert main(["diagnose", *options, str(script)]) == 0
+    found = json.loads((out / "diagnosis.json").read_text())
+    assert found["model"]["flops"] == 2 * 2 * 10 * 64 * 32
+    assert [(row["batch_size"], row["reason"]) for row in found["batch_sizes"]] == [(20, None), (5, None)]
+    assert [row["model"]["flops"] for row in found["batch_sizes"]] == [2 * 2 * size * 64 * 32 for size in (20, 5)]
+    assert all(row["step_s"] > row["data_s"] >= 0 for row in found["batch_sizes"])
+    assert "Without waiting for data, batch_size=20 takes" in capfd.readouterr().out
+    for wrong in ("0", "8,", "x", "-4"):
+        with pytest.raises(SystemExit):
+            main(["diagnose", f"--batch-sizes={wrong}", str(script)])
+        assert "is not one or more batch sizes" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_batches_that_a_sampler_makes_keep_their_size(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        """
+import torch
+from torch.utils.data import DataLoader
+
+weight = torch.zeros(4, requires_grad=True)
+batches = [list(range(4 * k, 4 * k + 4)) for k in range(100)]
+for batch in DataLoader(torch.randn(400, 4), batch_sampler=batches):
+    (batch @ weight).sum().backward()
+"""
+    )
+    out = tmp_path / "out"
+    assert main(["diagnose", "--batch-sizes", "8", "--trials", "0", "--no-html", "--out", str(out), str(script)]) == 0
+    (row,) = json.loads((out / "diagnosis.json").read_text())["batch_sizes"]
+    assert row["reason"] == "the loader's batches are made by code of its own, whose size cannot be set"

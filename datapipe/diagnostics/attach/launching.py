@@ -42,6 +42,7 @@ class Applied:
     prefetch_factor: int | None = None
     in_order: bool | None = None
     from_torch: bool = False  # datapipe makes its batches
+    batch_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

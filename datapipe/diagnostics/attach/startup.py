@@ -111,8 +111,19 @@ def _carry_out(loader: Any, applied: Applied) -> Any:
         loader.prefetch_factor = applied.prefetch_factor
     if applied.in_order is not None:
         loader.in_order = applied.in_order
+    if applied.batch_size is not None:
+        _resize(loader, applied.batch_size)
     if not applied.from_torch:
         return None
     from datapipe.adapt import from_torch
 
     return from_torch(loader, device="cpu")
+
+
+def _resize(loader: Any, batch_size: int) -> None:
+    """Set the size of a loader's batches, if torch's own code makes them."""
+    from torch.utils.data import BatchSampler
+
+    if type(loader.batch_sampler) is BatchSampler:
+        loader.batch_sampler.batch_size = batch_size
+        loader.__dict__["batch_size"] = batch_size  # its own `__setattr__` refuses that

@@ -21,6 +21,7 @@ from datapipe.diagnostics.document import Document, LoaderRow, RankResult, Reada
 from datapipe.diagnostics.judge.verdict import Verdict
 from datapipe.diagnostics.predict.remedies import NO_REMEDY, NOTHING
 from datapipe.diagnostics.report import drawings, words
+from datapipe.diagnostics.report.model_words import batch_size_lines, model_lines
 
 _WITHIN = "\u2003"  # wide spaces, for parts of the row above
 # The figures of a verdict in words. Seconds, shares, counts.
@@ -95,7 +96,7 @@ def _context(read: Document) -> dict[str, Any]:
         "run_lines": _run_lines(read),
         "chart": drawings.step_chart(read.steps.rows, on_device=read.verdict.is_device) if read.steps else None,
         "ranks": _rank_rows(read.ranks),
-        "further_lines": [*filter(None, [words.late_rank_line(read)]), *words.model_lines(read)],
+        "further_lines": [*filter(None, [words.late_rank_line(read)]), *model_lines(read), *batch_size_lines(read)],
         "loaders": _loader_rows(read.loaders),
         "figures": _figure_rows(read.verdict),
         "run_facts": _run_facts(read),

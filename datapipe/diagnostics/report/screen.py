@@ -13,6 +13,7 @@ from datapipe.diagnostics.judge.verdict import VerdictKind
 from datapipe.diagnostics.predict.remedies import NO_REMEDY, NOTHING, Instruction, Snippet
 from datapipe.diagnostics.report import words
 from datapipe.diagnostics.report.grouping import RemedyGroup, grouped
+from datapipe.diagnostics.report.model_words import batch_size_lines, model_lines
 
 MAX_LINES, WIDTH = 24, 100
 _MAX_STAGES, _FEW_STAGES, _MAX_HOW, _BAR, _LABEL = 4, 2, 4, 40, 36
@@ -61,8 +62,10 @@ def _verdict(read: Document, style: _Style) -> list[str]:
     lines += _wrap(words.detail(read), num=3, indent=2)
     lines += _wrap(words.late_rank_line(read) or "", num=2, indent=2)
     lines += _wrap(words.ranks_line(read) or "", num=1, indent=2)
-    for line in words.model_lines(read):
+    for line in model_lines(read):
         lines += _wrap(line, num=3, indent=2)
+    for line in batch_size_lines(read):
+        lines += _wrap(line, num=2, indent=2)
     if (levels := words.levels_line(read.regimes)) is not None:
         lines += _wrap(levels, num=2, indent=2)
     if read.run is not None:

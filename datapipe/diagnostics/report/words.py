@@ -31,8 +31,6 @@ _NOTABLE = 0.1  # of the run: a larger share is reported
 _STEADY = ("waiting for data", "training steps")
 _PARTS = {"first batches": "the first batches of passes, such as starting workers", "between passes": "what lies between passes"}
 _NEARLY_FREE = 20.0  # times as fast, beyond which a stage counts as free
-_BOUND = 0.4  # of a step: what takes less at its best does not bound it
-_FLOPS = ((1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"), (1e3, "kFLOP"), (1, "FLOP"))
 _SMALL = 0.02  # of a step: a smaller change gets no figure
 INTERVALS = (
     "Ranges in brackets come from resampling the steps of this run. Those of predictions also contain how much runs usually "
@@ -150,30 +148,6 @@ def ranks_line(diagnosis: Document) -> str | None:
 def of_others(row: RankResult) -> str | None:
     """Return the share of its steps that a rank waits for the others; None if it was not measured."""
     return None if row.parts is None or row.parts.others_s is None else percent(row.parts.others_s / row.parts.step_s)
-
-
-def model_lines(diagnosis: Document) -> list[str]:
-    """Return what a step costs the device, and what bounds it; none if its operations were not counted."""
-    cost, figures = diagnosis.model, diagnosis.verdict.figures
-    if cost is None or not figures.step_s:
-        return []
-    used, peak = cost.flops / (cost.peak_flops_per_s * figures.step_s), _flops(cost.peak_flops_per_s)
-    device, dtype = plain(cost.device), plain(cost.dtype)
-    shares = {what: seconds / figures.step_s for what, seconds in cost.limits_s.items()}
-    shares |= {} if figures.data_s is None else {"waiting for data": figures.data_s / figures.step_s}
-    most = max(shares, key=lambda what: shares[what])
-    bound = f"bound by {most}" if shares[most] >= _BOUND else "bound by none of these, but by Python or other waiting"
-    parts = ", ".join(f"{what} {share:.0%}" for what, share in shares.items())
-    left_out = f" {', '.join(map(plain, cost.uncounted))} not counted." if cost.uncounted else ""
-    return [
-        f"A step has {_flops(cost.flops)}: {used:.1%} of what large {dtype} products reach on {device} ({peak}/s), and "
-        f"{cost.intensity:.3g} per byte. At the device's best, of a step: {parts}. It is {bound}.{left_out}"
-    ]
-
-
-def _flops(number: float) -> str:
-    value, unit = next((number / scale, unit) for scale, unit in _FLOPS if number >= scale or scale == 1)
-    return f"{value:.3g} {unit}"
 
 
 def detail(diagnosis: Document) -> str:
