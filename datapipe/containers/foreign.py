@@ -33,7 +33,7 @@ from datapipe.index.sidecar import SIDECAR_SUFFIX, SidecarRows, write_sidecar
 INDEX_DIRECTORY_NAME = ".datapipe-index"
 _T = TypeVar("_T")
 _STAMP_NAME = "source.json"  # the state of the data when the index was made
-_INDEX_VERSION = 4  # of the contents of an index: one of another version is made again
+_INDEX_VERSION = 5  # of the contents of an index: one of another version is made again
 
 
 class Foreign(Protocol):

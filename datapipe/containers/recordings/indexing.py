@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from datapipe.codecs.audio.decoding import AudioFacts, audio_facts
+from datapipe.codecs.audio.decoding import AudioFacts, checked_facts
 from datapipe.codecs.audio.library import import_soundfile
 from datapipe.containers.foreign import cached_home, index_stamp, progress, write_stamp
 from datapipe.core import atomic
@@ -20,8 +20,6 @@ from datapipe.index.recordings import VERSION, RecordingEntry, RecordingIndex, R
 
 _NAME = "recordings.arrow"
 _NUM_THREADS = 2
-# Samples of a channel that a byte can hold, at most: of MP3, a frame of 1,152 has 24 bytes; of FLAC, one of 65,535 has 11.
-_MOST_OF_MP3, _MOST, _SHORTEST_FRAMES = 48, 6000, 1 << 16
 _UNREAD = (-1, 0)  # the stamp of a file that could not be read: it is tried again
 
 
@@ -98,25 +96,20 @@ def look_at(source: RecordingSource) -> RecordingEntry:
     found = RecordingSource(source.path, source.start, nbytes)
     stamp = status.st_size, status.st_mtime_ns
     try:
-        facts = _facts(descriptor, source)
+        facts = _facts(descriptor, source, nbytes)
     except DecodeError as exc:
         return RecordingEntry(found, *stamp, problem=f"{where}: {exc}; remove it from the data")
     finally:
         os.close(descriptor)
-    if not facts.num_frames:
-        return RecordingEntry(found, *stamp, problem=f"{where}: holds no sound, 0 samples; remove it from the data")
-    if facts.num_frames > _SHORTEST_FRAMES + nbytes * (_MOST_OF_MP3 if facts.coding.startswith("MP3") else _MOST):
-        claim = f"says that it has {facts.num_frames:,} samples, more than {nbytes:,} bytes can hold"
-        return RecordingEntry(found, *stamp, problem=f"{where}: {claim}; encode it again: ffmpeg -i IN OUT")
     return RecordingEntry(found, *stamp, facts.num_frames, facts.rate, facts.channels, facts.coding)
 
 
-def _facts(descriptor: int, source: RecordingSource) -> AudioFacts:
+def _facts(descriptor: int, source: RecordingSource, nbytes: int) -> AudioFacts:
     if source.nbytes < 0:
-        return audio_facts(descriptor)
+        return checked_facts(descriptor, nbytes)
     part = range_in_memory(descriptor, source.start, source.nbytes)
     try:
-        return audio_facts(part)
+        return checked_facts(part, nbytes)
     finally:
         os.close(part)
 

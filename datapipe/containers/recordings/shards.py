@@ -7,10 +7,10 @@ import os
 
 import numpy as np
 
-from datapipe.codecs.field_values import FieldKind
-from datapipe.containers.field_names import IMAGE
+from datapipe.codecs.field_values import FieldKind, FieldSpec
+from datapipe.containers.field_names import SPOKEN, is_audio
 from datapipe.containers.formats import container_of
-from datapipe.containers.listing import AUDIO_SUFFIXES, is_audio_name, is_image_name, is_video_name
+from datapipe.containers.listing import is_audio_name, is_image_name, is_video_name
 from datapipe.containers.lists.parts import TEXTS
 from datapipe.containers.mapped import byte_source
 from datapipe.containers.opening import open_index
@@ -27,7 +27,7 @@ from datapipe.index.sample_index import SampleIndex
 from datapipe.index.utterances import Utterances, text_array
 
 _AT_ONCE = 1 << 16  # samples that are looked up
-_TEXTS = ("txt", *TEXTS)  # the field of what is said: the first that there is
+_TEXTS = (SPOKEN.name, *TEXTS)  # the field of what is said: the first that there is
 _COLUMNS = ("audio.bytes", "audio")  # of Parquet
 
 
@@ -66,21 +66,14 @@ def open_shards(name: str) -> Utterances:
     """
     index = open_index(name)
     assert isinstance(index, SampleIndex)
-    kinds = {one.name: one.kind for one in index.manifest.fields}
-    fields = [one for one in kinds if f".{one.rpartition('_')[2]}" in AUDIO_SUFFIXES]
-    if index.manifest.container == "parquet":
-        fields = [IMAGE]  # what its scan calls the one column of encoded values
-    if len(fields) != 1:
-        raise OptionError(
-            f"{name}: each sample must have one sound file, and they have {listed(fields, most=5) or 'none in common'}"
-        )
-    text, has_labels = next((one for one in _TEXTS if one in kinds), None), FieldKind.LABEL in kinds.values()
+    audio, text = spoken_fields(index.manifest.fields, name)
+    has_labels = any(one.kind is FieldKind.LABEL for one in index.manifest.fields)
     files = LocalFiles()
     sources: list[RecordingSource] = []
     labels, texts = [], []
     for first in range(0, len(index), _AT_ONCE):
         ids = index.ids(np.arange(first, min(first + _AT_ONCE, len(index)), dtype=np.int64))
-        entries = index.look_up(ids, fields[0])
+        entries = index.look_up(ids, audio)
         sources += _sources(entries.extents, name)
         labels.append(entries.labels)
         if text is not None:
@@ -94,6 +87,19 @@ def open_shards(name: str) -> Utterances:
         classes=index.manifest.classes if has_labels else None,
         texts=None if text is None else text_array(texts),
     )
+
+
+def spoken_fields(fields: tuple[FieldSpec, ...], where: str) -> tuple[str, str | None]:
+    """Return which of the fields of shards is the sound, and which says what is said in it, if one does.
+
+    Raises OptionError for no fields of sound, or several.
+    """
+    found = [one.name for one in fields if is_audio(one)]
+    if len(found) != 1:
+        has = listed(found, most=5) or "none in common"
+        raise OptionError(f"{where}: each sample must have one sound file, and they have {has}")
+    texts = {one.name for one in fields if one.kind is FieldKind.TEXT}
+    return found[0], next((name for name in _TEXTS if name in texts), None)
 
 
 def _sources(extents: Extents, name: str) -> list[RecordingSource]:

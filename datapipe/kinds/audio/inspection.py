@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from datapipe.containers.form import Form
 from datapipe.containers.listing import holds_files, is_audio_name, is_image_name
 from datapipe.containers.recordings.opening import open_utterances
 from datapipe.containers.recordings.shards import are_shards
@@ -21,12 +22,16 @@ from datapipe.stores.location import is_url
 _MAX_SHOWN = 5  # bad recordings, rates, channels, codings
 
 
-def claim(path: str) -> Utterances | None:
+def claim(path: str, form: Form | None = None) -> Utterances | None:
     """Return the utterances of a folder, or a sound file; None for what is none, and for folders that hold images too."""
-    if is_url(path) or os.path.lexists(os.path.join(path, MANIFEST_NAME)):
+    if form is not None and form.has_choices:
+        raise OptionError(f"{path}: --root, --field, --class-from and --class-map have no effect on sound; leave them out")
+    if is_url(path):
         return None
-    if are_shards(path):
+    if form is not None or are_shards(path):
         return open_utterances(path)
+    if os.path.lexists(os.path.join(path, MANIFEST_NAME)):
+        return None
     if os.path.isfile(path):
         return open_utterances(path) if is_audio_name(os.fsencode(path)) else None
     is_sound = os.path.isdir(path) and holds_files(path, is_audio_name, unless=is_image_name)

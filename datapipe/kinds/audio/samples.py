@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from datapipe.codecs.audio.decoding import Floats, read_frames
-from datapipe.codecs.audio.resampling import num_resampled, resampled, stretch_of, with_channels
+from datapipe.codecs.audio.decoding import Floats
+from datapipe.codecs.audio.resampling import Span, num_resampled, read_samples
 from datapipe.core.printable import counted
 from datapipe.core.regular_files import range_in_memory
 from datapipe.errors import FormatError, MissingDataError, OptionError
@@ -94,20 +94,14 @@ class AudioSamples:
 
         Raises DecodeError, or IntegrityError for a file that is gone; MissingDataError or StorageError.
         """
-        found, num = self.utterances, out.shape[1]
-        recording, num_frames = int(found.recording[number]), int(found.num_frames[number])
-        rate, channels = int(found.recordings.rates[recording]), int(found.recordings.channels[recording])
-        stretch = stretch_of(first, num, num_frames=num_frames, rate=rate, wanted=self.rate)
-        is_plain = rate == self.rate and channels == len(out) == 1
-        sound = out[0] if is_plain else np.empty((stretch.num, channels), np.float32)
+        found, recording = self.utterances, int(self.utterances.recording[number])
+        format_of = int(found.recordings.rates[recording]), int(found.recordings.channels[recording])
+        span = Span(int(found.first[number]), int(found.num_frames[number]), *format_of)
         descriptor = _opened(found.recordings, recording)
         try:
-            read_frames(descriptor, int(found.first[number]) + stretch.first, sound, rate=rate)
+            read_samples(descriptor, span, first, out, rate=self.rate)
         finally:
             os.close(descriptor)
-        if not is_plain:
-            made = resampled(with_channels(sound, len(out)), rate, self.rate)
-            out[:] = made[stretch.skip : stretch.skip + num].T
 
 
 def _opened(recordings: RecordingIndex, number: int) -> int:
