@@ -34,6 +34,7 @@ from datapipe.errors import MissingDataError, OptionError
 from datapipe.index.listed import ListedSample, Origin, ScanNotes, SourceFacts, Workspace, join
 from datapipe.stores.location import Location, Place
 from datapipe.stores.objects import ListedObject, list_below, list_each, list_names, list_objects, refuse_unlistable
+from datapipe.stores.random_access import pin_object
 
 _MAX_NAMES = 10_000  # that are looked at for loose files
 _NO_FOLDER = "lies in no folder that names its class; move it into one, or convert with --class-from none"
@@ -70,6 +71,16 @@ def classes_if_all(root: Place, form: Form, kind: FileKind) -> FolderSource:
         has_classes = bool(folders) and not _has_loose(root, kind)
         form = dataclasses.replace(form, class_from=ClassFrom.FOLDER if has_classes else ClassFrom.NONE)
     return FolderSource(root, form, kind)
+
+
+def placed(root: Place, origin: Origin) -> str:
+    """Return the path of a listed file, or the URL of an object, which is the listed one from now on."""
+    path = os.fsdecode(origin.path)
+    if isinstance(root, Path):
+        return os.path.join(root.absolute(), path)
+    url = str(root / path)
+    pin_object(url, etag=origin.etag or None, nbytes=origin.nbytes)
+    return url
 
 
 def _has_loose(root: Place, kind: FileKind) -> bool:

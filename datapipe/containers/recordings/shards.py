@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import glob
 import os
 
 import numpy as np
 
 from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.containers.field_names import SPOKEN, is_audio
+from datapipe.containers.first_shard import first_shard
 from datapipe.containers.formats import container_of
 from datapipe.containers.listing import is_audio_name, is_image_name, is_video_name
 from datapipe.containers.lists.parts import TEXTS
@@ -19,8 +19,8 @@ from datapipe.containers.parquet.thrift_compact import DamagedError
 from datapipe.containers.recordings.indexing import open_recordings
 from datapipe.containers.tar.scanner import begins_with
 from datapipe.core.printable import listed
-from datapipe.errors import FormatError, OptionError
-from datapipe.fetch.local import LocalFiles
+from datapipe.errors import FormatError, MissingDataError, OptionError
+from datapipe.fetch.files import open_files
 from datapipe.index.entries import Extents
 from datapipe.index.recordings import RecordingSource
 from datapipe.index.sample_index import SampleIndex
@@ -32,13 +32,12 @@ _COLUMNS = ("audio.bytes", "audio")  # of Parquet
 
 
 def are_shards(name: str) -> bool:
-    """Return True for tars, by path, pattern or folder, whose first members are sound alone, and for Parquet with sound."""
-    if os.path.isdir(name):
-        found = [os.path.join(name, one) for one in sorted(os.listdir(name))]
-    else:
-        found = [name] if os.path.isfile(name) else sorted(glob.glob(name))
-    first = next((path for path in found if container_of(os.path.basename(path)) in _HELD_IN), None)
-    return first is not None and _HELD_IN[container_of(os.path.basename(first)) or ""](first)
+    """Return True for tars, by path, pattern, folder or URL, whose first members are sound alone, and for Parquet with sound."""
+    try:
+        first = first_shard(name, _HELD_IN)
+        return first is not None and _HELD_IN[container_of(os.path.basename(first)) or ""](first)
+    except (FormatError, MissingDataError):  # of a URL; what reads it says what is wrong
+        return False
 
 
 def _holds_sound(tar: str) -> bool:
@@ -68,7 +67,7 @@ def open_shards(name: str) -> Utterances:
     assert isinstance(index, SampleIndex)
     audio, text = spoken_fields(index.manifest.fields, name)
     has_labels = any(one.kind is FieldKind.LABEL for one in index.manifest.fields)
-    files = LocalFiles()
+    files = open_files(index)
     sources: list[RecordingSource] = []
     labels, texts = [], []
     for first in range(0, len(index), _AT_ONCE):
@@ -78,7 +77,7 @@ def open_shards(name: str) -> Utterances:
         labels.append(entries.labels)
         if text is not None:
             extents = index.look_up(ids, text).extents
-            texts += [files.read(extents, row).decode(errors="replace").strip() for row in range(len(extents))]
+            texts += [_text(value, name) for value in files.read_each(extents, range(len(extents)))]
     return Utterances.of(
         open_recordings(sources, where=name),
         np.arange(len(sources)),
@@ -100,6 +99,12 @@ def spoken_fields(fields: tuple[FieldSpec, ...], where: str) -> tuple[str, str |
         raise OptionError(f"{where}: each sample must have one sound file, and they have {has}")
     texts = {one.name for one in fields if one.kind is FieldKind.TEXT}
     return found[0], next((name for name in _TEXTS if name in texts), None)
+
+
+def _text(value: bytes | Exception, where: str) -> str:
+    if isinstance(value, Exception):
+        raise FormatError(f"{where}: what is said cannot be read: {value}; get the shards again") from value
+    return value.decode(errors="replace").strip()
 
 
 def _sources(extents: Extents, name: str) -> list[RecordingSource]:

@@ -26,11 +26,9 @@ def claim(path: str, form: Form | None = None) -> Utterances | None:
     """Return the utterances of a folder, or a sound file; None for what is none, and for folders that hold images too."""
     if form is not None and form.has_choices:
         raise OptionError(f"{path}: --root, --field, --class-from and --class-map have no effect on sound; leave them out")
-    if is_url(path):
-        return None
-    if form is not None or are_shards(path):
+    if form is not None or are_shards(path) or (is_url(path) and is_audio_name(os.fsencode(path))):
         return open_utterances(path)
-    if os.path.lexists(os.path.join(path, MANIFEST_NAME)):
+    if is_url(path) or os.path.lexists(os.path.join(path, MANIFEST_NAME)):
         return None
     if os.path.isfile(path):
         return open_utterances(path) if is_audio_name(os.fsencode(path)) else None

@@ -11,13 +11,15 @@ import numpy as np
 from datapipe.codecs.audio.decoding import Floats
 from datapipe.codecs.audio.resampling import Span, num_resampled, read_samples
 from datapipe.core.printable import counted
-from datapipe.core.regular_files import range_in_memory
+from datapipe.core.regular_files import bytes_in_memory, range_in_memory
 from datapipe.errors import FormatError, MissingDataError, OptionError
+from datapipe.fetch.files import Files
 from datapipe.fetch.local import open_sample
 from datapipe.index.recordings import RecordingIndex
 from datapipe.index.utterances import Utterances
 from datapipe.kinds.audio.settings import AudioSettings
 from datapipe.order.length_batches import Ints, LengthBatches
+from datapipe.stores.location import is_url
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,24 +91,27 @@ class AudioSamples:
         """What a batch has, in this order."""
         return self.settings.fields or self.possible_fields[:-1]
 
-    def read(self, number: int, first: int, out: Floats) -> None:
-        """Write a sample, from `first` on, into `out`, (channels, n) at the rate.
+    def read(self, number: int, first: int, out: Floats, files: Files) -> None:
+        """Write a sample, from `first` on, into `out`, (channels, n) at the rate. `files`: read recordings in stores.
 
         Raises DecodeError, or IntegrityError for a file that is gone; MissingDataError or StorageError.
         """
         found, recording = self.utterances, int(self.utterances.recording[number])
         format_of = int(found.recordings.rates[recording]), int(found.recordings.channels[recording])
         span = Span(int(found.first[number]), int(found.num_frames[number]), *format_of)
-        descriptor = _opened(found.recordings, recording)
+        descriptor = _opened(found.recordings, recording, files)
         try:
             read_samples(descriptor, span, first, out, rate=self.rate)
         finally:
             os.close(descriptor)
 
 
-def _opened(recordings: RecordingIndex, number: int) -> int:
-    """Return a descriptor of a recording, of a copy in memory if it is part of a file. Raises as `open_sample` does."""
-    descriptor, _ = open_sample(recordings.path(number))
+def _opened(recordings: RecordingIndex, number: int, files: Files) -> int:
+    """Return a descriptor of a recording, or of a copy in memory where it lies in a store or is part of a file."""
+    path = recordings.path(number)
+    if is_url(path):
+        return bytes_in_memory(files.read(recordings.extents([number]), 0))
+    descriptor, _ = open_sample(path)
     part = recordings.part(number)
     if part is None:
         return descriptor
