@@ -188,7 +188,8 @@ class ForeignShards:
 def cached_home(*parts: str | Path) -> Path:
     """Return the place in the user's cache of the index of data that these parts name; the second one is a path."""
     kind, path, *rest = map(str, parts)
-    name = hashlib.sha256("\0".join((kind, os.path.realpath(path), *rest)).encode(errors="surrogateescape")).hexdigest()
+    place = path if is_url(path) else os.path.realpath(path)
+    name = hashlib.sha256("\0".join((kind, place, *rest)).encode(errors="surrogateescape")).hexdigest()
     return user_cache(INDEXES) / name[:24]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 
 import numpy as np
@@ -17,10 +18,11 @@ from datapipe.containers.opening import open_index
 from datapipe.containers.parquet.footer import read_footer
 from datapipe.containers.parquet.thrift_compact import DamagedError
 from datapipe.containers.recordings.indexing import open_recordings
+from datapipe.containers.recordings.unpacking import unpacked
 from datapipe.containers.tar.scanner import begins_with
 from datapipe.core.printable import listed
 from datapipe.errors import FormatError, MissingDataError, OptionError
-from datapipe.fetch.files import open_files
+from datapipe.fetch.files import Files, open_files
 from datapipe.index.entries import Extents
 from datapipe.index.recordings import RecordingSource
 from datapipe.index.sample_index import SampleIndex
@@ -73,7 +75,7 @@ def open_shards(name: str) -> Utterances:
     for first in range(0, len(index), _AT_ONCE):
         ids = index.ids(np.arange(first, min(first + _AT_ONCE, len(index)), dtype=np.int64))
         entries = index.look_up(ids, audio)
-        sources += _sources(entries.extents, name)
+        sources += _sources(entries.extents, files, audio)
         labels.append(entries.labels)
         if text is not None:
             extents = index.look_up(ids, text).extents
@@ -107,8 +109,13 @@ def _text(value: bytes | Exception, where: str) -> str:
     return value.decode(errors="replace").strip()
 
 
-def _sources(extents: Extents, name: str) -> list[RecordingSource]:
-    if extents.codecs is not None and any(extents.codecs):
-        raise OptionError(f"{name}: its sound is compressed with that of other rows; write it again without compression")
-    places = zip(extents.paths, extents.offset.tolist(), extents.nbytes.tolist(), strict=True)
-    return [RecordingSource(*place) for place in places]
+def _sources(extents: Extents, files: Files, column: str) -> list[RecordingSource]:
+    """Return where recordings lie: those that are compressed with others, unpacked. Those of a shard follow each other."""
+    sources: list[RecordingSource] = []
+    for path, group in itertools.groupby(range(len(extents)), extents.paths.__getitem__):
+        rows = [*group]
+        if extents.codecs is not None and any(extents.codecs[row] for row in rows):
+            sources += unpacked(extents, rows, files, column)
+        else:
+            sources += [RecordingSource(path, int(extents.offset[row]), int(extents.nbytes[row])) for row in rows]
+    return sources

@@ -32,7 +32,7 @@ FIELDS = ["audio", "lengths", "id"]
 def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folders with the same eight recordings: in classes, in two tars, in Parquet, and in a converted set. Not to be changed."""
     top = tmp_path_factory.mktemp("places")
-    for name in ("tars", "parquet"):
+    for name in ("tars", "parquet", "compressed"):
         (top / name).mkdir()
     files = [
         write_sound(top / "folder" / f"class{n // 4}" / f"{n}.{suffix}", sound(0.4 + n / 5, seed=n))
@@ -49,6 +49,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = [{"bytes": file.read_bytes(), "path": file.name} for file in files]
     table = pa.table({"audio": rows, "text": [f"says {n}" for n in range(8)]})
     pq.write_table(table, top / "parquet" / "train.parquet", compression="none", use_dictionary=False, row_group_size=3)
+    pq.write_table(table, top / "compressed" / "train.parquet", compression="snappy", row_group_size=3)
     assert main(["convert", str(top / "folder"), str(top / "converted"), "--to", "webdataset", "--shard-size", "100KB"]) == 0
     return top
 
@@ -56,7 +57,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(places: Path) -> Iterator[FaultyStore]:
     with moto_store() as store:
-        for name in ("folder", "tars", "parquet", "converted"):
+        for name in ("folder", "tars", "parquet", "compressed", "converted"):
             upload(places / name, name)
         yield store
 
@@ -90,7 +91,7 @@ def assert_same(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> 
 
 URLS = {
     "folder": "folder", "tars": "tars", "tars/s-*.tar": "tars", "tars/s-{0..1}.tar": "tars", "parquet": "parquet",
-    "parquet/train.parquet": "parquet", "converted": "converted",
+    "parquet/train.parquet": "parquet", "converted": "converted", "compressed": "compressed",
 }  # fmt: skip
 
 
