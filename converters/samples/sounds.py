@@ -27,6 +27,7 @@ _FORMATS = {
     "FLAC": "flac", "WAV": "wav", "WAVEX": "wav", "MP3": "mp3", "OGG": "ogg", "AIFF": "aiff", "AU": "au", "CAF": "caf",
     "W64": "w64", "RF64": "rf64",
 }  # fmt: skip
+_MAX_SAMPLES = 1 << 31  # that are in memory at once, in 8 GiB: 12 hours at 48 kHz
 _FINE = ("_20", "_24", "_32", "FLOAT", "DOUBLE")  # codings of more than 16 bits, which are written with 24
 
 
@@ -81,9 +82,12 @@ class _Making:
         """Return the samples of an utterance, (channels, n) at the wanted rate, as a loader has them. Raises as `made`."""
         rate = self._treatment.rate or facts.rate
         num = int(num_resampled(np.array([span.num_frames]), np.array([span.rate]), rate)[0])
+        channels = self._treatment.channels or facts.channels
         if not num:
             raise DecodeError(f"is shorter than a sample at {rate:,} Hz")
-        sound = np.empty((self._treatment.channels or facts.channels, num), np.float32)
+        if max(num * channels, span.num_frames * span.channels) > _MAX_SAMPLES:
+            raise DecodeError(f"has {span.num_frames:,} samples, too many to be decoded at once; cut it into parts, by a list")
+        sound = np.empty((channels, num), np.float32)
         read_samples(file, span, 0, sound, rate=rate)
         least = self._treatment.silence
         peak = float(np.abs(sound).max())

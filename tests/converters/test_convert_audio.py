@@ -19,10 +19,16 @@ from trees import contents, run_cli
 
 import datapipe as dp
 from converters import Check, ConvertOptions, OnError, convert, preview, recognise
-from converters.options import Limit, Part, Split, parse_silence
+from converters.options import Encode, Limit, Part, Split, parse_silence
+from converters.samples import sounds
+from converters.samples.examine import AudioTreatment, Treatment
+from converters.samples.reading import LeftOutSample, PlannedSample, Roots
 from converters.verify import verify
+from converters.writers import StoredSample
+from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.containers.recordings.opening import open_utterances
 from datapipe.errors import DecodeError, MissingDataError, OptionError
+from datapipe.index.listed import Origin
 from datapipe.index.manifest import read_manifest
 
 TARGETS = ("webdataset", "parquet")
@@ -145,6 +151,9 @@ def test_bytes_stay_as_they_are_with_the_suffix_of_their_format(tmp_path: Path) 
         suffixes = [name.partition(".")[2] for name in tar.getnames()]
     assert suffixes[1::2] == ["cls"] * 10
     assert suffixes[::2] == ["flac", *(file.suffix[1:] for file in files[1:])]
+    (out / "dataset.json").unlink()  # as tars of others
+    pattern = utterances(out / "*.tar", rate=16_000)
+    assert_alike(pattern, utterances(source, rate=16_000))
 
 
 def test_parquet_is_as_hugging_face_has_it(tmp_path: Path) -> None:
@@ -265,6 +274,24 @@ def test_bad_files_are_named_and_counted(tmp_path: Path) -> None:
     assert verify(tmp_path / "deep").problems == ()
     with pytest.raises(DecodeError, match="exceed --max-errors 2"):
         converted(source, tmp_path / "many", on_error=OnError.SKIP, max_errors=Limit(2))
+
+
+def test_what_claims_more_than_memory_holds_is_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_sound(tmp_path / "in" / "a.flac", sound(1))
+    write_sound(tmp_path / "in" / "b.flac", sound(2))
+    monkeypatch.setattr(sounds, "_MAX_SAMPLES", 20_000)
+    treatment = Treatment(Check.DECODE, None, Encode("keep"), audio=AudioTreatment())
+    fields = (FieldSpec("audio", FieldKind.BYTES),)
+    planned = []
+    for number, name in enumerate((b"a.flac", b"b.flac")):
+        status = (tmp_path / "in" / name.decode()).stat()
+        origin = Origin.whole(name, status.st_size, status.st_mtime_ns)
+        planned.append(PlannedSample(number, number, -1, name, None, {"audio": origin}, {}))
+    roots = Roots(str(tmp_path / "in").encode(), b"")
+    good, bad = (made for _, made in sounds.stored_sounds(roots, planned, fields, treatment, check=lambda sample: None))
+    assert isinstance(good, StoredSample)
+    assert isinstance(bad, LeftOutSample)
+    assert "has 32,000 samples, too many to be decoded at once" in bad.reason
 
 
 def test_silence_is_left_out_only_if_that_is_asked(tmp_path: Path) -> None:

@@ -306,6 +306,25 @@ def test_rows_without_sound_and_no_room_for_what_is_compressed(
         dp.Audio(tmp_path / "0.parquet", whole=True, skip_bad=True)
 
 
+def test_samples_of_tars_have_one_sound_file_each(words: Path, tmp_path: Path) -> None:
+    flac, wav = (next(words.rglob(f"*.{suffix}")).read_bytes() for suffix in ("flac", "wav"))
+    for name, members, has in (
+        ("one", {"a.flac": flac, "b.wav": wav}, ""),
+        ("two", {"a.flac": flac, "a.wav": wav}, "they have flac, wav"),
+        ("named", {"a.near.flac": flac, "a.far.flac": flac}, "they have near_flac, far_flac"),
+    ):
+        with tarfile.open(tmp_path / f"{name}.tar", "w") as tar:
+            for member, data in members.items():
+                entry = tarfile.TarInfo(member)
+                entry.size = len(data)
+                tar.addfile(entry, io.BytesIO(data))
+        if not has:
+            assert len(dp.Audio(tmp_path / f"{name}.tar", whole=True)) == 2
+            continue
+        with pytest.raises(OptionError, match=f"each sample must have one sound file, and {has}"):
+            dp.Audio(tmp_path / f"{name}.tar", whole=True)
+
+
 def test_samplers_decide_the_order_and_repeats_are_drawn_again(words: Path) -> None:
     batches = list(loader_of(words, seconds=0.25, sampler=[5, 1, 5, 2], shuffle=None, fields=FIELDS))
     assert [number for batch in batches for number in batch["id"].tolist()] == [5, 1, 5, 2]
