@@ -30,6 +30,7 @@ _NOT_SERVED = {
     "transform": "leave it out: batch_transform gets each batch, on its device; datapipe.transforms.LogMel is one",
     "collate_fn": "leave it out: batches are put together already; batch_transform gets each batch",
 }
+_REMOTE_NBYTES_AHEAD = 256 << 20
 _REMOTE_AHEAD = 256  # utterances: 1,000 a second with 170 ms of latency each, and half as many again
 _OF_BATCHES = "leave it out: max_seconds decides which utterances share a batch"
 
@@ -85,7 +86,8 @@ class AudioKind(Kind):
         if not isinstance(self._files, RemoteFiles):
             return options
         of_batch = options.batch_size if self.samples.batches is None else len(self.samples) / self.num_samples
-        least = math.ceil(_REMOTE_AHEAD / of_batch)
+        ahead = min(_REMOTE_AHEAD, _REMOTE_NBYTES_AHEAD / max(1, self.samples.utterances.recordings.nbytes.mean()))
+        least = math.ceil(ahead / of_batch)
         return dataclasses.replace(options, prefetch_factor=max(options.prefetch_factor, least))
 
     @property
