@@ -416,5 +416,7 @@ def test_the_command_converts_verifies_and_inspects(tmp_path: Path) -> None:
         assert "6 utterances of 6 recordings" in shown.stdout, shown.stderr
         assert "with texts" in shown.stdout
         assert "8,000 Hz (6)" in shown.stdout
+    listed = run_cli("inspect", parts_list(tmp_path / "listed"))
+    assert "5 utterances of 2 recordings" in listed.stdout, listed.stderr
     again = run_cli("convert", tmp_path / "webdataset", tmp_path / "again", "--to", "parquet", "--workers", "1")
     assert (again.returncode, "its shards hold sound" in again.stderr) == (0, True), again.stderr
