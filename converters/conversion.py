@@ -48,11 +48,11 @@ from converters.report import (
     warnings_of,
 )
 from converters.runs import Fence, LockGoneError, begin_run, hold, is_held, translated
-from converters.samples.examine import Treatment, VideoTreatment
+from converters.samples.examine import AudioTreatment, Treatment, VideoTreatment
 from converters.shards import DONE_NAME, DoneShard, ShardJob, clear_leftovers, forget_done, read_done, shard_files
 from converters.sources import open_source, resolved
 from converters.writers import TARGETS
-from datapipe.containers.forms import VIDEOS
+from datapipe.containers.forms import AUDIO, VIDEOS
 from datapipe.core.environment import num_usable_cores
 from datapipe.errors import DatapipeError, DecodeError, IntegrityError, StorageError
 from datapipe.index.listed import Source
@@ -245,7 +245,7 @@ class _Conversion:
                 clear_leftovers(self.building, shard)
                 missing.append(shard)
             else:
-                num_errors += len(done.errors)
+                num_errors += done.num_bad
                 undelivered.append(shard)
         self._refuse_full_disk(plan, missing)
         self._refuse_too_many(plan, num_errors)
@@ -278,7 +278,7 @@ class _Conversion:
 
     def _is_still_valid(self, shard: PlannedShard, done: DoneShard) -> bool:
         """Return False if bad samples were treated by another policy, or if the shard's files were deleted."""
-        is_same_policy = not done.errors or done.on_error is self.options.on_error
+        is_same_policy = not done.num_bad or done.on_error is self.options.on_error
         if is_same_policy and self.delivery is not None and self.delivery.has(shard, done):
             return True
         return is_same_policy and all((self.building / name).exists() for name in shard_files(shard.stem, self.target))
@@ -291,7 +291,10 @@ class _Conversion:
         video = None
         if options.form == VIDEOS or options.encodes_videos:
             video = VideoTreatment(options.video_size, options.video_keyframes)
-        treatment = Treatment(options.check, options.resize, options.encode, options.strip_exif, options.tokens, video)
+        audio = None
+        if options.form == AUDIO:
+            audio = AudioTreatment(options.audio_rate, options.audio_channels, options.audio_format, options.audio_silence)
+        treatment = Treatment(options.check, options.resize, options.encode, options.strip_exif, options.tokens, video, audio)
         root = self.source.root
         root = root if isinstance(root, Location) else root.absolute()
         return ShardJob(self.building, str(root), options.to, treatment, options.on_error, plan.fields, plan.classes, fence)
@@ -330,7 +333,7 @@ class _Conversion:
                 counts = (num_written, num_resumed, num_waiting)
                 return Report(self.destination, (), num_classes, *counts, warnings_of(plan), elapsed_s)
             if not (self.building / placing.FINAL_NAME).exists():
-                self._refuse_too_many(plan, len(plan.problems) + sum(len(shard.errors) for shard in done.values()))
+                self._refuse_too_many(plan, len(plan.problems) + sum(shard.num_bad for shard in done.values()))
                 finalise.prepare(self.destination, plan, done, target=self.target, options=self.options.as_typed())
             if self.delivery is None:
                 placing.place(self.destination)

@@ -15,7 +15,7 @@ from typing import Any
 from converters.tokenizer import Tokenizing
 from datapipe.codecs.probe import MAX_PIXELS
 from datapipe.containers.form import ClassFrom, FieldChoice, Form
-from datapipe.containers.forms import AUTO, FORMS, VIDEOS
+from datapipe.containers.forms import AUDIO, AUTO, FORMS, VIDEOS
 from datapipe.core.checks import path_name
 from datapipe.errors import OptionError
 from datapipe.stores.location import Location, Place
@@ -23,6 +23,9 @@ from datapipe.stores.location import Location, Place
 TARGETS = ("webdataset", "hdf5", "parquet", "tfrecord", "tokens")
 ENGINES = ("local", "ray")
 _COORDINATES = frozenset(("segmentation", "keypoints", "bbox", "area"))  # in COCO's annotations; resizing makes them wrong
+AUDIO_FORMATS = ("flac", "wav")
+SILENCE_DBFS = -60.0  # of the loudest sample of an utterance: quieter is silence
+_MAX_AUDIO_RATE, _MAX_AUDIO_CHANNELS = 655_350, 8  # of FLAC
 SMALL_SHARD_NBYTES = 1_000_000  # of shards below, opening costs more than reading
 _UNITS = {"": 1, "B": 1}
 for _power, _prefix in enumerate("KMGT", 1):
@@ -168,6 +171,14 @@ class Part:
         return f"{self.index}/{self.count}"
 
 
+def parse_silence(text: str) -> float | None:
+    """Parse `keep`, `drop` (at -60 dBFS) or `drop:-50`; return the dBFS above which sound is kept, None for all."""
+    match = re.fullmatch(r"keep|drop(?::(-\d{1,3}(?:\.\d+)?))?", text)
+    if match is None:
+        raise OptionError(f"--audio-silence {text!r} is none of keep, drop, drop:DBFS, such as drop:-50 (dB below full scale)")
+    return None if text == "keep" else float(match[1] or SILENCE_DBFS)
+
+
 def parse_nbytes(text: str) -> int:
     """Parse `256MB` (10^6), `256MiB` (2^20), `1.5GB` or plain bytes."""
     match = re.fullmatch(r"(\d*\.?\d+)\s*([A-Za-z]*)", text.strip())
@@ -228,6 +239,10 @@ class ConvertOptions:
     tokens: Tokenizing | None = None  # how texts become ids, for tokens
     video_size: int | None = None  # pixels of the shorter side of videos, which are encoded again; never enlarged
     video_keyframes: int | None = None  # frames from one key frame to the next of videos, which are encoded again
+    audio_rate: int | None = None  # Hz to which sound is resampled; None: as it is
+    audio_channels: int | None = None  # of sound; None: as it has
+    audio_format: str | None = None  # of AUDIO_FORMATS, to which sound is encoded again; None: as it is
+    audio_silence: float | None = None  # dBFS: sound that is nowhere louder is left out; None: nothing is
 
     def __post_init__(self) -> None:
         if self.to not in TARGETS:
@@ -241,6 +256,7 @@ class ConvertOptions:
         if self.tokens is not None and (self.transcodes or self.strip_exif):
             raise OptionError("--to tokens: documents have no images to resize, encode or strip; leave those options out")
         self._check_videos()
+        self._check_audio()
         if self.form not in FORMS and self.form != AUTO:
             raise OptionError(f"--from {self.form!r} is not known; choose one of: {', '.join((AUTO, *FORMS))}")
         wrong = sorted(_COORDINATES.intersection(choice.name for choice in self.fields if choice.kind == "json"))
@@ -278,6 +294,29 @@ class ConvertOptions:
         if self.encode.form != "keep" or self.strip_exif:
             raise OptionError("--encode and --strip-exif are for images; videos take --video-size or --video-keyframes")
 
+    def _check_audio(self) -> None:
+        if self.audio_rate is not None and not 1 <= self.audio_rate <= _MAX_AUDIO_RATE:
+            raise OptionError(f"--audio-rate is {self.audio_rate} Hz; it must be from 1 to {_MAX_AUDIO_RATE}, such as 16000")
+        if self.audio_channels is not None and not 1 <= self.audio_channels <= _MAX_AUDIO_CHANNELS:
+            raise OptionError(f"--audio-channels is {self.audio_channels}; it must be from 1 to {_MAX_AUDIO_CHANNELS}")
+        if self.audio_format not in (None, *AUDIO_FORMATS):
+            raise OptionError(f"--audio-format {self.audio_format!r} is not known; choose one of: {', '.join(AUDIO_FORMATS)}")
+        given = (name for name in ("audio_rate", "audio_channels", "audio_format", "audio_silence") if getattr(self, name))
+        asked = next((f"--{name.replace('_', '-')}" for name in given), None)
+        if self.form not in (AUTO, AUDIO) and asked is not None:
+            what = FORMS[self.form].title if self.form in FORMS else self.form
+            raise OptionError(
+                f"{asked} is for sound, and {self.source} is {what}; leave it out, or pass --from audio if it is sound"
+            )
+        if self.form != AUDIO:
+            return
+        if self.to not in ("webdataset", "parquet"):
+            raise OptionError(
+                f"--to {self.to}: datapipe.Audio reads WebDataset tars and Parquet; pass --to webdataset or parquet"
+            )
+        if self.resize is not None or self.encode.form != "keep" or self.strip_exif:
+            raise OptionError("--resize, --encode and --strip-exif are for images; sound takes --audio-rate and --audio-format")
+
     @property
     def how(self) -> Form:
         """How the source is read."""
@@ -285,13 +324,18 @@ class ConvertOptions:
 
     @property
     def transcodes(self) -> bool:
-        """True if images or videos may be stored as other bytes than the source's."""
-        return self.resize is not None or self.encode.form != "keep" or self.encodes_videos
+        """True if images, videos or sound may be stored as other bytes than the source's."""
+        return self.resize is not None or self.encode.form != "keep" or self.encodes_videos or self.encodes_audio
 
     @property
     def encodes_videos(self) -> bool:
         """True if videos are encoded again."""
         return self.video_size is not None or self.video_keyframes is not None
+
+    @property
+    def encodes_audio(self) -> bool:
+        """True if sound may be encoded again."""
+        return bool(self.audio_rate or self.audio_channels or self.audio_format)
 
     def as_typed(self) -> dict[str, Any]:
         """Return the options that determine the written bytes: JSON-safe, without paths and workers."""
@@ -307,6 +351,10 @@ class ConvertOptions:
             "strip_exif": self.strip_exif or None,
             "video_size": self.video_size,
             "video_keyframes": self.video_keyframes,
+            "audio_rate": self.audio_rate,
+            "audio_channels": self.audio_channels,
+            "audio_format": self.audio_format,
+            "audio_silence": self.audio_silence,
             "seed": self.seed,
             "split": {split.name: str(split.share) for split in self.split} or None,
             "check": self.check.value,

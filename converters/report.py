@@ -13,7 +13,7 @@ from converters.planning.plan import ConversionPlan, Duplicates
 from converters.samples.reading import PlannedSample
 from converters.writers import sample_key
 from datapipe.codecs.field_values import NO_LABEL, FieldKind
-from datapipe.containers.field_names import is_video
+from datapipe.containers.field_names import is_audio, is_video
 from datapipe.containers.listing import told_of_loops
 from datapipe.core.printable import counted
 
@@ -197,6 +197,7 @@ _LABELS_COME_FROM = {
     "pairs": "--class-from folder, parent or path takes it from the folders",
     "manifest": "--field COLUMN=label says which column it is",
     "videos": "a column label of a list, or --class-from, says which",
+    "audio": "a column label of a list, or --class-from, says which",
     "tar": "--field SUFFIX=label says which members hold it, --from archive that each tar is a class",
 }
 
@@ -205,7 +206,8 @@ def suspicions(plan: ConversionPlan) -> list[str]:
     """Return one line for each, with the option that changes it."""
     found = []
     form, kinds = plan.options.get("from"), [field.kind for field in plan.fields]
-    may_be_labelled = form != "documents" and plan.options.get("to") != "tokens" and plan.options.get("class_from") != "none"
+    may_be_labelled = not (form == "audio" and FieldKind.TEXT in kinds)  # what is said is as good
+    may_be_labelled &= form != "documents" and plan.options.get("to") != "tokens" and plan.options.get("class_from") != "none"
     if FieldKind.LABEL not in kinds and FieldKind.BOXES not in kinds and may_be_labelled:
         remedy = _LABELS_COME_FROM.get(str(form), "--field NAME=label says which field it is")
         found.append(f"samples have no label; if they should have one, {remedy}")
@@ -215,7 +217,7 @@ def suspicions(plan: ConversionPlan) -> list[str]:
         found += _of_classes(plan, str(form))
     for field in plan.fields:
         average = plan.field_nbytes.get(field.name, 0) / max(1, plan.num_samples)
-        if field.kind is FieldKind.BYTES and average > _LARGE_NBYTES and not is_video(field):
+        if field.kind is FieldKind.BYTES and average > _LARGE_NBYTES and not (is_video(field) or is_audio(field)):
             found.append(
                 f"field {field.name!r} is kept as bytes, {average / 1e6:.1f} MB a sample;"
                 f" --field {field.name}=KIND says what it is, =none leaves it out"
@@ -224,7 +226,7 @@ def suspicions(plan: ConversionPlan) -> list[str]:
 
 
 def _of_classes(plan: ConversionPlan, form: str) -> list[str]:
-    is_folder = form in ("image-folder", "npy", "pairs", "videos")
+    is_folder = form in ("image-folder", "npy", "pairs", "videos", "audio")
     elsewhere = "; --class-from parent or path takes deeper folders, none gives no labels" if is_folder else ""
     if plan.num_labels == 1:
         return [f"all {plan.num_samples} samples are of one class, {plan.first_class!r}{elsewhere}"]

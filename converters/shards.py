@@ -46,6 +46,7 @@ class SampleError:
     source: str  # relative to the source's root; bytes that are not UTF-8 as surrogate escapes
     id: int | None  # None for a directory that could not be listed
     reason: str
+    is_unwanted: bool = False  # good, and left out as the options ask
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,11 @@ class DoneShard:
     errors: tuple[SampleError, ...]
     on_error: OnError  # the policy that left the bad samples out
     image_sizes: tuple[tuple[int, int], ...]  # (height, width) of its images: two if they differ, else one or none
+
+    @property
+    def num_bad(self) -> int:
+        """The number of bad samples, without those that the options leave out."""
+        return sum(not error.is_unwanted for error in self.errors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +121,10 @@ def _build(
                 from converters.samples.videos import stored_videos  # only here: it needs much that images do not
 
                 made = stored_videos(roots, samples, job.fields, job.treatment, check=writer.check)
+            elif job.treatment.audio is not None:
+                from converters.samples.sounds import stored_sounds
+
+                made = stored_sounds(roots, samples, job.fields, job.treatment, check=writer.check)
             elif tokenizing is None:
                 made = read_samples(roots, samples, job.fields, job.treatment, check=writer.check)
             else:
@@ -123,7 +133,7 @@ def _build(
                 if isinstance(result, LeftOutSample):
                     errors.append(_set_aside(job, shard, root, result))
                     skipped.append(planned.slot)
-                    bad_since += 1
+                    bad_since += not result.is_unwanted
                 else:
                     writer.append(result)
                     if len(sizes) < 2:
@@ -192,8 +202,10 @@ def _to_json(done: DoneShard) -> dict[str, Any]:
 
 
 def _set_aside(job: ShardJob, shard: PlannedShard, root: bytes, bad: LeftOutSample) -> SampleError:
-    """Apply the policy to a bad sample. Raises DecodeError under "fail"."""
+    """Apply the policy to a bad sample, or name one that is not wanted. Raises DecodeError under "fail"."""
     source = os.fsdecode(bad.planned.source)
+    if bad.is_unwanted:
+        return SampleError(source, bad.planned.id, bad.reason, is_unwanted=True)
     if job.on_error is OnError.FAIL:
         raise DecodeError(
             f"{os.fsdecode(root)}/{source}: bad sample: {bad.reason};"

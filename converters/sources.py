@@ -21,14 +21,17 @@ import numpy as np
 from crc32c import crc32c
 
 from converters.options import ConvertOptions
+from converters.spoken import SpokenSource
 from datapipe.codecs.field_values import LABEL_FIELD, NO_LABEL, FieldKind, FieldSpec, value_of
 from datapipe.codecs.stored import PLAIN, joined, summed_crc32c
 from datapipe.containers.documents import holds_documents
+from datapipe.containers.field_names import AUDIO_FIELD, SPOKEN
 from datapipe.containers.form import Form
-from datapipe.containers.forms import AUTO, FORMS
+from datapipe.containers.forms import AUDIO, AUTO, FORMS
 from datapipe.containers.lists import refuse_class_from
 from datapipe.containers.opening import open_index
 from datapipe.containers.recognise import Recognition, recognise_form
+from datapipe.containers.recordings.shards import are_shards, spoken_fields
 from datapipe.containers.source_fields import Choices, LabelCensus, in_order
 from datapipe.containers.spool import SpoolWriter, spooled
 from datapipe.errors import DecodeError, IntegrityError, MissingDataError, OptionError
@@ -54,6 +57,8 @@ def recognise(options: ConvertOptions) -> Recognition:
     why = holds_documents(options.source) if options.tokens is not None else None
     if why is not None:
         return Recognition("documents", why)
+    if options.tokens is None and not isinstance(options.source, Location) and are_shards(str(options.source)):
+        return Recognition(AUDIO, "its shards hold sound")
     return recognise_form(options.source, options.class_from)
 
 
@@ -64,11 +69,14 @@ def resolved(options: ConvertOptions) -> ConvertOptions:
 
 def open_source(options: ConvertOptions) -> Source:
     """Return the source that `options` name; its form must be known. Raises errors that are known without listing it."""
+    if options.form == AUDIO and not isinstance(options.source, Location) and are_shards(str(options.source)):
+        shards = IndexSource(options.source, options.how.named(AUTO))
+        return SpokenSource(shards, *spoken_fields(shards.fields, str(options.source)), to=options.to)
     module = FORMS[options.form].source
     if not module:
         return IndexSource(options.source, options.how)
     source: Source = importlib.import_module(module).open_source(options.source, options.how)
-    return source
+    return SpokenSource(source, AUDIO_FIELD.name, SPOKEN.name, to=options.to) if options.form == AUDIO else source
 
 
 class IndexSource:
@@ -108,8 +116,13 @@ class IndexSource:
                 for row, number in enumerate(ids.tolist()):
                     yield self._listed(start + row, number, row, extents, labels[row], reading)
 
+    @property
+    def fields(self) -> tuple[FieldSpec, ...]:
+        """The fields of every sample, without the label."""
+        return tuple(FieldSpec(name, kind) for name, kind in self._kinds.items())
+
     def facts(self) -> SourceFacts:
-        fields = [FieldSpec(name, kind) for name, kind in self._kinds.items()]
+        fields = self.fields
         has_label = self._has_label or self._label_field is not None
         if self._census is None:
             classes, labels = self._manifest.classes if self._has_label else None, None

@@ -44,8 +44,8 @@ LEVELS: dict[str, int] = {
 }
 # The parts of converters, each of which imports itself and earlier ones only.
 PARTS = (
-    "tokenizer", "options", "database", "writers", "sources", "samples", "planning", "report", "runs", "shards", "engines",
-    "publishing", "tables", "verify", "conversion", "to_store", "",
+    "tokenizer", "options", "database", "writers", "spoken", "sources", "samples", "planning", "report", "runs", "shards",
+    "engines", "publishing", "tables", "verify", "conversion", "to_store", "",
 )  # fmt: skip
 CONVERTERS_MAY_USE = LEVELS["containers"]
 CONVERTS = "datapipe.diagnostics.trials.process"  # the one module below cli that does

@@ -41,6 +41,16 @@ class VideoTreatment:
 
 
 @dataclass(frozen=True, slots=True)
+class AudioTreatment:
+    """How sound is stored."""
+
+    rate: int | None = None  # Hz; None: as it is
+    channels: int | None = None  # None: as it has
+    format: str | None = None  # "flac" or "wav"; None: bytes stay as they are, or become FLAC where they cannot
+    silence: float | None = None  # dBFS: what is nowhere louder is left out; None: nothing is
+
+
+@dataclass(frozen=True, slots=True)
 class Treatment:
     """The checks and the storage format of a conversion's samples."""
 
@@ -50,6 +60,7 @@ class Treatment:
     strips_exif: bool = False
     tokenizing: Tokenizing | None = None  # of texts that become ids
     video: VideoTreatment | None = None  # of videos, if they are looked at
+    audio: AudioTreatment | None = None  # of sound, if it is looked at
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from converters.samples.examine import Treatment, examine
-from converters.writers import StoredSample
+from converters.writers import StoredField, StoredSample
 from datapipe.codecs.field_values import FieldSpec, encode_value
 from datapipe.codecs.probe import MAX_SAMPLE_NBYTES
 from datapipe.codecs.stored import decode_stored
@@ -63,6 +63,11 @@ class LeftOutSample:
     planned: PlannedSample
     reason: str
     contents: dict[str, bytes]  # by field, what could be read of it
+    is_unwanted: bool = False  # it is good, and the options leave it out
+
+
+class UnwantedError(Exception):
+    """A sample that the options leave out; the text says why."""
 
 
 class _OpenFile:
@@ -123,6 +128,50 @@ def read_samples(
             yield sample, stored
 
 
+def made_samples(
+    roots: Roots,
+    planned: Iterable[PlannedSample],
+    fields: tuple[FieldSpec, ...],
+    treatment: Treatment,
+    *,
+    check: Callable[[StoredSample], None],
+    is_made: Callable[[FieldSpec], bool],
+    make: Callable[[HeldField, Mapping[str, str]], StoredField],
+) -> Iterator[tuple[PlannedSample, StoredSample | LeftOutSample]]:
+    """Yield the samples of a shard as `read_samples` does; `make` makes some of their fields, which may be large.
+
+    It gets a field, and the sample's own values, and raises DecodeError for a bad one, UnwantedError for one that is to be
+    left out.
+    """
+    others = tuple(field for field in fields if not is_made(field))
+    for sample, held, problem in open_each(roots, planned):
+        problem = problem or missing_fields(fields, frozenset((*sample.origins, *sample.values)), sample.label)
+        if problem is not None:
+            yield sample, LeftOutSample(sample, problem, {})
+            continue
+        try:
+            made = {field.name: make(held[field.name], sample.values) for field in fields if is_made(field)}
+            values = {name: one.value() for name, one in held.items() if name not in made}
+            examined = examine({**values, **own_values(sample, others)}, others, treatment, size=sample.size)
+            stored = StoredSample(sample.id, sample.source, sample.label, examined.size, {**made, **examined.fields})
+            check(stored)
+        except UnwantedError as exc:
+            yield sample, LeftOutSample(sample, str(exc), {}, is_unwanted=True)
+        except DecodeError as exc:
+            yield sample, LeftOutSample(sample, str(exc), _whole(held))
+        except StorageError:  # what the store does is no sample's fault
+            raise
+        except OSError as exc:
+            yield sample, LeftOutSample(sample, f"cannot be read: {exc.strerror}", {})
+        else:
+            yield sample, stored
+
+
+def _whole(held: Mapping[str, HeldField]) -> dict[str, bytes]:
+    """Return the bytes of the files that are samples by themselves, to be put aside."""
+    return {name: one.value() for name, one in held.items() if one.origin.is_whole and one.origin.nbytes <= MAX_SAMPLE_NBYTES}
+
+
 def own_values(sample: PlannedSample, fields: tuple[FieldSpec, ...]) -> dict[str, bytes]:
     """Return the bytes of the fields whose values lie in no file. Raises DecodeError."""
     if not sample.values:
@@ -166,6 +215,12 @@ class HeldField:
             return os.pread(self._held.descriptor, nbytes, offset)
         begin = offset - self.origin.offset
         return _received(self._held)[max(0, begin) : max(0, begin + nbytes)]
+
+    def open_whole(self) -> int:
+        """Return a descriptor of the local file that holds the field, valid for as long as this. Raises as `read`."""
+        assert isinstance(self._held, _OpenFile)
+        _refuse_changed(self._held.descriptor, self.origin, self._roots)
+        return self._held.descriptor
 
     def value(self) -> bytes:
         """Return the bytes of the field. Raises as `read`, and DecodeError."""

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 
 from converters.options import Check
-from converters.samples.examine import Treatment, VideoTreatment, examine
+from converters.samples.examine import Treatment, VideoTreatment
 from converters.samples.muxing import Mp4Writer, Shown
-from converters.samples.reading import HeldField, LeftOutSample, PlannedSample, Roots, open_each, own_values
+from converters.samples.reading import HeldField, LeftOutSample, PlannedSample, Roots, made_samples
 from converters.samples.video_encoding import encoded
 from converters.writers import StoredField, StoredSample
 from datapipe.codecs.field_values import FieldSpec
-from datapipe.codecs.probe import MAX_SAMPLE_NBYTES
 from datapipe.codecs.video.decoding import VideoDecoder
 from datapipe.codecs.video.runs import Part, Run, packets_in
 from datapipe.codecs.video.track import Ints, ReadAt, VideoTrack
 from datapipe.containers.field_names import is_video
+from datapipe.containers.lists.parts_source import part_of
 from datapipe.containers.videos.reading import open_template, read_track
-from datapipe.containers.videos.source import PART
-from datapipe.errors import DecodeError, FormatError, StorageError
+from datapipe.errors import DecodeError, FormatError
 from datapipe.index.clips import frames_between
-from datapipe.index.listed import missing_fields
 
 _WHERE = "video"  # in the messages of a reader, which people see with the sample's name instead
 
@@ -38,32 +35,8 @@ def stored_videos(
     check: Callable[[StoredSample], None],
 ) -> Iterator[tuple[PlannedSample, StoredSample | LeftOutSample]]:
     """Yield the samples of a shard, in order, each with its plan; see `reading.read_samples`. Fields that are no videos stay."""
-    others = tuple(field for field in fields if not is_video(field))
     making = _Making(treatment.video or VideoTreatment(), treatment.check)
-    for sample, held, problem in open_each(roots, planned):
-        problem = problem or missing_fields(fields, frozenset((*sample.origins, *sample.values)), sample.label)
-        if problem is not None:
-            yield sample, LeftOutSample(sample, problem, {})
-            continue
-        try:
-            made = {field.name: making.made(held[field.name], sample.values) for field in fields if is_video(field)}
-            values = {name: one.value() for name, one in held.items() if name not in made}
-            examined = examine({**values, **own_values(sample, others)}, others, treatment, size=sample.size)
-            stored = StoredSample(sample.id, sample.source, sample.label, examined.size, {**made, **examined.fields})
-            check(stored)
-        except (DecodeError, FormatError) as exc:
-            yield sample, LeftOutSample(sample, str(exc).removeprefix(f"{_WHERE}: "), _whole(held))
-        except StorageError:  # what the store does is no sample's fault
-            raise
-        except OSError as exc:
-            yield sample, LeftOutSample(sample, f"cannot be read: {exc.strerror}", {})
-        else:
-            yield sample, stored
-
-
-def _whole(held: Mapping[str, HeldField]) -> dict[str, bytes]:
-    """Return the bytes of the files that are samples by themselves, to be put aside."""
-    return {name: one.value() for name, one in held.items() if one.origin.is_whole and one.origin.nbytes <= MAX_SAMPLE_NBYTES}
+    return made_samples(roots, planned, fields, treatment, check=check, is_made=is_video, make=making.made)
 
 
 class _Making:
@@ -74,8 +47,8 @@ class _Making:
         self._decoder = VideoDecoder()
 
     def made(self, held: HeldField, values: Mapping[str, str]) -> StoredField:
-        """Return a video, or the part of one that `values` name. Raises DecodeError or FormatError for a bad one."""
-        part = values.get(PART)
+        """Return a video, or the part of one that `values` name. Raises DecodeError for a bad one."""
+        part = part_of(values)
         origin = held.origin
         read: ReadAt
         if part is not None:  # the range is that of its packets
@@ -85,8 +58,11 @@ class _Making:
             read, nbytes = _reader(data), len(data)
         else:
             read, nbytes = _shifted(held.read, origin.offset, origin.nbytes), origin.nbytes
-        start, end = (0.0, math.inf) if part is None else _seconds(part)
-        return StoredField("bytes", self._stored(read, nbytes, start, end, is_part=part is not None))
+        start, end = part or (0.0, math.inf)
+        try:
+            return StoredField("bytes", self._stored(read, nbytes, start, end, is_part=part is not None))
+        except FormatError as exc:
+            raise DecodeError(str(exc).removeprefix(f"{_WHERE}: ")) from exc
 
     def _stored(self, read: ReadAt, nbytes: int, start: float, end: float, *, is_part: bool) -> bytes:
         track = read_track(read, nbytes, _WHERE)
@@ -167,11 +143,6 @@ def _end(track: VideoTrack, after: int) -> int:
     else:
         length = round(track.time_base[1] / track.time_base[0] / 25)
     return (last + max(1, length)) * track.time_base[0]
-
-
-def _seconds(part: str) -> tuple[float, float]:
-    start, end = json.loads(part)
-    return float(start), math.inf if end is None else float(end)
 
 
 def _reader(data: bytes) -> ReadAt:

@@ -19,11 +19,12 @@ from converters.tables import BadTableRow, Kinds, Member, Parsed, RowBlock, RowS
 from converters.tables.json_rows import JsonSource
 from converters.tables.text_rows import DELIMITERS, CsvSource
 from datapipe.codecs.npy import read_npy_header
-from datapipe.containers.listing import is_image_name
+from datapipe.containers.listing import is_audio_name, is_image_name, is_video_name
 from datapipe.containers.tables.files import SUFFIXES, open_table
 from datapipe.containers.tables.rows import GroupReader
 from datapipe.core.regular_files import open_file, refuse_irregular
 from datapipe.errors import DecodeError, FormatError, IntegrityError, MissingDataError, OptionError
+from datapipe.index.manifest import MANIFEST_NAME
 from datapipe.index.tables import TableColumn, TableIndex
 
 JSON_SUFFIXES = (".jsonl", ".ndjson")
@@ -66,7 +67,9 @@ def open_rows(
 
 
 def is_table(path: Path) -> bool:
-    """Return True if a source looks like a table: files of rows that neither hold images nor name files."""
+    """Return True if a source looks like a table: files of rows that neither hold images or sound nor name files."""
+    if os.path.lexists(path / MANIFEST_NAME):  # a converted set: its indexes are Arrow files
+        return False
     try:
         files = _files(os.fspath(path))
     except (MissingDataError, FormatError):
@@ -82,7 +85,12 @@ def is_table(path: Path) -> bool:
     columns = {} if block is None else source.parse(block, {}, {}).columns
     cells = [value for array in columns.values() for value in array[:_LOOKED_AT].to_pylist() if isinstance(value, str)]
     folder = Path(files[0].name).parent
-    return not any(is_image_name(os.fsencode(cell)) or (cell and _is_file(folder / cell)) for cell in cells)
+    return not any(_names_a_sample(cell) or (cell and _is_file(folder / cell)) for cell in cells)
+
+
+def _names_a_sample(cell: str) -> bool:
+    name = os.fsencode(cell)
+    return is_image_name(name) or is_audio_name(name) or is_video_name(name)
 
 
 def _is_file(path: Path) -> bool:

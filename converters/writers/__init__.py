@@ -17,6 +17,7 @@ from typing import NamedTuple, Protocol
 from datapipe.codecs.field_values import FieldSpec
 from datapipe.codecs.probe import ImageHeader
 from datapipe.containers.field_names import checked_fields
+from datapipe.containers.listing import AUDIO_SUFFIXES
 from datapipe.index.open_sidecars import Sidecar
 from datapipe.index.sidecar import SidecarRows
 from datapipe.index.tokens import TOKENS_CONTAINER
@@ -28,7 +29,7 @@ _SUFFIXES = {"text": "txt", "json": "json", "bytes": "bin", "tokens": "bin"}
 class StoredField(NamedTuple):  # made by the million, like samples: a dataclass takes three times as long
     """One field of a sample in the form to write."""
 
-    encoding: str  # of the bytes: an image's encoding, "npy", "text" (UTF-8), "json", "tokens" or "bytes"
+    encoding: str  # of the bytes: an image's encoding, "npy", "text" (UTF-8), "json", "tokens", "bytes", or that of sound, "flac"
     data: bytes
     runs: bytes = b""  # of tokens that carry loss: (k, 2) int32, the first of each and the one after the last
 
@@ -111,7 +112,7 @@ def sample_key(id: int) -> str:
 
 def suffix_of(encoding: str) -> str:
     """Return the suffix of a file of that encoding, without a dot."""
-    known = _SUFFIXES.get(encoding)
+    known = encoding if f".{encoding}" in AUDIO_SUFFIXES else _SUFFIXES.get(encoding)
     return known or ImageHeader(encoding, 1, 1, 3, 8, complete=True).suffix
 
 

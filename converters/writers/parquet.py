@@ -23,7 +23,7 @@ from crc32c import crc32c
 from converters.writers import ShardStream, StoredField, StoredSample, WrittenShard, sample_key, suffix_of
 from datapipe.codecs.field_values import LABEL_FIELD, FieldKind, FieldSpec
 from datapipe.containers import parquet as form
-from datapipe.containers.field_names import FEATURES
+from datapipe.containers.field_names import AUDIO_FIELD, FEATURES
 from datapipe.containers.parquet.footer import read_footer
 from datapipe.containers.parquet.pages import UnaddressableError, byte_arrays, plain_values
 from datapipe.containers.parquet.thrift_compact import DamagedError
@@ -199,7 +199,7 @@ class _RowGroup:
     def __init__(self, fields: tuple[FieldSpec, ...]) -> None:
         self._fields = fields
         self._values = {spec.name: _Bytes() for spec in fields if spec.name != LABEL_FIELD.name}
-        self._paths = {spec.name: _Bytes() for spec in fields if spec.kind in IMAGES}
+        self._paths = {spec.name: _Bytes() for spec in fields if _has_path(spec)}
         self._labels: list[int] = []
         self._keys = _Bytes()
         self._nbytes = 0
@@ -226,7 +226,7 @@ class _RowGroup:
     def _array(self, spec: FieldSpec, kind: pa.DataType) -> pa.Array:
         if spec.name == LABEL_FIELD.name:
             return pa.Array.from_buffers(kind, len(self), [None, pa.py_buffer(np.array(self._labels, np.int64))])
-        if spec.kind in IMAGES:
+        if _has_path(spec):
             parts = [self._values[spec.name].to_array(pa.binary()), self._paths[spec.name].to_array(pa.string())]
             return pa.StructArray.from_arrays(parts, fields=list(kind))
         return self._values[spec.name].to_array(kind)
@@ -266,10 +266,15 @@ class _Sink:
         """Do nothing: the shard closes the stream."""
 
 
-IMAGES = (FieldKind.IMAGE, FieldKind.MASK)  # kinds that are stored as an image with its file name
+IMAGES = (FieldKind.IMAGE, FieldKind.MASK)
 TEXTS = (FieldKind.TEXT, FieldKind.JSON)
 
-_IMAGE_TYPE = pa.struct([pa.field(form.BYTES, pa.binary()), pa.field(form.PATH, pa.string())])
+_FILE_TYPE = pa.struct([pa.field(form.BYTES, pa.binary()), pa.field(form.PATH, pa.string())])
+
+
+def _has_path(spec: FieldSpec) -> bool:
+    """Return True for fields that are stored with the name of their file: images and sound."""
+    return spec.kind in IMAGES or spec == AUDIO_FIELD
 
 
 def shard_schema(fields: Sequence[FieldSpec], classes: Sequence[str] | None, *, raw: set[str]) -> pa.Schema:
@@ -288,16 +293,17 @@ def shard_schema(fields: Sequence[FieldSpec], classes: Sequence[str] | None, *, 
 def _arrow_type(spec: FieldSpec) -> pa.DataType:
     if spec.name == LABEL_FIELD.name:
         return pa.int64()
-    if spec.kind in IMAGES:
-        return _IMAGE_TYPE
+    if _has_path(spec):
+        return _FILE_TYPE
     return pa.string() if spec.kind in TEXTS else pa.binary()
 
 
 def _feature(spec: FieldSpec, classes: Sequence[str] | None, *, is_raw: bool) -> dict[str, Any]:
     if spec.name == LABEL_FIELD.name:
         return {"names": list(classes), "_type": "ClassLabel"} if classes else _value("int64")
-    if spec.kind in IMAGES:
-        return {form.BYTES: _value("binary"), form.PATH: _value("string")} if is_raw else {"_type": "Image"}
+    if _has_path(spec):
+        kind = "Audio" if spec == AUDIO_FIELD else "Image"
+        return {form.BYTES: _value("binary"), form.PATH: _value("string")} if is_raw else {"_type": kind}
     return _value("string" if spec.kind in TEXTS else "binary")
 
 

@@ -1,9 +1,9 @@
 """WebDataset shards: one file per field of each sample, plain USTAR headers, and DALI's index.
 
-The image is `KEY.jpg` (or its own suffix), the label `KEY.cls`, and a further field NAME is `KEY.NAME.EXT`. webdataset
-takes everything after the first dot as the field's name and decodes by the part after the last dot, so `000000007.mask.png`
-becomes the field `mask.png`, an image, and `000000007.caption.txt` a text. A field named like its suffix (`txt`, `json`) is
-not named twice. Bytes have only their name (`000000007.mp4`), unless it would mean something else
+The image is `KEY.jpg` (or its own suffix), sound `KEY.flac` (likewise), the label `KEY.cls`, and a further field NAME is
+`KEY.NAME.EXT`. webdataset takes everything after the first dot as the field's name and decodes by the part after the last
+dot, so `000000007.mask.png` becomes the field `mask.png`, an image, and `000000007.caption.txt` a text. A field named like its
+suffix (`txt`, `json`) is not named twice. Bytes have only their name (`000000007.mp4`), unless it would mean something else
 (`000000007.json.bin`).
 """
 
@@ -17,6 +17,7 @@ from crc32c import crc32c
 
 from converters.writers import ShardStream, StoredField, StoredSample, WrittenShard, sample_key, suffix_of
 from datapipe.codecs.field_values import IMAGE_FIELD, LABEL_FIELD, FieldSpec
+from datapipe.containers.field_names import AUDIO_FIELD
 from datapipe.containers.tar import layout as tar_format
 from datapipe.containers.tar.layout import (
     BLOCK_NBYTES,
@@ -97,7 +98,7 @@ def _suffix(name: str, encoding: str) -> str:
     if encoding == "bytes":
         return suffix_of_bytes(name)
     extension = suffix_of(encoding)
-    return extension if name in (IMAGE_FIELD.name, extension) else f"{name}.{extension}"
+    return extension if name in (IMAGE_FIELD.name, AUDIO_FIELD.name, extension) else f"{name}.{extension}"
 
 
 def _members(sidecar: Sidecar) -> Iterator[list[IndexedMember]]:

@@ -114,6 +114,10 @@ def _options(args: argparse.Namespace) -> ConvertOptions:
         tokens=_tokenizing(args),
         video_size=args.video_size,
         video_keyframes=args.video_keyframes,
+        audio_rate=args.audio_rate,
+        audio_channels=args.audio_channels,
+        audio_format=args.audio_format,
+        audio_silence=args.audio_silence,
     )
 
 
@@ -219,7 +223,7 @@ def _print_report(report: Report, *, as_json: bool, shown_as: str, has_warned: b
         return
     for one in report.sets:
         bad = (
-            f", {counted(one.num_errors, 'bad sample')} left out (see {shown(one.directory / 'errors.jsonl')})"
+            f", {counted(one.num_errors, 'sample')} left out (see {shown(one.directory / 'errors.jsonl')})"
             if one.num_errors
             else ""
         )

@@ -55,6 +55,7 @@ def add_convert(subparsers: Commands) -> None:
     _add_token_options(parser)
     _add_table_options(parser)
     _add_video_options(parser)
+    _add_audio_options(parser)
     parser.add_argument(
         "--shard-size",
         default="256MB",
@@ -146,6 +147,20 @@ def _add_video_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--video-size", type=int, metavar="N", help="encode again, the shorter side at most N pixels")
     group.add_argument(
         "--video-keyframes", type=int, metavar="N", help="encode again, a key frame every N frames (16 with --video-size)"
+    )
+
+
+def _add_audio_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that only sound has."""
+    group = parser.add_argument_group("sound (SRC holds sound; docs/audio.md), kept as it is unless one of these is given")
+    group.add_argument("--audio-rate", type=int, metavar="HZ", help="resample to so many samples a second, and write FLAC")
+    group.add_argument("--audio-channels", type=int, metavar="N", help="1: the mean of the channels; N: one channel, repeated")
+    group.add_argument("--audio-format", choices=("flac", "wav"), help="encode again what has another format (FLAC where needed)")
+    group.add_argument(
+        "--audio-silence",
+        type=parsed_by("parse_silence"),
+        metavar="keep|drop",
+        help="drop: leave out sound that is nowhere louder than -60 dBFS, or another level: drop:-50 (keep)",
     )
 
 

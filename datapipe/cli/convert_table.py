@@ -38,6 +38,10 @@ _FOR_SAMPLES: dict[str, Any] = {
     "check": "header",
     "video_size": None,
     "video_keyframes": None,
+    "audio_rate": None,
+    "audio_channels": None,
+    "audio_format": None,
+    "audio_silence": None,
 }
 
 

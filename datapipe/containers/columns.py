@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from datapipe.codecs.field_values import FieldKind, FieldSpec
+from datapipe.codecs.field_values import IMAGE_FIELD, FieldKind, FieldSpec
 from datapipe.containers.field_names import IMAGE, LABEL, field_name
 from datapipe.core.printable import get_logger, listed
 from datapipe.errors import FormatError
@@ -97,20 +97,27 @@ def rows_of_extents(
 
 
 def rows_of_images(
-    images: FieldColumn, keys: Iterable[bytes], labels: Sequence[int] | None, *, classes: tuple[str, ...] | None, where: str
+    images: FieldColumn,
+    keys: Iterable[bytes],
+    labels: Sequence[int] | None,
+    *,
+    classes: tuple[str, ...] | None,
+    where: str,
+    field: FieldSpec = IMAGE_FIELD,
 ) -> tuple[SidecarRows, list[FieldSpec]]:
     """Return rows with the image and, unless it is None, the label of every sample, and these fields.
 
-    `classes`: names by label, if they are known. Raises FormatError, naming `where`, for labels that are no class numbers.
+    `classes`: names by label, if they are known. `field`: what there is instead of images, if it is something else.
+    Raises FormatError, naming `where`, for labels that are no class numbers.
     """
     if labels is not None and min(labels) < -1:
         raise FormatError(f"{where}: a label is {min(labels)}, expected class numbers; write labels from 0")
     if labels is not None and classes is not None and max(labels) >= len(classes):
         raise FormatError(f"{where}: a label is {max(labels)}, its metadata name {len(classes)} classes; write the file again")
     rows = SidecarRows((), classes=classes)
-    rows.add_column(IMAGE, images)
+    rows.add_column(field.name, images)
     rows.add_samples(keys, [-1] * len(images.offset) if labels is None else labels)
-    return rows, [FieldSpec(IMAGE, FieldKind.IMAGE), *([] if labels is None else [FieldSpec(LABEL, FieldKind.LABEL)])]
+    return rows, [field, *([] if labels is None else [FieldSpec(LABEL, FieldKind.LABEL)])]
 
 
 def add_field(rows: SidecarRows, called: str, kind: FieldKind, column: FieldColumn) -> FieldSpec:

@@ -11,12 +11,15 @@ from typing import Any
 from datapipe.codecs.field_values import IMAGE_FIELD, LABEL_FIELD, FieldKind, FieldSpec
 from datapipe.codecs.npy import read_npy_header
 from datapipe.codecs.probe import encoding_of
-from datapipe.containers.listing import VIDEO_SUFFIXES
+from datapipe.containers.listing import AUDIO_SUFFIXES, VIDEO_SUFFIXES
 from datapipe.core.printable import get_logger
 from datapipe.errors import DecodeError, OptionError
 
 IMAGE = "image"
 LABEL = "label"
+
+AUDIO_FIELD = FieldSpec("audio", FieldKind.BYTES)  # of sound files, of any format
+SPOKEN = FieldSpec("txt", FieldKind.TEXT)  # what is said in them
 
 # Names of columns of images, labels and keys in Parquet and Arrow files of other tools.
 IMAGE_COLUMNS = ("image", "images", "img", "imgs", "jpeg", "jpg", "png", "x")
@@ -87,6 +90,12 @@ def _is_free(name: str) -> bool:
 def is_video(field: FieldSpec) -> bool:
     """Return True for a field of videos: of members such as `KEY.mp4`, or `KEY.front.mp4`."""
     return field.kind is FieldKind.BYTES and f".{field.name.rpartition('_')[2]}" in VIDEO_SUFFIXES
+
+
+def is_audio(field: FieldSpec) -> bool:
+    """Return True for a field of sound files: `audio`, or of members such as `KEY.flac`."""
+    is_named = field == AUDIO_FIELD or f".{field.name.rpartition('_')[2]}" in AUDIO_SUFFIXES
+    return is_named and field.kind is FieldKind.BYTES
 
 
 def is_mask_name(text: str) -> bool:

@@ -7,6 +7,7 @@ disk, or a prefix in a store, with the same files in the same folders.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,7 +34,9 @@ from datapipe.errors import MissingDataError, OptionError
 from datapipe.index.listed import ListedSample, Origin, ScanNotes, SourceFacts, Workspace, join
 from datapipe.stores.location import Location, Place
 from datapipe.stores.objects import ListedObject, list_below, list_each, list_names, list_objects, refuse_unlistable
+from datapipe.stores.random_access import pin_object
 
+_MAX_NAMES = 10_000  # that are looked at for loose files
 _NO_FOLDER = "lies in no folder that names its class; move it into one, or convert with --class-from none"
 
 
@@ -56,6 +59,34 @@ _KINDS = {
 def open_source(place: Place, form: Form) -> FolderSource:
     """Open the source; see `FolderSource`."""
     return FolderSource(place, form, _KINDS[form.name])
+
+
+def classes_if_all(root: Place, form: Form, kind: FileKind) -> FolderSource:
+    """Return the files of a kind below a folder, or a prefix in a store.
+
+    Where `form` does not say what names their classes, it is the top folders if all of them lie in such, or else nothing.
+    """
+    if form.class_from is None:
+        folders = open_tree(root).folders(otherwise=f"pass a folder of {kind.plural}, or one of them")
+        has_classes = bool(folders) and not _has_loose(root, kind)
+        form = dataclasses.replace(form, class_from=ClassFrom.FOLDER if has_classes else ClassFrom.NONE)
+    return FolderSource(root, form, kind)
+
+
+def placed(root: Place, origin: Origin) -> str:
+    """Return the path of a listed file, or the URL of an object, which is the listed one from now on."""
+    path = os.fsdecode(origin.path)
+    if isinstance(root, Path):
+        return os.path.join(root.absolute(), path)
+    url = str(root / path)
+    pin_object(url, etag=origin.etag or None, nbytes=origin.nbytes)
+    return url
+
+
+def _has_loose(root: Place, kind: FileKind) -> bool:
+    """Return True if files of the kind lie in the folder itself."""
+    names = list_names(root, at_most=_MAX_NAMES) if isinstance(root, Location) else os.listdir(root)
+    return any(kind.is_wanted(os.fsencode(name)) for name in names)
 
 
 class FolderSource:

@@ -26,14 +26,39 @@ from datapipe.core.regular_files import leads_out
 from datapipe.core.user_cache import INDEXES, one_at_a_time, private_directory, user_cache
 from datapipe.core.waiting import reported_wait
 from datapipe.errors import FormatError, MissingDataError, StorageError
+from datapipe.index.listed import time_of_etag
 from datapipe.index.manifest import Manifest, ShardInfo, class_numbers, read_manifest, write_manifest
 from datapipe.index.sample_index import SampleIndex
 from datapipe.index.sidecar import SIDECAR_SUFFIX, SidecarRows, write_sidecar
+from datapipe.stores.location import is_url
+from datapipe.stores.pending import RemoteObject
+from datapipe.stores.random_access import pinned_object
 
 INDEX_DIRECTORY_NAME = ".datapipe-index"
 _T = TypeVar("_T")
 _STAMP_NAME = "source.json"  # the state of the data when the index was made
-_INDEX_VERSION = 4  # of the contents of an index: one of another version is made again
+_INDEX_VERSION = 5  # of the contents of an index: one of another version is made again
+
+
+UNREAD = (-1, 0)  # the stamp of a file that could not be read: it is tried again
+
+
+def stamp_of(path: str) -> tuple[int, int]:
+    """Return the size and the time, in ns, of a file, or of an object, whose etag stands for a time; UNREAD if there is none."""
+    try:
+        if is_url(path):
+            return object_stamp(pinned_object(path))
+        status = os.stat(path)
+    except StorageError:
+        raise
+    except (OSError, MissingDataError):
+        return UNREAD
+    return status.st_size, status.st_mtime_ns
+
+
+def object_stamp(target: RemoteObject) -> tuple[int, int]:
+    """Return the size of an object, and what stands for its time."""
+    return target.nbytes, time_of_etag(target.etag or "")
 
 
 class Foreign(Protocol):
@@ -163,7 +188,8 @@ class ForeignShards:
 def cached_home(*parts: str | Path) -> Path:
     """Return the place in the user's cache of the index of data that these parts name; the second one is a path."""
     kind, path, *rest = map(str, parts)
-    name = hashlib.sha256("\0".join((kind, os.path.realpath(path), *rest)).encode(errors="surrogateescape")).hexdigest()
+    place = path if is_url(path) else os.path.realpath(path)
+    name = hashlib.sha256("\0".join((kind, place, *rest)).encode(errors="surrogateescape")).hexdigest()
     return user_cache(INDEXES) / name[:24]
 
 

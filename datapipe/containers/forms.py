@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 
 IMAGES = "images"
-VIDEOS = "videos"  # the name of the form of these
+VIDEOS, AUDIO = "videos", "audio"  # the names of the forms of these
 AUTO = "auto"  # the name of a form that is to be recognised
 FIELD_KINDS = (
     "image", "mask", "boxes", "text", "json", "array", "bytes", "label", "int", "float", "text-file", "json-file", "none",
@@ -155,6 +155,22 @@ FORMS: dict[str, FormFacts] = {
         about=("a folder of videos, a video, a list", "a video, or a part", "`mp4`, `label`", "class, folder, name; the rows"),
         source="datapipe.containers.videos.source",
         kind="clips",
+    ),
+    AUDIO: FormFacts(
+        title="sound",
+        help="flac, wav, mp3, ...: a folder of them, LibriSpeech, Common Voice, a file, a list of parts, tars or Parquet",
+        examples=(
+            "speech shards/speech --to webdataset",
+            "speech shards/speech16k --to parquet --audio-rate 16000 --audio-format flac",
+        ),
+        about=(
+            "a folder of sound, a file, a list, tars, Parquet",
+            "a file, or a part",
+            "`audio`, `txt`, `label`",
+            "class, folder, name; the rows",
+        ),
+        source="datapipe.containers.recordings.source",
+        kind="audio",
     ),
     "dataset": FormFacts(
         title="a converted dataset",

@@ -134,7 +134,8 @@ def _recognised(here: Path, text: str, form: Form) -> Form:
                 raise FormatError(f"{text}: holds the datasets {', '.join(sets)}; open one of them, e.g. {here / sets[0]}")
         form = form.named(recognise_form(here, form.class_from, prefers_folders=True).form)
     if FORMS[form.name].kind != IMAGES:
-        raise FormatError(f"{text}: holds {FORMS[form.name].title}, and no images; read it with datapipe.Clips")
+        reader = {"clips": "datapipe.Clips", "audio": "datapipe.Audio"}[FORMS[form.name].kind]
+        raise FormatError(f"{text}: holds {FORMS[form.name].title}, and no images; read it with {reader}")
     if FORMS[form.name].source and not FORMS[form.name].shards:
         return form
     if compression_of(os.fsencode(here.name)) is not None:

@@ -14,12 +14,14 @@ from datapipe.containers.archives.members import is_archive_name, split_archive_
 from datapipe.containers.archives.recognise import archive_of_file, archives_of_folder
 from datapipe.containers.form import ClassFrom
 from datapipe.containers.formats import container_of, form_of_name
-from datapipe.containers.forms import FORMS
+from datapipe.containers.forms import AUDIO, FORMS, VIDEOS
 from datapipe.containers.json_stream import array_elements
 from datapipe.containers.listing import (
+    AUDIO_SUFFIXES,
     NO_FOLDER,
     VIDEO_SUFFIXES,
     held_apart,
+    is_audio_name,
     is_folder,
     is_image_name,
     is_junk,
@@ -40,6 +42,8 @@ from datapipe.stores.objects import list_below, list_names
 _MAX_NAMES = 2000  # names read per folder
 _MAX_FOLDERS = 20  # folders opened
 _MAX_STORED_FOLDERS = 5  # ... of a prefix in a store
+_MEDIA = {VIDEOS: (is_video_name, VIDEO_SUFFIXES), AUDIO: (is_audio_name, AUDIO_SUFFIXES)}  # their names, by form
+_TITLES = {VIDEOS: "videos", AUDIO: "sound files"}
 _LISTS = frozenset(name.encode() for stem in ("metadata", "manifest", "labels") for name in (f"{stem}.csv", f"{stem}.jsonl"))
 
 
@@ -62,7 +66,7 @@ class _Seen:
     num_images: int = 0
     num_images_deep: int = 0  # in folders
     num_arrays: int = 0
-    num_videos: int = 0
+    num_media: dict[str, int] = dataclasses.field(default_factory=lambda: dict.fromkeys(_MEDIA, 0))  # by form
     with_images: set[bytes] = dataclasses.field(default_factory=set)  # folders in it that hold images, at any depth
     shards: dict[str, str] = dataclasses.field(default_factory=dict)  # suffixes of shards in the folder itself, by form
     archives: list[bytes] = dataclasses.field(default_factory=list)  # in the folder itself
@@ -93,8 +97,9 @@ def recognise_form(source: Place, class_from: ClassFrom | None = None, *, prefer
 def _of_pattern(pattern: str) -> Recognition:
     """Return the form of the shards that a pattern matches, such as `train-*.parquet`."""
     names = glob.glob(pattern)
-    if names and all(is_video_name(os.fsencode(name)) for name in names):
-        return Recognition("videos", "by the names that it matches")
+    for form, (is_wanted, _) in _MEDIA.items():
+        if names and all(is_wanted(os.fsencode(name)) for name in names):
+            return Recognition(form, "by the names that it matches")
     found = sorted({container_of(os.path.basename(name)) or "" for name in names})
     if len(found) != 1 or not found[0]:
         what = "nothing" if not found else f"files of {len(found)} kinds" if len(found) > 1 else "other files"
@@ -109,11 +114,12 @@ def _of_file(path: Path) -> Recognition:
         return Recognition("archive", why)
     if is_archive_name(os.fsencode(path.name)):
         return Recognition("tar", f"its name ends with {suffix}")
-    if is_video_name(os.fsencode(path.name)):
-        return Recognition("videos", f"its name ends with {suffix}")
     form = container_of(path.name) or form_of_name(path.name)
-    if form == "manifest" and lists_files(path, VIDEO_SUFFIXES):
-        return Recognition("videos", "it lists videos")
+    for name, (is_wanted, suffixes) in _MEDIA.items():
+        if is_wanted(os.fsencode(path.name)):
+            return Recognition(name, f"its name ends with {suffix}")
+        if form == "manifest" and lists_files(path, suffixes):
+            return Recognition(name, f"it lists {_TITLES[name]}")
     if form is not None:
         return Recognition(form, f"its name ends with {suffix}")
     if suffix == ".json":
@@ -165,10 +171,12 @@ def _of_folder(source: Path, class_from: ClassFrom | None, *, prefers_folders: b
         raise _without_folders(source, seen)
     if seen.num_arrays and not found:
         found.append(Recognition("npy", "it holds .npy files"))
-    if seen.num_videos and not found:
-        found.append(Recognition("videos", "videos in it, or in folders in it"))
-    if seen.lists and seen.num_images + seen.num_images_deep + seen.num_videos:
-        what, form = ("images", "image-folder") if seen.num_images + seen.num_images_deep else ("videos", "videos")
+    media = [form for form, num in seen.num_media.items() if num]
+    if not found:
+        found += [Recognition(form, f"{_TITLES[form]} in it, or in folders in it") for form in media]
+    if seen.lists and (seen.num_images + seen.num_images_deep or media):
+        form = "image-folder" if seen.num_images + seen.num_images_deep else media[0]
+        what = _TITLES.get(form, "images")
         raise OptionError(
             f"{source}: holds {what} and {seen.lists[0]}: pass {source / seen.lists[0]} to convert what it lists, or say"
             f" --from {form} to take the classes from the folders"
@@ -185,7 +193,7 @@ def _of_folder(source: Path, class_from: ClassFrom | None, *, prefers_folders: b
     return _only(
         found,
         source,
-        "no images, videos, .npy files or shards in it, nor in the folders in it; check the path, or say --from what it is",
+        "no images, videos, sound, .npy files or shards in it, nor in its folders; check the path, or say --from what it is",
     )
 
 
@@ -253,8 +261,8 @@ def _count(folder: bytes, seen: _Seen, *, top: bytes) -> list[bytes]:
             if stem in images and {suffix.lower(), os.path.splitext(images[stem])[1].lower()} & {b".png"}:
                 seen.beside = seen.beside or os.fsdecode(min(name, images[stem]))
             images[stem] = name
-        elif is_video_name(name):
-            seen.num_videos += 1
+        elif media := next((form for form, (is_wanted, _) in _MEDIA.items() if is_wanted(name)), ""):
+            seen.num_media[media] += 1
         elif suffix.lower() in KINDS:
             seen.num_arrays += suffix.lower() == b".npy"
             others.append(name)

@@ -90,6 +90,20 @@ def range_in_memory(descriptor: int, start: int, nbytes: int) -> int:
     return copy
 
 
+def bytes_in_memory(data: bytes) -> int:
+    """Return the descriptor of a file in memory that holds these bytes, for libraries that read files. The caller closes it."""
+    copy = os.memfd_create("datapipe-bytes", os.MFD_CLOEXEC)
+    view = memoryview(data)
+    try:
+        while view:
+            view = view[os.write(copy, view) :]
+        os.lseek(copy, 0, os.SEEK_SET)
+    except BaseException:
+        os.close(copy)
+        raise
+    return copy
+
+
 def refuse_irregular(path: AnyPath) -> None:
     """Raise FormatError for a path that exists and is not a regular file; for files that only a library can open."""
     with contextlib.suppress(FileNotFoundError):

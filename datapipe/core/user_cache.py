@@ -36,6 +36,7 @@ INDEXES, IMAGES, RATES, TRIALS = "index", "decoded", "calibration", "trials"
 # Of datasets in object stores: their indexes, cached shards, and conversions before their upload.
 REMOTE_INDEXES, REMOTE_SHARDS, STAGED = "remote-index", "remote-shards", "staged"
 TABLES = "tables"  # finished rows of tables
+UNPACKED = "unpacked"  # recordings that lie compressed in shards
 
 logger = get_logger(__name__)
 

@@ -7,6 +7,7 @@ when it was read, `num_frames`, `rate` in Hz, `channels`, `coding`, and `problem
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -17,6 +18,8 @@ from numpy.typing import NDArray
 
 from datapipe.core import arrow_maps
 from datapipe.errors import FormatError
+from datapipe.index.entries import Extents
+from datapipe.stores.location import is_url
 
 Ints = NDArray[np.int64]
 
@@ -91,6 +94,20 @@ class RecordingIndex:
     def nbytes(self) -> Ints:
         """The (n,) bytes of the recordings."""
         return self._numbers["nbytes"]
+
+    def urls(self) -> list[str]:
+        """Return the URLs of the objects that hold recordings, each once; none if they lie on disks."""
+        paths = self._strings["path"]
+        if not len(paths) or re.search(b"://", paths.buffers()[2] or b"") is None:
+            return []
+        return [path for path in dict.fromkeys(map(os.fsdecode, paths.to_pylist())) if is_url(path)]
+
+    def extents(self, numbers: Sequence[int]) -> Extents:
+        """Return where the bytes of recordings lie."""
+        num = len(numbers)
+        start, nbytes = (self._numbers[name][numbers] for name in ("start", "nbytes"))
+        paths = [self.path(number) for number in numbers]
+        return Extents(paths, start, nbytes, np.zeros(num, np.uint32), np.zeros(num, np.uint8), one_file_each=True)
 
     def path(self, number: int) -> str:
         """Return the path of the file of a recording."""

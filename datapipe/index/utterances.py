@@ -45,8 +45,8 @@ class Utterances:
     ) -> Utterances:
         """Return the utterances that begin and end at these seconds of their recordings; None: with the recording."""
         whole, rates = recordings.num_frames[recording], recordings.rates[recording]
-        first = np.zeros(len(recording), np.int64) if start is None else _frames(start, rates, whole)
-        last = whole if end is None else _frames(end, rates, whole)
+        first = np.zeros(len(recording), np.int64) if start is None else frames_at(start, rates, whole)
+        last = whole if end is None else frames_at(end, rates, whole)
         return cls(recordings, where, recording, first, np.maximum(last - first, 0), **known)
 
     def __len__(self) -> int:
@@ -91,7 +91,7 @@ class Utterances:
         return Description(number, source.path, f"{first / rate:.3f} to {(first + num) / rate:.3f} s".encode(), "")
 
 
-def _frames(seconds: NDArray[np.float64], rates: Ints, whole: Ints) -> Ints:
+def frames_at(seconds: NDArray[np.float64], rates: Ints, whole: Ints) -> Ints:
     """Return the frames at these seconds, those after the end being the end."""
     found: Ints = np.minimum(np.where(np.isfinite(seconds), seconds, 1e9) * rates + 0.5, whole).astype(np.int64)
     return found

@@ -7,13 +7,16 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import overload
+from typing import TYPE_CHECKING, overload
 
-from datapipe.errors import MissingDataError
+from datapipe.errors import MissingDataError, StorageError
 from datapipe.stores.location import parse_location
 from datapipe.stores.objects import ListedObject, object_facts
 from datapipe.stores.pending import PendingBytes, RemoteObject
 from datapipe.stores.requests import requests
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 _FIRST_NBYTES, _MOST_NBYTES = 64 << 10, 8 << 20  # of a request: what is read in sequence is read in ever larger pieces
 _NEAR_NBYTES = 1 << 20  # passed over rather than asked for apart: what a connection gives in one latency, or two
@@ -116,10 +119,12 @@ class RemoteBytes:
 
 
 class RemoteFile(io.RawIOBase):
-    """The bytes of an object as a file, for libraries that take one."""
+    """The bytes of an object, or a range of them, as a file, for libraries that take one."""
 
-    def __init__(self, data: RemoteBytes) -> None:
-        self._data, self._place = data, 0
+    def __init__(self, data: RemoteBytes, start: int = 0, end: int | None = None) -> None:
+        self._data, self._start, self._place = data, start, 0
+        self._nbytes = min(len(data), len(data) if end is None else end) - start
+        self._failure: MissingDataError | StorageError | None = None
 
     def readable(self) -> bool:
         """Return True."""
@@ -131,7 +136,7 @@ class RemoteFile(io.RawIOBase):
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """Go to a place, and return it."""
-        self._place = offset + (0, self._place, len(self._data))[whence]
+        self._place = offset + (0, self._place, self._nbytes)[whence]
         return self._place
 
     def tell(self) -> int:
@@ -139,11 +144,30 @@ class RemoteFile(io.RawIOBase):
         return self._place
 
     def read(self, size: int = -1) -> bytes:
-        """Return the next bytes."""
-        end = len(self._data) if size < 0 else self._place + size
-        found = self._data[self._place : end]
+        """Return the next bytes. Raises MissingDataError and StorageError."""
+        end = self._nbytes if size < 0 else min(self._nbytes, self._place + size)
+        found = self._data[self._start + self._place : self._start + max(self._place, end)]
         self._place += len(found)
         return found
+
+    def readinto(self, target: Buffer) -> int:
+        """Write the next bytes into `target`; return their number, 0 also if the store fails, which `raise_failure` tells.
+
+        For libraries in C, through which no exception passes.
+        """
+        view = memoryview(target).cast("B")
+        try:
+            found = self.read(len(view))
+        except (MissingDataError, StorageError) as exc:
+            self._failure = self._failure or exc
+            return 0
+        view[: len(found)] = found
+        return len(found)
+
+    def raise_failure(self) -> None:
+        """Raise the first error of the store that `readinto` met, if there was one."""
+        if self._failure is not None:
+            raise self._failure
 
 
 def _facts_of(url: str) -> ListedObject | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from converters.options import ENGINES, TARGETS, Check, ConvertOptions, Encode, OnError, parse_nbytes
+from converters.options import AUDIO_FORMATS, ENGINES, TARGETS, Check, ConvertOptions, Encode, OnError, parse_nbytes
 from converters.tables.options import COMPRESSIONS, TableConversion
 from datapipe.cli.convert import _options as options_of
 from datapipe.cli.main import main, parse
@@ -136,6 +136,7 @@ def test_options_of_convert_are_those_of_its_classes() -> None:
         "check": tuple(one.value for one in Check),
         "on_error": tuple(one.value for one in OnError),
         "compression": COMPRESSIONS,
+        "audio_format": AUDIO_FORMATS,
     }
     assert f"rows of a row group ({TableConversion(Path('a'), Path('b')).group_rows})" in " ".join(
         args.parser.format_help().split()

@@ -47,7 +47,7 @@ def test_a_name_with_pattern_characters_is_a_name_first(folder: Path, tmp_path: 
 @pytest.mark.parametrize(("make", "error", "said"), [
     (lambda root: root / "nowhere", MissingDataError, "no such file or directory"),
     (lambda root: root / "*.tar", MissingDataError, "no file matches"),
-    (lambda root: root, OptionError, "no images, videos, .npy files or shards in it.*say --from what it is"),
+    (lambda root: root, OptionError, "no images, videos, sound, .npy files or shards in it.*say --from what it is"),
     (lambda root: (root / "x.zip").write_bytes(b"PK") and root / "x.zip", FormatError, r"x\.zip: not a zip, or cut off"),
     (lambda root: os.mkfifo(root / "x.tar") or root, FormatError, "not a regular file of shards"),
     (lambda root: (root / "x.tar").write_bytes(b"") or root, FormatError, "empty file"),

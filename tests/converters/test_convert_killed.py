@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
      ("webdataset", ("split",), 1, 4), ("webdataset", ("overwrite",), 2, 4), ("webdataset", ("twice",), 3, 5),
      ("hdf5", (), 1, 3), ("hdf5", ("overwrite",), 1, 5), ("parquet", (), 2, 3), ("tfrecord", (), 1, 3),
      ("webdataset", ("pairs",), 1, 5),
-     ("hdf5", ("hub",), 1, 20), ("webdataset", ("videos",), 3, 12)],
+     ("hdf5", ("hub",), 1, 20), ("webdataset", ("videos",), 3, 12), ("parquet", ("sounds",), 2, 12)],
     ids=lambda value: value if isinstance(value, str) else None if isinstance(value, int) else value[0] if value else "plain",
 )  # fmt: skip
 def test_killed_before_changes_to_the_disk(tmp_path: Path, to: str, flags: tuple[str, ...], first: int, step: int) -> None:
@@ -40,6 +40,8 @@ def test_killed_before_changes_to_the_disk(tmp_path: Path, to: str, flags: tuple
         hugging_face(source)
     elif "videos" in flags:  # whose packets are copied
         small_videos(source)
+    elif "sounds" in flags:
+        small_sounds(source)
     else:
         make_tree(source, num_classes=2, per_class=8)
     split = Split.parse_all("train=0.7,val=0.3") if "split" in flags else ()
@@ -55,6 +57,16 @@ def test_killed_before_changes_to_the_disk(tmp_path: Path, to: str, flags: tuple
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     assert int(done.stdout) > 30 // step
+
+
+def small_sounds(root: Path) -> Path:
+    """Six recordings of about 6 KB. Skips the test without soundfile."""
+    pytest.importorskip("soundfile")
+    from sound_files import sound, write_sound
+
+    for number in range(6):
+        write_sound(root / f"{number}.flac", sound(0.2, seed=number))
+    return root
 
 
 def small_videos(root: Path) -> Path:

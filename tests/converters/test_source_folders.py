@@ -178,7 +178,7 @@ def test_options_that_do_not_fit(tmp_path: Path) -> None:
         (["k/a.jpg", "labels.csv"], r"holds images and labels\.csv: pass .* or say --from image-folder"),
         (["k/a.jpg", "k/a.txt"], r"may be several things, say which: --from pairs .*a\.txt.* or --from image-folder"),
         (["k/a.jpg", "x.tar"], r"--from tar \(it holds \.tar files\); or --from image-folder"),
-        (["notes.pdf"], r"no images, videos, \.npy files or shards in it"),
+        (["notes.pdf"], r"no images, videos, sound, \.npy files or shards in it"),
         (["instances.json"], r"a folder with instances\.json: pass .*instances\.json itself, and --root"),
         (["manifest.jsonl"], r"a folder with manifest\.jsonl"),
         (["x.parquet", "y.h5"], r"--from hdf5 \(it holds \.h5 files\); or --from parquet|--from parquet .*; or --from hdf5"),

@@ -24,6 +24,8 @@ _UNKNOWN_FRAMES = 1 << 50  # and more are what libsndfile says of a file whose h
 # These are decoded from their beginning.
 _WITHOUT_SEEKING = (("MP3", None), ("OGG", "VORBIS"))
 _FLOATING = ("FLOAT", "DOUBLE")
+# Samples of a channel that a byte can hold, at most: of MP3, a frame of 1,152 has 24 bytes; of FLAC, one of 65,535 has 11.
+_MOST_OF_MP3, _MOST, _SHORTEST_FRAMES = 48, 6000, 1 << 16
 _PASSED_FRAMES = 1 << 16  # at once
 _PREROLL_FRAMES = 24_000  # that are decoded before a stretch of Opus, which depends on what came before it, less and less
 
@@ -46,6 +48,20 @@ def audio_facts(file: int | BinaryIO) -> AudioFacts:
         if not 0 <= sound.frames < _UNKNOWN_FRAMES:
             raise DecodeError("does not say how long it is, as streams do not; encode it again: ffmpeg -i IN OUT")
         return AudioFacts(sound.frames, sound.samplerate, sound.channels, f"{sound.format} {sound.subtype}")
+
+
+def checked_facts(file: int | BinaryIO, nbytes: int) -> AudioFacts:
+    """Return the facts of a file of `nbytes` that can be decoded. `file`, and what it raises: as `audio_facts`.
+
+    Also raises DecodeError for a file without samples, or one that claims more of them than its bytes can hold.
+    """
+    facts = audio_facts(file)
+    if not facts.num_frames:
+        raise DecodeError("holds no sound, 0 samples")
+    if facts.num_frames > _SHORTEST_FRAMES + nbytes * (_MOST_OF_MP3 if facts.coding.startswith("MP3") else _MOST):
+        claim = f"says that it has {facts.num_frames:,} samples, more than {nbytes:,} bytes can hold"
+        raise DecodeError(f"{claim}; encode it again: ffmpeg -i IN OUT")
+    return facts
 
 
 def read_frames(file: int | BinaryIO, first: int, out: Floats, *, rate: int) -> None:
@@ -110,6 +126,10 @@ def _reader() -> Any:
 @contextlib.contextmanager
 def _opened(file: int | BinaryIO) -> Iterator[Any]:
     soundfile = import_soundfile()
+    if isinstance(file, int):
+        os.lseek(file, 0, os.SEEK_SET)
+    else:
+        file.seek(0)
     try:
         with _reader()(file, closefd=False) as sound:
             yield sound

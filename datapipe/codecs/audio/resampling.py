@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from datapipe.codecs.audio.decoding import Floats
+from datapipe.codecs.audio.decoding import Floats, read_frames
 from datapipe.codecs.audio.library import import_soxr
 from datapipe.errors import DecodeError
 
@@ -23,6 +23,30 @@ class Stretch(NamedTuple):
     first: int  # frame
     num: int
     skip: int  # samples at the other rate that come before the wanted ones
+
+
+class Span(NamedTuple):
+    """An utterance: some frames of a recording."""
+
+    first: int
+    num_frames: int
+    rate: int  # Hz
+    channels: int
+
+
+def read_samples(file: int | BinaryIO, span: Span, first: int, out: Floats, *, rate: int) -> None:
+    """Write samples of an utterance, from `first` on, into `out`, (channels, n) at the wanted `rate`.
+
+    `file`: the recording, as for `read_frames`. Raises DecodeError as `read_frames` and `with_channels` do.
+    """
+    num = out.shape[1]
+    stretch = stretch_of(first, num, num_frames=span.num_frames, rate=span.rate, wanted=rate)
+    is_plain = span.rate == rate and span.channels == len(out) == 1
+    sound = out[0] if is_plain else np.empty((stretch.num, span.channels), np.float32)
+    read_frames(file, span.first + stretch.first, sound, rate=span.rate)
+    if not is_plain:
+        made = resampled(with_channels(sound, len(out)), span.rate, rate)
+        out[:] = made[stretch.skip : stretch.skip + num].T
 
 
 def num_resampled(num_frames: Ints, rates: Ints, wanted: int) -> Ints:

@@ -47,9 +47,15 @@ class ListedParts:
     file: NDArray[np.int64]  # (p,) the number of each part's file
     start: NDArray[np.float64]  # (p,) seconds
     end: NDArray[np.float64]  # (p,) seconds; infinite: the end of the file
-    labels: NDArray[np.int64] | None  # (p,); None: the list has none
-    classes: tuple[str, ...] | None  # by label; None: labels are numbers, or there are none
-    texts: list[str] | None  # of each part; None: the list has none
+    labels: NDArray[np.int64] | None = None  # (p,); None: the list has none
+    classes: tuple[str, ...] | None = None  # by label; None: labels are numbers, or there are none
+    texts: list[str] | None = None  # of each part; None: the list has none
+
+    @classmethod
+    def whole(cls, paths: tuple[str, ...], **known: Any) -> ListedParts:
+        """Return files that are a part each, whole. `known`: their labels, classes and texts."""
+        num = len(paths)
+        return cls(paths, np.arange(num), np.zeros(num), np.full(num, np.inf), **known)
 
 
 def read_parts(path: Path, *, root: Path | None = None, has_quotes: bool = True) -> ListedParts:

@@ -1,9 +1,9 @@
-"""Scan Parquet files of encoded images: where each image is, its label, and what else the file has of each sample.
+"""Scan Parquet files of encoded images, or sound: where each is, its label, and what else the file has of each sample.
 
 Reads what Hugging Face's `datasets`, Petastorm and others write. Images that are neither compressed nor dictionary-encoded
 lie in one piece each, and are addressed by bytes; others by rows, to be read a row group at a time. The image is a
-struct with a field `bytes`, or a binary column, recognised by its name or else by its contents; the label is a column of
-integers, recognised by its name or by the schema's metadata. The other columns are further fields.
+struct with a field `bytes`, or a binary column, recognised by its name or else by its contents (called `audio`, it is sound);
+the label is a column of integers, recognised by its name or by the schema's metadata. The other columns are further fields.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from pathlib import Path
 
 import numpy as np
 
-from datapipe.codecs.field_values import FieldKind, FieldSpec
+from datapipe.codecs.field_values import IMAGE_FIELD, FieldKind, FieldSpec
 from datapipe.codecs.probe import encoding_of
 from datapipe.containers import parquet as form
 from datapipe.containers.columns import add_field, rows_of_images
 from datapipe.containers.field_names import (
+    AUDIO_FIELD,
     HEAD_NBYTES,
     IMAGE_COLUMNS,
     KEY_COLUMNS,
@@ -89,7 +90,8 @@ def _index_columns(path: str | Path, file: ParquetFile) -> tuple[SidecarRows, tu
     names = features.classes.get(label.name) if label is not None else None
     keys = _read_keys(path, file, image) or [None] * footer.num_rows
     named = [key or b"%d" % row for row, key in enumerate(keys)]
-    rows, specs = rows_of_images(found.column, named, labels, classes=names, where=str(path))
+    field = AUDIO_FIELD if image.name == AUDIO_FIELD.name else IMAGE_FIELD
+    rows, specs = rows_of_images(found.column, named, labels, classes=names, where=str(path), field=field)
     specs += add_further_columns(rows, file, (image.name,) if label is None else (image.name, label.name))
     if any(column.column is not None for column in rows.columns.values()):
         rows.row_groups = tuple(file.starts.tolist())

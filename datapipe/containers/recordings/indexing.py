@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import BinaryIO, cast
 
-from datapipe.codecs.audio.decoding import AudioFacts, audio_facts
+from datapipe.codecs.audio.decoding import checked_facts
 from datapipe.codecs.audio.library import import_soundfile
-from datapipe.containers.foreign import cached_home, index_stamp, progress, write_stamp
+from datapipe.containers.foreign import UNREAD, cached_home, index_stamp, object_stamp, progress, stamp_of, write_stamp
 from datapipe.core import atomic
 from datapipe.core.regular_files import open_descriptor, range_in_memory
 from datapipe.core.user_cache import INDEXES, index_directory, one_at_a_time
 from datapipe.core.waiting import reported_wait
-from datapipe.errors import DecodeError, FormatError, MissingDataError
+from datapipe.errors import DecodeError, FormatError, MissingDataError, StorageError
 from datapipe.index.recordings import VERSION, RecordingEntry, RecordingIndex, RecordingSource, write_recordings
+from datapipe.stores.location import is_url
+from datapipe.stores.random_access import RemoteBytes, RemoteFile, pin_each
 
 _NAME = "recordings.arrow"
-_NUM_THREADS = 2
-# Samples of a channel that a byte can hold, at most: of MP3, a frame of 1,152 has 24 bytes; of FLAC, one of 65,535 has 11.
-_MOST_OF_MP3, _MOST, _SHORTEST_FRAMES = 48, 6000, 1 << 16
-_UNREAD = (-1, 0)  # the stamp of a file that could not be read: it is tried again
+_NUM_THREADS, _NUM_REMOTE_THREADS = 2, 16  # the latter wait for stores most of the time
 
 
 def open_recordings(sources: Sequence[RecordingSource], *, where: str) -> RecordingIndex:
@@ -38,6 +39,7 @@ def open_recordings(sources: Sequence[RecordingSource], *, where: str) -> Record
     home = index_directory(INDEXES, cached_home("recordings", where, digest).name)
     with one_at_a_time(home / ".lock"):
         kept = _kept(home, len(sources))
+        pin_each(source.path for source in sources if is_url(source.path))  # each is to be the same object from now on
         if kept is not None and all(_is_current(kept, number, source.path) for number, source in enumerate(sources)):
             return kept
         with reported_wait(f"the index of {where}", "the files are looked at once, for as long as they do not change"):
@@ -56,8 +58,8 @@ def _kept(home: Path, num: int) -> RecordingIndex | None:
 
 
 def _is_current(kept: RecordingIndex, number: int, path: str) -> bool:
-    stamp = _stamp(path)
-    return stamp != _UNREAD and kept.stamp(number) == stamp
+    stamp = stamp_of(path)
+    return stamp != UNREAD and kept.stamp(number) == stamp
 
 
 def _made(home: Path, sources: Sequence[RecordingSource], kept: RecordingIndex | None, where: str) -> RecordingIndex:
@@ -81,49 +83,54 @@ def _entries(sources: Sequence[RecordingSource], kept: RecordingIndex | None) ->
             return kept.entry(number)
         return look_at(sources[number])
 
-    with ThreadPoolExecutor(_NUM_THREADS) as pool:
+    with ThreadPoolExecutor(_NUM_REMOTE_THREADS if any(is_url(one.path) for one in sources) else _NUM_THREADS) as pool:
         yield from pool.map(entry, range(len(sources)))
 
 
 def look_at(source: RecordingSource) -> RecordingEntry:
-    """Return what is known of a recording after a look at it. What cannot be decoded has the reason in `problem`."""
+    """Return what is known of a recording after a look at it. What cannot be decoded has the reason in `problem`.
+
+    Raises StorageError for a store that fails.
+    """
     where = source.path if source.nbytes < 0 else f"{source.path}, byte {source.start}"
     try:
-        descriptor, status = open_descriptor(source.path)
-    except FormatError as exc:
-        return RecordingEntry(source, *_UNREAD, problem=str(exc))
+        with _opened(source) as (stamp, nbytes, file):
+            found = RecordingSource(source.path, source.start, nbytes)
+            try:
+                facts = checked_facts(file, nbytes)
+                return RecordingEntry(found, *stamp, facts.num_frames, facts.rate, facts.channels, facts.coding)
+            except DecodeError as exc:
+                return RecordingEntry(found, *stamp, problem=f"{where}: {exc}; remove it from the data")
+    except (FormatError, MissingDataError) as exc:
+        return RecordingEntry(source, *UNREAD, problem=str(exc))
+    except StorageError:
+        raise
     except OSError as exc:
-        return RecordingEntry(source, *_UNREAD, problem=f"{where}: cannot be read ({exc.strerror or exc}); restore it")
-    nbytes = status.st_size if source.nbytes < 0 else source.nbytes
-    found = RecordingSource(source.path, source.start, nbytes)
+        return RecordingEntry(source, *UNREAD, problem=f"{where}: cannot be read ({exc.strerror or exc}); restore it")
+
+
+@contextlib.contextmanager
+def _opened(source: RecordingSource) -> Iterator[tuple[tuple[int, int], int, int | BinaryIO]]:
+    """Yield the stamp of the file or object that holds a recording, the bytes of the recording, and what reads them."""
+    if is_url(source.path):
+        data = RemoteBytes(source.path)
+        nbytes = len(data) if source.nbytes < 0 else source.nbytes
+        file = RemoteFile(data, source.start, source.start + nbytes)
+        try:
+            yield object_stamp(data.object), nbytes, cast(BinaryIO, file)
+        finally:  # libsndfile takes what a store refuses for the end of the file
+            file.raise_failure()
+        return
+    descriptor, status = open_descriptor(source.path)
     stamp = status.st_size, status.st_mtime_ns
     try:
-        facts = _facts(descriptor, source)
-    except DecodeError as exc:
-        return RecordingEntry(found, *stamp, problem=f"{where}: {exc}; remove it from the data")
+        if source.nbytes < 0:
+            yield stamp, status.st_size, descriptor
+            return
+        part = range_in_memory(descriptor, source.start, source.nbytes)
+        try:
+            yield stamp, source.nbytes, part
+        finally:
+            os.close(part)
     finally:
         os.close(descriptor)
-    if not facts.num_frames:
-        return RecordingEntry(found, *stamp, problem=f"{where}: holds no sound, 0 samples; remove it from the data")
-    if facts.num_frames > _SHORTEST_FRAMES + nbytes * (_MOST_OF_MP3 if facts.coding.startswith("MP3") else _MOST):
-        claim = f"says that it has {facts.num_frames:,} samples, more than {nbytes:,} bytes can hold"
-        return RecordingEntry(found, *stamp, problem=f"{where}: {claim}; encode it again: ffmpeg -i IN OUT")
-    return RecordingEntry(found, *stamp, facts.num_frames, facts.rate, facts.channels, facts.coding)
-
-
-def _facts(descriptor: int, source: RecordingSource) -> AudioFacts:
-    if source.nbytes < 0:
-        return audio_facts(descriptor)
-    part = range_in_memory(descriptor, source.start, source.nbytes)
-    try:
-        return audio_facts(part)
-    finally:
-        os.close(part)
-
-
-def _stamp(path: str) -> tuple[int, int]:
-    try:
-        status = os.stat(path)
-    except OSError:
-        return _UNREAD
-    return status.st_size, status.st_mtime_ns

@@ -2,43 +2,44 @@
 
 from __future__ import annotations
 
-import glob
+import itertools
 import os
 
 import numpy as np
 
-from datapipe.codecs.field_values import FieldKind
-from datapipe.containers.field_names import IMAGE
+from datapipe.codecs.field_values import FieldKind, FieldSpec
+from datapipe.containers.field_names import SPOKEN, is_audio
+from datapipe.containers.first_shard import first_shard
 from datapipe.containers.formats import container_of
-from datapipe.containers.listing import AUDIO_SUFFIXES, is_audio_name, is_image_name, is_video_name
+from datapipe.containers.listing import is_audio_name, is_image_name, is_video_name
 from datapipe.containers.lists.parts import TEXTS
 from datapipe.containers.mapped import byte_source
 from datapipe.containers.opening import open_index
 from datapipe.containers.parquet.footer import read_footer
 from datapipe.containers.parquet.thrift_compact import DamagedError
 from datapipe.containers.recordings.indexing import open_recordings
+from datapipe.containers.recordings.unpacking import unpacked
 from datapipe.containers.tar.scanner import begins_with
 from datapipe.core.printable import listed
-from datapipe.errors import FormatError, OptionError
-from datapipe.fetch.local import LocalFiles
+from datapipe.errors import FormatError, MissingDataError, OptionError
+from datapipe.fetch.files import Files, open_files
 from datapipe.index.entries import Extents
 from datapipe.index.recordings import RecordingSource
 from datapipe.index.sample_index import SampleIndex
 from datapipe.index.utterances import Utterances, text_array
 
 _AT_ONCE = 1 << 16  # samples that are looked up
-_TEXTS = ("txt", *TEXTS)  # the field of what is said: the first that there is
+_TEXTS = (SPOKEN.name, *TEXTS)  # the field of what is said: the first that there is
 _COLUMNS = ("audio.bytes", "audio")  # of Parquet
 
 
 def are_shards(name: str) -> bool:
-    """Return True for tars, by path, pattern or folder, whose first members are sound alone, and for Parquet with sound."""
-    if os.path.isdir(name):
-        found = [os.path.join(name, one) for one in sorted(os.listdir(name))]
-    else:
-        found = [name] if os.path.isfile(name) else sorted(glob.glob(name))
-    first = next((path for path in found if container_of(os.path.basename(path)) in _HELD_IN), None)
-    return first is not None and _HELD_IN[container_of(os.path.basename(first)) or ""](first)
+    """Return True for tars, by path, pattern, folder or URL, whose first members are sound alone, and for Parquet with sound."""
+    try:
+        first = first_shard(name, _HELD_IN)
+        return first is not None and _HELD_IN[container_of(os.path.basename(first)) or ""](first)
+    except (FormatError, MissingDataError):  # of a URL; what reads it says what is wrong
+        return False
 
 
 def _holds_sound(tar: str) -> bool:
@@ -66,26 +67,19 @@ def open_shards(name: str) -> Utterances:
     """
     index = open_index(name)
     assert isinstance(index, SampleIndex)
-    kinds = {one.name: one.kind for one in index.manifest.fields}
-    fields = [one for one in kinds if f".{one.rpartition('_')[2]}" in AUDIO_SUFFIXES]
-    if index.manifest.container == "parquet":
-        fields = [IMAGE]  # what its scan calls the one column of encoded values
-    if len(fields) != 1:
-        raise OptionError(
-            f"{name}: each sample must have one sound file, and they have {listed(fields, most=5) or 'none in common'}"
-        )
-    text, has_labels = next((one for one in _TEXTS if one in kinds), None), FieldKind.LABEL in kinds.values()
-    files = LocalFiles()
+    audio, text = spoken_fields(index.manifest.fields, name)
+    has_labels = any(one.kind is FieldKind.LABEL for one in index.manifest.fields)
+    files = open_files(index)
     sources: list[RecordingSource] = []
     labels, texts = [], []
     for first in range(0, len(index), _AT_ONCE):
         ids = index.ids(np.arange(first, min(first + _AT_ONCE, len(index)), dtype=np.int64))
-        entries = index.look_up(ids, fields[0])
-        sources += _sources(entries.extents, name)
+        entries = index.look_up(ids, audio)
+        sources += _sources(entries.extents, files, audio)
         labels.append(entries.labels)
         if text is not None:
             extents = index.look_up(ids, text).extents
-            texts += [files.read(extents, row).decode(errors="replace").strip() for row in range(len(extents))]
+            texts += [_text(value, name) for value in files.read_each(extents, range(len(extents)))]
     return Utterances.of(
         open_recordings(sources, where=name),
         np.arange(len(sources)),
@@ -96,8 +90,32 @@ def open_shards(name: str) -> Utterances:
     )
 
 
-def _sources(extents: Extents, name: str) -> list[RecordingSource]:
-    if extents.codecs is not None and any(extents.codecs):
-        raise OptionError(f"{name}: its sound is compressed with that of other rows; write it again without compression")
-    places = zip(extents.paths, extents.offset.tolist(), extents.nbytes.tolist(), strict=True)
-    return [RecordingSource(*place) for place in places]
+def spoken_fields(fields: tuple[FieldSpec, ...], where: str) -> tuple[str, str | None]:
+    """Return which of the fields of shards is the sound, and which says what is said in it, if one does.
+
+    Raises OptionError for no fields of sound, or several.
+    """
+    found = [one.name for one in fields if is_audio(one)]
+    if len(found) != 1:
+        has = listed(found, most=5) or "none in common"
+        raise OptionError(f"{where}: each sample must have one sound file, and they have {has}")
+    texts = {one.name for one in fields if one.kind is FieldKind.TEXT}
+    return found[0], next((name for name in _TEXTS if name in texts), None)
+
+
+def _text(value: bytes | Exception, where: str) -> str:
+    if isinstance(value, Exception):
+        raise FormatError(f"{where}: what is said cannot be read: {value}; get the shards again") from value
+    return value.decode(errors="replace").strip()
+
+
+def _sources(extents: Extents, files: Files, column: str) -> list[RecordingSource]:
+    """Return where recordings lie: those that are compressed with others, unpacked. Those of a shard follow each other."""
+    sources: list[RecordingSource] = []
+    for path, group in itertools.groupby(range(len(extents)), extents.paths.__getitem__):
+        rows = [*group]
+        if extents.codecs is not None and any(extents.codecs[row] for row in rows):
+            sources += unpacked(extents, rows, files, column)
+        else:
+            sources += [RecordingSource(path, int(extents.offset[row]), int(extents.nbytes[row])) for row in rows]
+    return sources

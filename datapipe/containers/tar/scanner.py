@@ -18,7 +18,7 @@ import numpy as np
 
 from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.containers.columns import FieldExtents, further_fields, rows_of_extents
-from datapipe.containers.field_names import HEAD_NBYTES, IMAGE, LABEL
+from datapipe.containers.field_names import AUDIO_FIELD, HEAD_NBYTES, IMAGE, LABEL
 from datapipe.containers.listing import is_audio_name, is_video_name
 from datapipe.containers.mapped import ByteSource, byte_source
 from datapipe.containers.tar.layout import BLOCK_NBYTES as BLOCK
@@ -154,6 +154,10 @@ def _index_members(data: ByteSource, where: str) -> tuple[SidecarRows, tuple[Fie
     has_others = any(is_video_name(name) or is_audio_name(name) for name in names)
     has_images = not has_others or any(column.spec == IMAGE_FIELD for column in columns.values())
     images = {IMAGE: _images(columns, keys, where)} if has_images else {}
+    if not has_images:  # sound is one field, whatever its formats
+        for suffix, column in columns.items():
+            if "." not in suffix and is_audio_name(f".{suffix}".encode()):
+                column.spec = AUDIO_FIELD
     labels = columns.pop(LABEL_SUFFIX, None)
     further, lacking = further_fields(columns, len(keys))
     found = images | ({LABEL: labels} if labels else {}) | further

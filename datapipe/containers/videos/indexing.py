@@ -12,18 +12,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from datapipe.codecs.video.track import ReadAt
-from datapipe.containers.foreign import cached_home, index_stamp, progress, write_stamp
+from datapipe.containers.foreign import UNREAD, cached_home, index_stamp, object_stamp, progress, stamp_of, write_stamp
 from datapipe.containers.videos.reading import read_track
 from datapipe.core import atomic
 from datapipe.core.regular_files import open_descriptor
 from datapipe.core.user_cache import INDEXES, index_directory, one_at_a_time
 from datapipe.core.waiting import reported_wait
 from datapipe.errors import FormatError, MissingDataError, StorageError
-from datapipe.index.listed import time_of_etag
 from datapipe.index.videos import VERSION, VideoEntry, VideoIndex, VideoIndexWriter, VideoSource, refuse_unfit
 from datapipe.stores.location import is_url
-from datapipe.stores.pending import RemoteObject
-from datapipe.stores.random_access import RemoteBytes, pin_each, pinned_object
+from datapipe.stores.random_access import RemoteBytes, pin_each
 
 _NAME = "videos.arrow"
 _NUM_THREADS, _CHUNK = 2, 64  # one reads while the other parses; more fight over the interpreter's lock. Files at once
@@ -31,7 +29,6 @@ _NUM_REMOTE_THREADS, _REMOTE_CHUNK = 16, 4  # which wait for stores most of the 
 _MAX_ROWS, _MAX_PACKETS = 4096, 1 << 20  # of a batch in the file
 _SMALL_NBYTES = 1 << 20
 _local = threading.local()  # memory of each thread for small files: new memory for each takes longer than reading it
-_UNREAD = (-1, 0)  # the stamp of a file that could not be read: it is tried again
 
 
 def open_videos(sources: Sequence[VideoSource], *, where: str) -> VideoIndex:
@@ -69,8 +66,8 @@ def _is_current(kept: VideoIndex) -> bool:
     for number in range(len(kept)):
         path = kept.source(number).path
         if path not in known:
-            known = {path: _stamp(path)}
-        if known[path] != kept.stamp(number) or known[path] == _UNREAD:
+            known = {path: stamp_of(path)}
+        if known[path] != kept.stamp(number) or known[path] == UNREAD:
             return False
     return True
 
@@ -116,8 +113,8 @@ def _chunk(numbers: Iterable[int], sources: Sequence[VideoSource], kept: VideoIn
 
 
 def _entry(number: int, source: VideoSource, kept: VideoIndex | None) -> VideoEntry:
-    stamp = _stamp(source.path)
-    if kept is not None and stamp != _UNREAD and kept.stamp(number) == stamp:
+    stamp = stamp_of(source.path)
+    if kept is not None and stamp != UNREAD and kept.stamp(number) == stamp:
         problem = kept.problem(number)
         return VideoEntry(kept.source(number), *stamp, None if problem else kept.track(number), problem)
     return look_at(source)
@@ -136,9 +133,9 @@ def look_at(source: VideoSource) -> VideoEntry:
     except StorageError:
         raise  # the store, rather than this video
     except MissingDataError as exc:
-        return VideoEntry(source, *_UNREAD, None, str(exc))
+        return VideoEntry(source, *UNREAD, None, str(exc))
     except OSError as exc:
-        return VideoEntry(source, *_UNREAD, None, f"{where}: cannot be read ({exc.strerror or exc}); restore it")
+        return VideoEntry(source, *UNREAD, None, f"{where}: cannot be read ({exc.strerror or exc}); restore it")
 
 
 @contextlib.contextmanager
@@ -148,7 +145,7 @@ def _opened(source: VideoSource) -> Iterator[tuple[tuple[int, int], int, ReadAt]
         data = RemoteBytes(source.path)
         start, nbytes = source.start, _nbytes(source, len(data))
         end = start + nbytes
-        yield _stamp_of(data.object), nbytes, lambda offset, size: data[start + offset : min(start + offset + size, end)]
+        yield object_stamp(data.object), nbytes, lambda offset, size: data[start + offset : min(start + offset + size, end)]
         return
     descriptor, status = open_descriptor(source.path)
     try:
@@ -173,22 +170,6 @@ def _reader(descriptor: int, start: int, nbytes: int) -> ReadAt:
     data = memoryview(_local.memory)[:nbytes]
     data = data[: os.preadv(descriptor, [data], start)] if nbytes else data
     return lambda offset, size: bytes(data[offset : offset + size])
-
-
-def _stamp_of(target: RemoteObject) -> tuple[int, int]:
-    return target.nbytes, time_of_etag(target.etag or "")
-
-
-def _stamp(path: str) -> tuple[int, int]:
-    try:
-        if is_url(path):
-            return _stamp_of(pinned_object(path))
-        status = os.stat(path)
-    except StorageError:
-        raise
-    except (OSError, MissingDataError):
-        return _UNREAD
-    return status.st_size, status.st_mtime_ns
 
 
 def _identity(entry: VideoEntry) -> bytes:

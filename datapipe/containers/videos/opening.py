@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from datapipe.containers.file_tree import classes_if_all, placed
 from datapipe.containers.form import Form
 from datapipe.containers.formats import container_of
 from datapipe.containers.forms import VIDEOS
@@ -14,7 +15,7 @@ from datapipe.containers.listing import is_video_name
 from datapipe.containers.lists.parts import LIST_SUFFIXES
 from datapipe.containers.videos.indexing import open_videos
 from datapipe.containers.videos.shards import are_shards, open_shards
-from datapipe.containers.videos.source import FIELD, parts_in, video_folder
+from datapipe.containers.videos.source import FIELD, KIND, parts_in
 from datapipe.core.checks import path_name
 from datapipe.core.printable import listed
 from datapipe.errors import MissingDataError, OptionError
@@ -22,7 +23,6 @@ from datapipe.index.clips import VideoPart, VideoParts
 from datapipe.index.listed import ScanNotes, Workspace
 from datapipe.index.videos import VideoSource
 from datapipe.stores.location import Place, is_url, parse_place
-from datapipe.stores.random_access import pin_object
 
 ClipSource = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -71,21 +71,13 @@ def _of_files(paths: Sequence[str], where: str) -> tuple[VideoParts, str]:
 
 
 def _of_folder(root: Place) -> tuple[VideoParts, str]:
-    folder = video_folder(root, Form(VIDEOS))
+    folder = classes_if_all(root, Form(VIDEOS), KIND)
     space = Workspace(Path(), None)  # nothing is unpacked
     samples = sorted(folder.scan(ScanNotes(), space), key=lambda one: (one.place, one.directory, one.name))
     facts = folder.facts()
     if not samples:
         raise MissingDataError(f"{root}: {facts.nothing}; {facts.remedy}")
-    sources = []
-    for sample in samples:
-        origin = sample.origins[FIELD.name]
-        path = os.fsdecode(origin.path)
-        if isinstance(root, Path):
-            sources.append(VideoSource(os.path.join(root.absolute(), path)))
-        else:
-            sources.append(VideoSource(str(root / path)))
-            pin_object(str(root / path), etag=origin.etag or None, nbytes=origin.nbytes)
+    sources = [VideoSource(placed(root, sample.origins[FIELD.name])) for sample in samples]
     videos = open_videos(sources, where=str(root))
     parts = [VideoPart(number, label=sample.label) for number, sample in enumerate(samples)]
     return VideoParts.of(videos, parts, facts.classes), str(root)

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import glob
-import os
-
 import numpy as np
 
 from datapipe.codecs.field_values import NO_LABEL, FieldKind
 from datapipe.containers.field_names import is_video
-from datapipe.containers.formats import container_of
+from datapipe.containers.first_shard import first_shard
 from datapipe.containers.listing import is_image_name, is_video_name
 from datapipe.containers.opening import open_index
-from datapipe.containers.remote_shards import expanded
 from datapipe.containers.tar.scanner import begins_with
 from datapipe.containers.videos.indexing import open_videos
 from datapipe.core.printable import listed
 from datapipe.errors import FormatError, MissingDataError, OptionError
 from datapipe.index.clips import VideoParts
 from datapipe.index.videos import VideoSource
-from datapipe.stores.location import is_url, parse_location
-from datapipe.stores.objects import list_names
 
 _AT_ONCE = 1 << 16  # samples that are looked up
 
@@ -28,29 +22,10 @@ _AT_ONCE = 1 << 16  # samples that are looked up
 def are_shards(name: str) -> bool:
     """Return True for a path, a pattern or a URL of tars, or of a folder or prefix with such, whose first members are videos."""
     try:
-        first = _first_tar(name)
+        first = first_shard(name, ("tar",))
         return first is not None and begins_with(first, is_video_name, others=is_image_name)
     except (FormatError, MissingDataError):  # of a URL; what reads it says what is wrong
         return False
-
-
-def _first_tar(name: str) -> str | None:
-    """Return the first tar that a path, pattern or URL names, or that lies in it; None if there is none."""
-    if is_url(name):
-        name = next(expanded(name)) if "{" in name else name
-        location = parse_location(name)
-        if container_of(location.name) == "tar" and not glob.has_magic(location.name):
-            return name
-        if glob.has_magic(location.name):
-            location = location.parent
-        found = [one for one in list_names(location) if container_of(one) == "tar"]
-        return str(location / found[0]) if found else None
-    if os.path.isdir(name):
-        found = sorted(one for one in os.listdir(name) if container_of(one) == "tar")
-        return os.path.join(name, found[0]) if found else None
-    if os.path.isfile(name):
-        return name if container_of(os.path.basename(name)) == "tar" else None
-    return next((one for one in sorted(glob.glob(name)) if container_of(os.path.basename(one)) == "tar"), None)
 
 
 def open_shards(name: str) -> VideoParts:

@@ -4,36 +4,30 @@ from __future__ import annotations
 
 import functools
 import glob
-import json
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
-from datapipe.codecs.field_values import LABEL_FIELD, NO_LABEL, FieldKind, FieldSpec
+from datapipe.codecs.field_values import NO_LABEL, FieldKind, FieldSpec
 from datapipe.codecs.video.library import import_av
 from datapipe.codecs.video.track import VideoTrack
-from datapipe.containers.file_tree import FileKind, FolderSource, open_tree, refuse_field_choices
-from datapipe.containers.form import ClassFrom, Form, on_disk
+from datapipe.containers.file_tree import FileKind, classes_if_all, refuse_field_choices
+from datapipe.containers.form import Form, on_disk
 from datapipe.containers.listing import VIDEO_SUFFIXES, is_video_name
 from datapipe.containers.lists import refuse_class_from
-from datapipe.containers.lists.named_files import NamedFiles, list_and_root
-from datapipe.containers.lists.parts import LIST_SUFFIXES, read_parts
-from datapipe.containers.source_fields import in_order, place_labels
+from datapipe.containers.lists.named_files import list_and_root
+from datapipe.containers.lists.parts import LIST_SUFFIXES, ListedParts, read_parts
+from datapipe.containers.lists.parts_source import PartsSource
 from datapipe.containers.videos.indexing import look_at
 from datapipe.containers.videos.lerobot import is_lerobot
 from datapipe.errors import MissingDataError, OptionError
 from datapipe.index.clips import VideoPart, frames_between
-from datapipe.index.listed import ListedSample, Origin, ScanNotes, Source, SourceFacts, Workspace, divide
+from datapipe.index.listed import Origin, Source
 from datapipe.index.videos import VideoSource
-from datapipe.stores.location import Location, Place
-from datapipe.stores.objects import list_names
+from datapipe.stores.location import Place
 
 FIELD = FieldSpec("mp4", FieldKind.BYTES)
-PART = "video part"  # of a sample's values, as no field is called: JSON [start, end] in seconds; null: up to the end
 KIND = FileKind(FIELD, is_video_name, "videos", ", ".join(VIDEO_SUFFIXES[:5]) + ", ...")
 _KEPT = 16  # tracks of videos, whose parts often follow each other
-_MAX_NAMES = 10_000  # that are looked at for loose videos
 
 
 def open_source(place: Place, form: Form) -> Source:
@@ -47,16 +41,17 @@ def open_source(place: Place, form: Form) -> Source:
     if path.is_dir():
         if is_lerobot(str(path)):
             raise OptionError(f"{path}: a LeRobot dataset, which datapipe.Clips reads where it lies; pass {path / 'videos'}")
-        return video_folder(path, form)
+        return classes_if_all(path, form, KIND)
     refuse_class_from(form)
     if path.name.lower().endswith(LIST_SUFFIXES):
         listed_in, root = list_and_root(path, form, what="a list of videos")
-        return _Parts(root, listed_in, *parts_in(listed_in, root), form)
+        return PartsSource(root, listed_in, read_parts(listed_in, root=root), form, KIND, locate=_located)
     names = sorted(glob.glob(str(path))) if not path.exists() else [str(path)]
     if not names:
         raise MissingDataError(f"{path}: no such file, or none that matches")
     root = Path(os.path.commonpath([os.path.dirname(os.path.abspath(name)) for name in names]))
-    return _Parts(root, path, [os.path.abspath(name) for name in names], [*map(VideoPart, range(len(names)))], None, form)
+    parts = ListedParts.whole(tuple(os.path.abspath(name) for name in names))
+    return PartsSource(root, path, parts, form, KIND, locate=_located)
 
 
 def parts_in(path: Path, root: Path | None = None) -> tuple[tuple[str, ...], list[VideoPart], tuple[str, ...] | None]:
@@ -70,83 +65,17 @@ def parts_in(path: Path, root: Path | None = None) -> tuple[tuple[str, ...], lis
     return listed.paths, [VideoPart(*row) for row in zip(*columns, strict=True)], listed.classes
 
 
-def video_folder(root: Place, form: Form) -> FolderSource:
-    """Return the videos below a folder, or a prefix in a store.
-
-    Where `form` does not say what names their classes, it is the top folders if all of them lie in such, or else nothing.
-    """
-    if form.class_from is None:
-        folders = open_tree(root).folders(otherwise="pass a video, or a folder of videos")
-        has_classes = bool(folders) and not _has_loose_videos(root)
-        form = replace(form, class_from=ClassFrom.FOLDER if has_classes else ClassFrom.NONE)
-    return FolderSource(root, form, KIND)
-
-
-def _has_loose_videos(root: Place) -> bool:
-    """Return True if videos lie in the folder itself."""
-    if isinstance(root, Location):
-        return any(is_video_name(name.encode()) for name in list_names(root, at_most=_MAX_NAMES))
-    return any(is_video_name(os.fsencode(name)) for name in os.listdir(root))
-
-
-class _Parts:
-    """Videos, or parts of them, in the order of a list."""
-
-    def __init__(
-        self,
-        root: Path,
-        listed_in: Path,
-        names: Sequence[str],
-        parts: Sequence[VideoPart],
-        classes: tuple[str, ...] | None,
-        form: Form,
-    ) -> None:
-        """`names`: of the videos, absolute."""
-        self.root: Place = root
-        self._top, self._listed_in, self._names, self._parts = root, listed_in, names, parts
-        self._has_labels = any(part.label != NO_LABEL for part in parts)
-        self._labels: dict[int, int] = {}
-        self._classes = classes
-        if classes is not None:
-            labels, self._classes = place_labels(classes, form.class_map, "classes")
-            self._labels = {number: labels[name] for number, name in enumerate(classes)}
-        elif form.class_map is not None:
-            raise OptionError(f"--class-map {form.class_map}: {listed_in} names no classes; leave it out")
-
-    def scan(self, notes: ScanNotes, space: Workspace) -> Iterator[ListedSample]:
-        files = NamedFiles(self._top, self._listed_in, notes)
-        for number, part in enumerate(self._parts):
-            text = self._names[part.video]
-            name, origin, problem = files.find(text)
-            directory, name = divide(name or os.fsencode(text))
-            label = self._labels.get(part.label, part.label)
-            if origin is None or part.is_whole:
-                origins = {} if origin is None else {FIELD.name: origin}
-                yield ListedSample(directory, name, number, label, origins, problem=problem)
-            else:
-                yield self._part(ListedSample(directory, name, number, label), origin, part)
-        files.refuse_wrong_root()
-
-    def facts(self) -> SourceFacts:
-        fields = in_order([FIELD, LABEL_FIELD] if self._has_labels else [FIELD])
-        return SourceFacts(fields, self._classes, nothing="no videos")
-
-    def _part(self, sample: ListedSample, origin: Origin, part: VideoPart) -> ListedSample:
-        """Return a sample that is a part of a video: the range of the packets that it needs."""
-        is_open = part.end == float("inf")
-        shown = f"{part.start:g} s to the end" if is_open else f"{part.start:g} to {part.end:g} s"
-        sample = sample._replace(name=sample.name + f", {shown}".encode())
-        track, problem = _looked_at(os.path.join(self._top, os.fsdecode(origin.path)), origin.mtime_ns)
-        if track is None:
-            return sample._replace(problem=problem)
-        first, after = frames_between(track.times, part.start, part.end)
-        if first >= after:
-            return sample._replace(problem=f"it shows no frame then: it ends at {track.times[-1]:.3f} s")
-        begin, end = track.packets_around(first, after)
-        offset = track.packets.offset[begin:end]
-        start, stop = int(offset.min()), int((offset + track.packets.size[begin:end]).max())
-        origins = {FIELD.name: origin._replace(offset=start, nbytes=stop - start)}
-        return sample._replace(origins=origins, values={PART: json.dumps([part.start, None if is_open else part.end])})
+def _located(path: str, origin: Origin, start: float, end: float) -> tuple[int, int] | str:
+    """Return the range of the packets that a part of a video needs, or why it has none."""
+    track, problem = _looked_at(path, origin.mtime_ns)
+    if track is None:
+        return problem
+    first, after = frames_between(track.times, start, end)
+    if first >= after:
+        return f"it shows no frame then: it ends at {track.times[-1]:.3f} s"
+    begin, stop = track.packets_around(first, after)
+    offset = track.packets.offset[begin:stop]
+    return int(offset.min()), int((offset + track.packets.size[begin:stop]).max())
 
 
 @functools.lru_cache(maxsize=_KEPT)

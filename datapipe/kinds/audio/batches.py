@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 
 from datapipe.core.observe import Stage, StageEvent
 from datapipe.errors import DecodeError, IntegrityError
+from datapipe.fetch.files import Files
+from datapipe.fetch.remote import RemoteFiles
 from datapipe.index.entries import Description
 from datapipe.kernel.bad_samples import good_rows, replacement
 from datapipe.kernel.device import Uploader
@@ -39,6 +41,7 @@ class AudioBatch:
     audio: torch.Tensor  # (b, c, t)
     lengths: Ints  # (b,) samples before padding
     left_out: set[int] = field(default_factory=set)  # rows
+    on_their_way: object = None  # bytes that were asked for ahead of use
 
     def __len__(self) -> int:
         return len(self.picked)
@@ -55,6 +58,7 @@ class AudioMaker(BatchMaker):
 
     samples: AudioSamples
     run: Pass
+    files: Files
     memory: BatchMemory  # of samples
     uploader: Uploader | None
     resources: Resources
@@ -75,6 +79,10 @@ class AudioMaker(BatchMaker):
         channels = samples.settings.channels
         audio = self.memory.lease(len(picked) * channels * length, torch.float32).view(len(picked), channels, length)
         batch = AudioBatch(picks, picked, picked.copy(), of_row, draws, audio, np.zeros(len(picked), np.int64))
+        if isinstance(self.files, RemoteFiles):  # a disk is read ahead by the kernel
+            self.files.reach(epoch, picks.step)
+            found = samples.utterances
+            batch.on_their_way = self.files.will_need(found.recordings.extents(np.unique(found.recording[picked]).tolist()))
         self._note(Stage.PLAN, batch, start_ns)
         return batch
 
@@ -83,13 +91,17 @@ class AudioMaker(BatchMaker):
 
     def fill(self, batch: AudioBatch, piece: Piece, shared: Sequence[Any], worker: object) -> list[BadRow]:
         start_ns = time.perf_counter_ns()
+        self.files.take_network_ns()  # what the thread waited for before is no part of this
         bad: list[BadRow] = []
         for row in piece.rows:
             try:
                 self._write(batch, row, int(batch.picked[row]))
             except (DecodeError, IntegrityError) as exc:
                 bad.append((row, exc))
-        self._note(Stage.DECODE, batch, start_ns, num=len(piece.rows))
+        network_ns = self.files.take_network_ns()
+        if network_ns:
+            self.run.observer(StageEvent(Stage.NETWORK, batch.picks.step, start_ns, network_ns, len(piece.rows)))
+        self._note(Stage.DECODE, batch, start_ns + network_ns, num=len(piece.rows))
         return bad
 
     def locate(self, batch: AudioBatch, row: int) -> Description:
@@ -114,6 +126,7 @@ class AudioMaker(BatchMaker):
 
     def finish(self, batch: AudioBatch) -> Any:
         start_ns = time.perf_counter_ns()
+        batch.on_their_way = None
         made = self._made(batch)
         self._note(Stage.COLLATE, batch, start_ns)
         transform = self.run.options.batch_transform
@@ -127,7 +140,7 @@ class AudioMaker(BatchMaker):
         num = min(length, room)
         first = int(batch.draws[row] * (length - num + 1))
         target = batch.audio[row].numpy()
-        self.samples.read(number, first, target[:, :num])
+        self.samples.read(number, first, target[:, :num], self.files)
         target[:, num:] = 0
         batch.lengths[row] = num
 

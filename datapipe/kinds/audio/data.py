@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,9 @@ from datapipe.kernel.options import refuse_unknown_fields
 from datapipe.kinds.audio.kind import AudioKind
 from datapipe.kinds.audio.samples import AudioSamples
 from datapipe.kinds.audio.settings import AudioSettings, Crop, Short
+from datapipe.stores.location import is_url
+from datapipe.stores.requests import apply_settings
+from datapipe.stores.settings import Remote, remote_settings
 
 
 class Audio(Data):
@@ -25,9 +29,9 @@ class Audio(Data):
     >>> for batch in datapipe.DataLoader(data, batch_size=64, shuffle=True):
     ...     loss = criterion(model(batch["audio"]), batch["label"])       # (64, 80_000) float32 and (64,)
 
-    source: a folder of sound files, whose top folders are classes; a folder of LibriSpeech or Common Voice; tars of WebDataset,
-      or Parquet of Hugging Face; a file, a pattern or a list of files; or a list of utterances, CSV or JSON lines, with a column
-      `path`, and `start`, `end` (seconds), `label` and `text` if there are such.
+    source: a folder of sound files, or the URL of one, whose top folders are classes; a folder of LibriSpeech or Common Voice;
+      tars of WebDataset, or Parquet of Hugging Face, also by URL; a file, a URL, a pattern or a list of those; or a list of
+      utterances, CSV or JSON lines, with a column `path`, and `start`, `end` (seconds), `label` and `text` if there are such.
     seconds: of a crop, drawn from each utterance once an epoch.
     whole: a sample is a whole utterance; batches have utterances of like lengths, and are as long as their longest.
     rate: Hz of the samples; recordings of other rates are resampled. None: that of the recordings, which must be the same.
@@ -38,6 +42,7 @@ class Audio(Data):
     between: the least and the most seconds of utterances, such as (0.5, 20); others are left out.
     skip_bad: leave out files that cannot be decoded at all; False: that is an error.
     fields: which of `audio`, `lengths`, `label`, `text` and `id` a batch has; by default all that there are, without `id`.
+    remote: a `datapipe.Remote(...)`: how recordings in an object store are read. With `cache_dir` they are kept on a disk.
 
     A batch is a dict: `audio` (b, t) float32, full scale being 1, or (b, channels, t) for several channels; `lengths` (b,) int64,
     the samples of each before padding; `label` (b,) int64; `text`, a list of what is said; `id` (b,) int64, the numbers of
@@ -61,15 +66,21 @@ class Audio(Data):
         between: tuple[float, float] | None = None,
         skip_bad: bool = False,
         fields: Sequence[str] | None = None,
+        remote: Remote | None = None,
     ) -> None:
         if (seconds is None) is not bool(whole):
             raise OptionError("say what a sample is: a crop, seconds=5, or a whole utterance, whole=True; and not both")
         of_batch = None if fields is None else tuple(fields)
         limits = None if between is None else tuple(between)
-        settings = AudioSettings(seconds, rate, channels, short, crop, max_seconds, limits, of_batch)  # type: ignore[arg-type]
+        stores = remote_settings(remote)
+        settings = AudioSettings(seconds, rate, channels, short, crop, max_seconds, limits, of_batch, stores)  # type: ignore[arg-type]
         self._set(source, settings, bool(skip_bad))
 
     def _set(self, source: AudioSource, settings: AudioSettings, skip_bad: bool) -> None:
+        if any(
+            isinstance(path, str) and is_url(path) for path in ([source] if isinstance(source, (str, os.PathLike)) else source)
+        ):
+            apply_settings(settings.remote)  # for the opening too
         self._opening = source, settings, skip_bad
         self.samples = AudioSamples.of(open_utterances(source), settings, skip_bad=skip_bad)
         refuse_unknown_fields(settings.fields, self.samples.possible_fields)

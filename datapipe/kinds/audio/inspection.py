@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from datapipe.containers.listing import holds_files, is_audio_name, is_image_name
+from datapipe.containers.form import Form
+from datapipe.containers.listing import AUDIO_SUFFIXES, holds_files, is_audio_name, is_image_name
+from datapipe.containers.lists.parts import LIST_SUFFIXES, lists_files
 from datapipe.containers.recordings.opening import open_utterances
 from datapipe.containers.recordings.shards import are_shards
 from datapipe.core.printable import counted, size_text
@@ -21,14 +24,17 @@ from datapipe.stores.location import is_url
 _MAX_SHOWN = 5  # bad recordings, rates, channels, codings
 
 
-def claim(path: str) -> Utterances | None:
-    """Return the utterances of a folder, or a sound file; None for what is none, and for folders that hold images too."""
+def claim(path: str, form: Form | None = None) -> Utterances | None:
+    """Return the utterances of a folder, a file, a list or shards; None for what is no sound, and folders with images too."""
+    if form is not None and form.has_choices:
+        raise OptionError(f"{path}: --root, --field, --class-from and --class-map have no effect on sound; leave them out")
+    if form is not None or are_shards(path) or (is_url(path) and is_audio_name(os.fsencode(path))):
+        return open_utterances(path)
     if is_url(path) or os.path.lexists(os.path.join(path, MANIFEST_NAME)):
         return None
-    if are_shards(path):
-        return open_utterances(path)
     if os.path.isfile(path):
-        return open_utterances(path) if is_audio_name(os.fsencode(path)) else None
+        is_list = path.lower().endswith(LIST_SUFFIXES) and lists_files(Path(path), AUDIO_SUFFIXES)
+        return open_utterances(path) if is_list or is_audio_name(os.fsencode(path)) else None
     is_sound = os.path.isdir(path) and holds_files(path, is_audio_name, unless=is_image_name)
     return open_utterances(path) if is_sound else None
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from datapipe.errors import OptionError
+from datapipe.fetch.files import Files, open_object_files
+from datapipe.fetch.remote import RemoteFiles
 from datapipe.kernel.accelerators import open_batch_pool, runtime_of
 from datapipe.kernel.device import Uploader
 from datapipe.kernel.kind import Identity, Kind, Pass, Resources
@@ -26,6 +30,8 @@ _NOT_SERVED = {
     "transform": "leave it out: batch_transform gets each batch, on its device; datapipe.transforms.LogMel is one",
     "collate_fn": "leave it out: batches are put together already; batch_transform gets each batch",
 }
+_REMOTE_NBYTES_AHEAD = 256 << 20
+_REMOTE_AHEAD = 256  # utterances: 1,000 a second with 170 ms of latency each, and half as many again
 _OF_BATCHES = "leave it out: max_seconds decides which utterances share a batch"
 
 
@@ -45,6 +51,7 @@ class AudioKind(Kind):
         self.identity = Identity("audio", name, "seconds, whole, rate, crop or max_seconds")
         self.has_free_ranks = batches is not None
         self._resolve_device = device
+        self._files: Files | None = None
 
     def configure(self, arguments: Mapping[str, Any], options: LoaderOptions) -> None:
         of_batches = {} if self.samples.batches is None else {"sampler": _OF_BATCHES, "batch_sampler": _OF_BATCHES}
@@ -61,15 +68,27 @@ class AudioKind(Kind):
         return ShuffledOrder(self.num_samples, seed)
 
     def open_pass(self, settings: Pass) -> AudioMaker:
+        if self._files is None:
+            self._files = open_object_files(self.samples.utterances.recordings.urls(), remote=self.samples.settings.remote)
         runtime = None if self.device.type == "cpu" else runtime_of(self.device)
         open_pool = functools.partial(open_batch_pool, options=settings.options, runtime=runtime)
         return AudioMaker(
             self.samples,
             settings,
+            self._files,
             BatchMemory((), open_pool=open_pool),
             None if runtime is None else Uploader(runtime, observer=settings.observer),
-            Resources(settings.options, ObjectPool(object), runtime),
+            Resources(self._options_of_making(settings.options), ObjectPool(object), runtime),
         )
+
+    def _options_of_making(self, options: LoaderOptions) -> LoaderOptions:
+        """Return the options with so many batches ahead that the latency of a store is hidden."""
+        if not isinstance(self._files, RemoteFiles):
+            return options
+        of_batch = options.batch_size if self.samples.batches is None else len(self.samples) / self.num_samples
+        ahead = min(_REMOTE_AHEAD, _REMOTE_NBYTES_AHEAD / max(1, self.samples.utterances.recordings.nbytes.mean()))
+        least = math.ceil(ahead / of_batch)
+        return dataclasses.replace(options, prefetch_factor=max(options.prefetch_factor, least))
 
     @property
     def device(self) -> torch.device:

@@ -8,16 +8,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from datapipe.codecs.audio.decoding import Floats, read_frames
-from datapipe.codecs.audio.resampling import num_resampled, resampled, stretch_of, with_channels
+from datapipe.codecs.audio.decoding import Floats
+from datapipe.codecs.audio.resampling import Span, num_resampled, read_samples
 from datapipe.core.printable import counted
-from datapipe.core.regular_files import range_in_memory
+from datapipe.core.regular_files import bytes_in_memory, range_in_memory
 from datapipe.errors import FormatError, MissingDataError, OptionError
+from datapipe.fetch.files import Files
 from datapipe.fetch.local import open_sample
 from datapipe.index.recordings import RecordingIndex
 from datapipe.index.utterances import Utterances
 from datapipe.kinds.audio.settings import AudioSettings
 from datapipe.order.length_batches import Ints, LengthBatches
+from datapipe.stores.location import is_url
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,30 +91,27 @@ class AudioSamples:
         """What a batch has, in this order."""
         return self.settings.fields or self.possible_fields[:-1]
 
-    def read(self, number: int, first: int, out: Floats) -> None:
-        """Write a sample, from `first` on, into `out`, (channels, n) at the rate.
+    def read(self, number: int, first: int, out: Floats, files: Files) -> None:
+        """Write a sample, from `first` on, into `out`, (channels, n) at the rate. `files`: read recordings in stores.
 
         Raises DecodeError, or IntegrityError for a file that is gone; MissingDataError or StorageError.
         """
-        found, num = self.utterances, out.shape[1]
-        recording, num_frames = int(found.recording[number]), int(found.num_frames[number])
-        rate, channels = int(found.recordings.rates[recording]), int(found.recordings.channels[recording])
-        stretch = stretch_of(first, num, num_frames=num_frames, rate=rate, wanted=self.rate)
-        is_plain = rate == self.rate and channels == len(out) == 1
-        sound = out[0] if is_plain else np.empty((stretch.num, channels), np.float32)
-        descriptor = _opened(found.recordings, recording)
+        found, recording = self.utterances, int(self.utterances.recording[number])
+        format_of = int(found.recordings.rates[recording]), int(found.recordings.channels[recording])
+        span = Span(int(found.first[number]), int(found.num_frames[number]), *format_of)
+        descriptor = _opened(found.recordings, recording, files)
         try:
-            read_frames(descriptor, int(found.first[number]) + stretch.first, sound, rate=rate)
+            read_samples(descriptor, span, first, out, rate=self.rate)
         finally:
             os.close(descriptor)
-        if not is_plain:
-            made = resampled(with_channels(sound, len(out)), rate, self.rate)
-            out[:] = made[stretch.skip : stretch.skip + num].T
 
 
-def _opened(recordings: RecordingIndex, number: int) -> int:
-    """Return a descriptor of a recording, of a copy in memory if it is part of a file. Raises as `open_sample` does."""
-    descriptor, _ = open_sample(recordings.path(number))
+def _opened(recordings: RecordingIndex, number: int, files: Files) -> int:
+    """Return a descriptor of a recording, or of a copy in memory where it lies in a store or is part of a file."""
+    path = recordings.path(number)
+    if is_url(path):
+        return bytes_in_memory(files.read(recordings.extents([number]), 0))
+    descriptor, _ = open_sample(path)
     part = recordings.part(number)
     if part is None:
         return descriptor

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from datapipe.core.checks import real_number, whole_number
 from datapipe.errors import OptionError
+from datapipe.stores.settings import Remote
 
 Short = Literal["pad", "drop", "error"]
 Crop = Literal["random", "center", "start"]
@@ -24,6 +25,7 @@ class AudioSettings:
     max_seconds: float | None = None
     between: tuple[float, float] | None = None
     fields: tuple[str, ...] | None = None  # None: what there is, without `id`
+    remote: Remote = field(default_factory=Remote)
 
     def __post_init__(self) -> None:
         for name in ("seconds", "max_seconds"):

@@ -18,7 +18,8 @@ from sound_files import RATE, in_16_bits, sound, write_sound
 
 import datapipe as dp
 from datapipe.cli.main import main
-from datapipe.errors import DecodeError, FormatError, MissingDataError, OptionError, StateError
+from datapipe.containers.recordings import unpacking
+from datapipe.errors import DecodeError, FormatError, MissingDataError, OptionError, StateError, StorageError
 from datapipe.kinds import registry
 
 FIELDS = ["audio", "lengths", "label", "id"]
@@ -244,11 +245,84 @@ def test_columns_of_parquet_are_read_where_they_lie(words: Path, tmp_path: Path)
             seen.append(int(number))
     assert sorted(seen) == list(range(12))
     assert main(["inspect", str(tmp_path)]) == 0
-    pq.write_table(table, tmp_path / "0.parquet", compression="zstd")
-    with pytest.raises(OptionError, match="is compressed with that of other rows; write it again without compression"):
-        dp.Audio(tmp_path, whole=True)
     pq.write_table(pa.table({"audio": ["a path"], "value": [1.0]}), tmp_path / "0.parquet")
     assert registry.recognise(tmp_path)[0] == "tables"
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"compression": "snappy", "use_dictionary": True},
+        {"compression": "zstd"},
+        {"compression": "gzip", "use_dictionary": False},
+        {"compression": "none", "use_dictionary": True},
+        {"compression": "snappy", "data_page_version": "2.0"},
+    ],
+    ids=str,
+)
+def test_compressed_columns_of_parquet_are_unpacked_once(
+    words: Path, tmp_path: Path, how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "in").mkdir()
+    files = sorted(words.rglob("*.*"), key=lambda path: path.stem)
+    rows = [{"audio": {"bytes": path.read_bytes(), "path": path.name}, "text": f"says {path.stem}"} for path in files]
+    for number in range(2):
+        table = pa.Table.from_pylist(rows[6 * number : 6 * number + 6])
+        pq.write_table(table, tmp_path / "in" / f"{number}.parquet", row_group_size=4, **how)
+    fields = ["audio", "lengths", "id"]
+    expected = list(loader_of(words, seconds=0.5, fields=fields))
+    for _ in range(2):
+        found = list(loader_of(tmp_path / "in", seconds=0.5, fields=fields))
+        for one, other in zip(found, expected, strict=True):
+            assert all(torch.equal(one[name], other[name]) for name in fields)
+        monkeypatch.setattr(unpacking, "_write", None)  # it is there
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    kept = sorted((tmp_path / "cache").rglob("unpacked/*/*.parquet"), key=lambda path: path.name)
+    assert [path.name for path in kept] == ["0.parquet", "1.parquet"]
+    assert {path.stat().st_mode & 0o777 for path in kept} == {0o600}
+    kept[0].write_bytes(kept[0].read_bytes()[:-1])  # not whole: made again
+    sizes = next(kept[1].parent.glob("sizes.npy"))
+    sizes.write_bytes(b"no array")
+    assert len(list(loader_of(tmp_path / "in", seconds=0.5))) == 3
+    pq.write_table(pa.Table.from_pylist(rows[:2]), tmp_path / "in" / "1.parquet", row_group_size=4, **how)
+    assert len(dp.Audio(tmp_path / "in", whole=True)) == 8
+
+
+def test_rows_without_sound_and_no_room_for_what_is_compressed(
+    words: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    good = {"bytes": next(words.rglob("*.flac")).read_bytes(), "path": "a.flac"}
+    pq.write_table(pa.table({"audio": [good, None, {"bytes": b"odd", "path": "b"}, good]}), tmp_path / "0.parquet")
+    with pytest.raises(FormatError, match=r"0\.parquet, byte \d+: cannot be decoded .* \(and 1 other\)"):
+        dp.Audio(tmp_path / "0.parquet", whole=True)
+    assert len(dp.Audio(tmp_path / "0.parquet", whole=True, skip_bad=True)) == 2
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=10))
+    with pytest.raises(StorageError, match=r"needs about .* MB and has 0.0 MB; set XDG_CACHE_HOME, or convert it"):
+        dp.Audio(tmp_path / "0.parquet", whole=True, skip_bad=True)
+
+
+def test_samples_of_tars_have_one_sound_file_each(words: Path, tmp_path: Path) -> None:
+    flac, wav = (next(words.rglob(f"*.{suffix}")).read_bytes() for suffix in ("flac", "wav"))
+    for name, members, has in (
+        ("one", {"a.flac": flac, "b.wav": wav}, ""),
+        ("two", {"a.flac": flac, "a.wav": wav}, "they have flac, wav"),
+        ("named", {"a.near.flac": flac, "a.far.flac": flac}, "they have near_flac, far_flac"),
+    ):
+        with tarfile.open(tmp_path / f"{name}.tar", "w") as tar:
+            for member, data in members.items():
+                entry = tarfile.TarInfo(member)
+                entry.size = len(data)
+                tar.addfile(entry, io.BytesIO(data))
+        if not has:
+            assert len(dp.Audio(tmp_path / f"{name}.tar", whole=True)) == 2
+            continue
+        with pytest.raises(OptionError, match=f"each sample must have one sound file, and {has}"):
+            dp.Audio(tmp_path / f"{name}.tar", whole=True)
 
 
 def test_samplers_decide_the_order_and_repeats_are_drawn_again(words: Path) -> None:
