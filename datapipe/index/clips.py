@@ -166,8 +166,11 @@ class AnyClips(Protocol):
     def values(self, column: str, clips: Ints) -> Any:
         """Return an array (m, ...) of a column, or a list of texts."""
 
-    def run_starts(self, num_clips: int) -> Ints:
-        """Return (r + 1,) the clips at which runs begin that share their decoding, and in all; visits take `num_clips`."""
+    def run_starts(self, num_clips: int) -> list[Ints]:
+        """Return (r + 1,) the clips at which runs begin that share their decoding, and in all, of each dataset that is joined.
+
+        `num_clips`: of a visit.
+        """
 
     def describe(self, clip: int) -> Description:
         """Return a description of a clip, for messages."""
@@ -248,8 +251,8 @@ class ClipIndex(AnyClips):
         is_pad = places >= grid.num
         return ClipFrames(int(self.parts.video[part]), grid.frames(np.minimum(places, grid.num - 1)), is_pad)
 
-    def run_starts(self, num_clips: int) -> Ints:
-        """Return (r + 1,) the clips at which runs begin that share their decoding, and in all.
+    def run_starts(self, num_clips: int) -> list[Ints]:
+        """Return (r + 1,) the clips at which runs begin. See `AnyClips`.
 
         Runs begin where groups of pictures do; groups that are shorter than `num_clips` clips, or half a second of frames or so,
         are put together, and much longer ones are divided.
@@ -261,7 +264,7 @@ class ClipIndex(AnyClips):
         cell = begin // least if self.settings.fps is not None or not self.parts.are_whole else self._cells(part, begin, least)
         is_first = np.ones(len(part), np.bool_)
         is_first[1:] = (part[1:] != part[:-1]) | (cell[1:] != cell[:-1])
-        return np.append(np.flatnonzero(is_first), self.starts[-1])
+        return [np.append(np.flatnonzero(is_first), self.starts[-1])]
 
     def _cells(self, part: Ints, begin: Ints, least: int) -> Ints:
         """Return (m,) a number for each clip that begins at a frame of a part: that of its run among those of the part."""

@@ -122,13 +122,13 @@ class EpisodeIndex(AnyClips):
             return self._table.columns[column][self._around(clips, self._offsets[column])[0]]
         return self._table.columns[column][rows]
 
-    def run_starts(self, num_clips: int) -> Ints:
+    def run_starts(self, num_clips: int) -> list[Ints]:
         each = max(_RUN_FRAMES, num_clips)
         length = np.diff(self.starts)
         runs = -(-length // each)
         first = np.repeat(self.starts[:-1], runs)
         within = np.arange(len(first)) - np.repeat(np.cumsum(runs) - runs, runs)
-        return np.append(first + within * each, self.starts[-1])
+        return [np.append(first + within * each, self.starts[-1])]
 
     def describe(self, clip: int) -> Description:
         episode = int(self._episodes(np.array([clip], np.int64))[0])

@@ -11,6 +11,7 @@ packets of presented frames (int32). `groups`, a list: `packet` and `frame` at w
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -60,7 +61,7 @@ class VideoIndex:
     """The videos of an index file, by their numbers. Thread-safe. Raises FormatError for a file that is none, or damaged."""
 
     def __init__(self, path: Path, fingerprint: str) -> None:
-        self.path, self.fingerprint = path, fingerprint
+        self.fingerprint = fingerprint
         try:
             data = arrow_maps.stream_of(arrow_maps.map_file(path))
             with pa.ipc.open_stream(pa.BufferReader(data)) as reader:
@@ -72,8 +73,19 @@ class VideoIndex:
                 batch.validate()
         except arrow_maps.DAMAGE as exc:
             raise FormatError(f"{path}: no index of videos, or damaged ({exc}); remove it, and it is made again") from exc
-        self._batches = [_Columns(batch) for batch in batches]
-        self._starts = np.cumsum([0, *(batch.num_rows for batch in batches)])
+        self._set([_Columns(batch) for batch in batches])
+
+    @classmethod
+    def joined(cls, parts: Sequence[VideoIndex]) -> VideoIndex:
+        """Return the videos of several indexes, one after the other."""
+        index = cls.__new__(cls)
+        index.fingerprint = hashlib.sha256(" ".join(part.fingerprint for part in parts).encode()).hexdigest()[:16]
+        index._set([batch for part in parts for batch in part._batches])
+        return index
+
+    def _set(self, batches: list[_Columns]) -> None:
+        self._batches = batches
+        self._starts = np.cumsum([0, *(len(batch.num_groups) for batch in batches)])
 
     def __len__(self) -> int:
         return int(self._starts[-1])

@@ -16,7 +16,9 @@ from datapipe.core.checks import path_name, real_number
 from datapipe.core.printable import counted, printable
 from datapipe.errors import MissingDataError, OptionError
 from datapipe.index.clips import AnyClips, ClipIndex, Short, WindowSettings
+from datapipe.index.joined_clips import JoinedClips
 from datapipe.kernel.kind import Data
+from datapipe.kernel.mixing import Mixture, warn_of_classes
 from datapipe.kernel.options import refuse_unknown_fields
 from datapipe.kinds.clips.kind import ClipKind
 from datapipe.kinds.clips.settings import ClipSettings, Layout
@@ -138,6 +140,8 @@ class Clips(Data):
 
     def _set(self, opening: _Opening, settings: ClipSettings) -> None:
         self._opening, self.settings = opening, settings
+        self._parts: tuple[Clips, ...] = ()
+        self.mixture: Mixture | None = None
         self.index, self.classes = opening.open(settings)
         if settings.fields is not None and "label" in settings.fields and "label" not in self.index.columns:
             raise OptionError(
@@ -148,6 +152,8 @@ class Clips(Data):
             raise MissingDataError(f"{self.index.where}: no clips; check the path, `frames` and `short`")
 
     def __reduce__(self) -> tuple[Any, ...]:
+        if self.mixture is not None:
+            return _mixed, (self._parts, self.mixture)
         return _opened, (self._opening, self.settings)
 
     def __repr__(self) -> str:
@@ -155,20 +161,36 @@ class Clips(Data):
 
     @property
     def shown(self) -> str:
-        return f"{counted(len(self.index), 'clip')} of {counted(len(self.index.videos), 'video')} at {self.index.where}"
+        text = f"{counted(len(self.index), 'clip')} of {counted(len(self.index.videos), 'video')} at {self.index.where}"
+        return text if self.mixture is None else f"{len(self):,} an epoch of {text}"
+
+    @property
+    def where(self) -> str:
+        """Where the videos lie."""
+        return self.index.where
 
     def __len__(self) -> int:
-        """Return the number of clips."""
-        return len(self.index)
+        """Return the clips of an epoch, over all ranks."""
+        return len(self.index) if self.mixture is None else sum(self.mixture.counts)
 
     def open_kind(
         self, arguments: Mapping[str, Any], *, device: Callable[[], torch.device], open_loader: Callable[..., Iterable[Any]]
     ) -> ClipKind:
-        return ClipKind(self.index, self.settings, Recipe.of(arguments["transform"]), device)
+        recipe = Recipe.of(arguments["transform"])
+        return ClipKind(self.index, self.settings, recipe, mixture=self.mixture, device=device)
 
     def mixed(self, others: Sequence[Clips], *, weights: Sequence[float] | None, num_samples: int | None) -> Clips:
-        """Raise OptionError: clips are not mixed."""
-        raise OptionError("mix() of Clips: not served; name all videos in one list, or make a loader for each")
+        """Return these clips and others, of each of which an epoch has a fixed share. See `mix`."""
+        parts = (self, *others)
+        for part in parts:
+            if part.mixture is not None:
+                raise OptionError("mix() on a dataset of mix(): pass all datasets to one mix()")
+            if differing := self.settings.differing(part.settings):
+                raise OptionError(f"mix() of Clips that differ in {', '.join(differing)}; give all of them the same")
+        made = _mixed(parts, Mixture.of(parts, weights, num_samples))
+        if "label" in (self.settings.fields or made.index.usual):
+            warn_of_classes([(part.where, part.classes) for part in parts], stacklevel=3)
+        return made
 
 
 def _is_in_store(source: ClipSource) -> bool:
@@ -182,6 +204,16 @@ def _opened(opening: _Opening, settings: ClipSettings) -> Clips:
         apply_settings(settings.remote)
     data = Clips.__new__(Clips)
     data._set(opening, settings)
+    return data
+
+
+def _mixed(parts: Sequence[Clips], mixture: Mixture) -> Clips:
+    data = Clips.__new__(Clips)
+    data._opening, data.settings, data._parts, data.mixture = parts[0]._opening, parts[0].settings, tuple(parts), mixture
+    fields = data.settings.fields
+    index = JoinedClips([part.index for part in parts], fields)
+    refuse_unknown_fields(fields, [*(one.name for one in index.cameras), *index.columns])
+    data.index, data.classes = index, parts[0].classes if len({part.classes for part in parts}) == 1 else None
     return data
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,17 +16,18 @@ from datapipe.index.clips import AnyClips, Ints
 from datapipe.kernel.accelerators import open_batch_pool, runtime_of
 from datapipe.kernel.device import Uploader
 from datapipe.kernel.kind import Identity, Kind, Pass, Resources
+from datapipe.kernel.mixing import Mixture
 from datapipe.kernel.options import LoaderOptions, Shuffle, refuse_not_served, refuse_unknown_names
 from datapipe.kernel.passes import Passes
 from datapipe.kernel.pools import BatchMemory, ObjectPool, SlabPool
-from datapipe.kinds.clips.batches import ClipMaker, fields_of
+from datapipe.kinds.clips.batches import ClipMaker, fields_of, visit_order
 from datapipe.kinds.clips.decoding import ClipDecoder
 from datapipe.kinds.clips.explanation import explain
 from datapipe.kinds.clips.settings import ClipSettings
 from datapipe.kinds.clips.visits import ClipVisits
 from datapipe.order.plan import Plan
-from datapipe.order.sample_order import Order
-from datapipe.order.visits import RunsInOrder, VisitOrder
+from datapipe.order.sampling import own_seed
+from datapipe.order.visits import Runs, VisitOrder
 from datapipe.transforms import Recipe
 from datapipe.transforms.lowering import described
 
@@ -38,14 +40,23 @@ _NOT_SERVED = {
 
 
 class ClipKind(Kind):
-    """The clips of videos under a recipe. See `Kind`."""
+    """The clips of videos under a recipe. `mixture`: how often those of each dataset come, if several are joined. See `Kind`."""
 
     block_sizes = (1, 1)
 
-    def __init__(self, index: AnyClips, settings: ClipSettings, recipe: Recipe, device: Callable[[], torch.device]) -> None:
-        self.index, self.settings, self.recipe = index, settings, recipe
+    def __init__(
+        self,
+        index: AnyClips,
+        settings: ClipSettings,
+        recipe: Recipe,
+        *,
+        mixture: Mixture | None,
+        device: Callable[[], torch.device],
+    ) -> None:
+        self.index, self.settings, self.recipe, self.mixture = index, settings, recipe, mixture
         self.fingerprint = index.fingerprint
-        self.num_samples = self.num_in_epoch = len(index)
+        self.num_samples = len(index)
+        self.num_in_epoch = self.num_samples if mixture is None else sum(mixture.counts)
         self.identity = Identity("clips", index.name, "frames, stride, step, fps, short or delta_timestamps")
         self._resolve_device = device
         self._files: Files | None = None
@@ -70,23 +81,27 @@ class ClipKind(Kind):
         return sum(one.num_frames * math.prod(size) * 3 for one, size in zip(self.index.cameras, self.sizes, strict=True))
 
     @functools.cached_property
-    def _run_starts(self) -> Ints:
-        """Where runs of clips begin; an order is made for each pass, and whenever the length of a loader is asked for."""
+    def _run_starts(self) -> list[Ints]:
+        """Where runs of clips begin, of each dataset: an order is made for each pass, and for the length of a loader."""
         return self.index.run_starts(self.settings.per_visit)
 
-    def order(self, seed: int, *, shuffle: Shuffle, global_batch: int) -> Order:
-        if not shuffle:
-            return RunsInOrder(self._run_starts)
-        each = self.settings.per_visit
-        num_lanes = 1 if each == 1 else self.settings.num_lanes(len(self.index), global_batch, self.clip_nbytes)
-        return VisitOrder(self._run_starts, seed, each, num_lanes)
+    def order(self, seed: int, *, shuffle: Shuffle, global_batch: int) -> VisitOrder:
+        settings, starts = self.settings, self._run_starts
+        offsets = itertools.accumulate((int(one[-1]) for one in starts), initial=0)
+        datasets = [
+            Runs(one, own_seed(seed, place), settings.per_visit, bool(shuffle), offset)
+            for place, (one, offset) in enumerate(zip(starts, offsets, strict=False))
+        ]
+        has_lanes = shuffle and settings.per_visit > 1
+        num_lanes = settings.num_lanes(self.num_in_epoch, global_batch, self.clip_nbytes) if has_lanes else 1
+        return VisitOrder(datasets, num_lanes, None if self.mixture is None else self.mixture.counts)
 
     def open_pass(self, settings: Pass) -> ClipMaker:
         if self._files is None:
             self._files = open_object_files(self.index.videos.urls(), remote=self.settings.remote)
         files, source = self._files, settings.source
         assert isinstance(source, Plan)
-        order: Any = source.order
+        order = visit_order(source)
         runtime = None if self.device.type == "cpu" else runtime_of(self.device)
         shapes = [(one.num_frames, *size, 3) for one, size in zip(self.index.cameras, self.sizes, strict=True)]
         of_visits = functools.partial(SlabPool, max_free=settings.options.num_workers + 2)
@@ -110,7 +125,7 @@ class ClipKind(Kind):
             [BatchMemory(shape, room=settings.options.batch_size, open_pool=open_pool) for shape in shapes],
             None if runtime is None else Uploader(runtime, observer=settings.observer),
             resources,
-            steps_ahead=max(1, getattr(order, "num_lanes", 1) // source.global_batch),
+            steps_ahead=max(1, order.num_lanes // source.global_batch),
         )
 
     @property

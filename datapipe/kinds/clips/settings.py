@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from datapipe.codecs.video.conversion import Resize
@@ -37,6 +37,10 @@ class ClipSettings:
             whole_number(self.lanes, "lanes", least=1)
         if self.layout not in PERMUTATIONS:
             raise OptionError(f"layout is {self.layout!r:.40}; choose one of {', '.join(PERMUTATIONS)}")
+
+    def differing(self, other: ClipSettings) -> list[str]:
+        """Return the names of the settings that differ."""
+        return [one.name for one in fields(self) if getattr(self, one.name) != getattr(other, one.name)]
 
     def num_lanes(self, num_clips: int, global_batch: int, clip_nbytes: int) -> int:
         """Return the number of lanes: a multiple of the clips of a step over all ranks, so that each rank has its own."""

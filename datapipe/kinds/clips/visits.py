@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -19,22 +18,11 @@ from datapipe.index.clips import AnyClips
 from datapipe.kernel.kind import Pass, SharedPieces
 from datapipe.kernel.pools import BatchMemory
 from datapipe.kinds.clips.decoding import ClipDecoder, Reason, extents_of
-from datapipe.order.draws import Draws
-from datapipe.order.sample_order import Order
-from datapipe.order.visits import Visit
+from datapipe.order.draws import Draws, apart
+from datapipe.order.visits import Visit, VisitOrder
 
 Ints = NDArray[np.int64]
 _ROUNDED = 16  # frames: memory is used again for visits of other numbers of them
-
-
-class VisitingOrder(Order, Protocol):
-    """An order whose samples are made by visits."""
-
-    def visits_at(self, epoch: int, positions: Ints) -> list[Visit]:
-        """Return the visit that each of these positions belongs to."""
-
-    def samples(self, visit: Visit) -> Ints:
-        """Return the samples of a visit."""
 
 
 @dataclass(slots=True, eq=False)
@@ -42,7 +30,7 @@ class DecodedVisit:
     """The clips of a visit that are being decoded, then complete."""
 
     clips: Ints  # (k,)
-    epoch: int
+    draws: Draws  # of each
     step: int  # the first that needs one of them
     pixels: list[torch.Tensor]  # of each camera (k, t, h, w, 3) uint8; or (u, h, w, 3), each frame once
     rows: list[Ints | None]  # of each camera (k, t) the rows of frames in the latter; None: the former
@@ -66,7 +54,7 @@ class ClipVisits(SharedPieces):
 
     def __init__(
         self,
-        order: VisitingOrder,
+        order: VisitOrder,
         run: Pass,
         memory: Sequence[BatchMemory],
         files: Files,
@@ -86,7 +74,9 @@ class ClipVisits(SharedPieces):
         clips = self._order.samples(key)
         held = [self._memory_for(clips, camera) for camera in range(len(self._memory))]
         pixels, rows = [one for one, _ in held], [one for _, one in held]
-        visit = DecodedVisit(clips, key.epoch, step, pixels, rows)
+        occurrences = np.full(len(clips), self._order.occurrence(key))
+        draws = Draws(self._run.seed, key.epoch, apart(clips, occurrences))
+        visit = DecodedVisit(clips, draws, step, pixels, rows)
         if isinstance(self._files, RemoteFiles):  # a disk is read ahead by the kernel
             asked = [self._files.will_need(extents_of(self._index, clips, camera)) for camera in range(len(pixels))]
             visit.on_their_way.extend(asked)
@@ -95,9 +85,8 @@ class ClipVisits(SharedPieces):
     def load(self, piece: DecodedVisit, parts: Sequence[int], worker: ClipDecoder) -> None:
         start_ns = time.perf_counter_ns()
         self._files.take_network_ns()  # what the thread waited for before is no part of this
-        draws = Draws(self._run.seed, piece.epoch, piece.clips)
         for camera in parts:
-            piece.bad.update(worker.decode(camera, piece.clips, draws, piece.pixels[camera], piece.rows[camera]))
+            piece.bad.update(worker.decode(camera, piece.clips, piece.draws, piece.pixels[camera], piece.rows[camera]))
         took_ns, num = time.perf_counter_ns() - start_ns, len(piece.clips)
         network_ns = min(self._files.take_network_ns(), took_ns)
         if network_ns:
