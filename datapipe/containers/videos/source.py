@@ -7,7 +7,7 @@ import glob
 import json
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from datapipe.codecs.field_values import LABEL_FIELD, NO_LABEL, FieldKind, FieldSpec
@@ -17,7 +17,7 @@ from datapipe.containers.file_tree import FileKind, FolderSource, open_tree, ref
 from datapipe.containers.form import ClassFrom, Form, on_disk
 from datapipe.containers.listing import VIDEO_SUFFIXES, is_video_name
 from datapipe.containers.lists import refuse_class_from
-from datapipe.containers.lists.named_files import NamedFiles, list_and_root
+from datapipe.containers.lists.named_files import FileLookup, NamedFiles, list_and_root
 from datapipe.containers.lists.parts import LIST_SUFFIXES, read_parts
 from datapipe.containers.source_fields import in_order, place_labels
 from datapipe.containers.videos.indexing import look_at
@@ -26,8 +26,9 @@ from datapipe.errors import MissingDataError, OptionError
 from datapipe.index.clips import VideoPart, frames_between
 from datapipe.index.listed import ListedSample, Origin, ScanNotes, Source, SourceFacts, Workspace, divide
 from datapipe.index.videos import VideoSource
-from datapipe.stores.location import Location, Place
+from datapipe.stores.location import Location, Place, is_url, parse_location
 from datapipe.stores.objects import list_names
+from datapipe.stores.random_access import pin_each, pinned_object
 
 FIELD = FieldSpec("mp4", FieldKind.BYTES)
 PART = "video part"  # of a sample's values, as no field is called: JSON [start, end] in seconds; null: up to the end
@@ -37,26 +38,44 @@ _MAX_NAMES = 10_000  # that are looked at for loose videos
 
 
 def open_source(place: Place, form: Form) -> Source:
-    """Open a folder of videos, a video, a pattern of videos, or a list of parts, CSV or JSON lines.
+    """Open a folder of videos, a prefix of them in a store, a video, a pattern, or a list of parts, CSV or JSON lines.
 
     Raises OptionError for choices that have no effect on these, DependencyError without PyAV, and what reading the list raises.
     """
     import_av()  # now, rather than for each video
-    path = on_disk(place, form)
     refuse_field_choices(form)
-    if path.is_dir():
-        if is_lerobot(str(path)):
-            raise OptionError(f"{path}: a LeRobot dataset, which datapipe.Clips reads where it lies; pass {path / 'videos'}")
-        return video_folder(path, form)
+    is_video = is_video_name(os.fsencode(place.name))
+    if place.is_dir() if isinstance(place, Path) else not (is_video or place.name.lower().endswith(LIST_SUFFIXES)):
+        if is_lerobot(str(place)):
+            raise OptionError(f"{place}: a LeRobot dataset, which datapipe.Clips reads where it lies; pass {place / 'videos'}")
+        return video_folder(place, form)
     refuse_class_from(form)
+    if isinstance(place, Location) and is_video:
+        pinned_object(str(place))  # raises if it is not there
+        return _Parts(place.parent, str(place), [str(place)], [VideoPart(0)], None, form)
+    path = on_disk(place, form)
     if path.name.lower().endswith(LIST_SUFFIXES):
         listed_in, root = list_and_root(path, form, what="a list of videos")
-        return _Parts(root, listed_in, *parts_in(listed_in, root), form)
-    names = sorted(glob.glob(str(path))) if not path.exists() else [str(path)]
-    if not names:
+        names, parts, classes = parts_in(listed_in, root)
+        return _Parts(_common_prefix(names, listed_in, form) or root, listed_in, names, parts, classes, form)
+    found = sorted(glob.glob(str(path))) if not path.exists() else [str(path)]
+    if not found:
         raise MissingDataError(f"{path}: no such file, or none that matches")
-    root = Path(os.path.commonpath([os.path.dirname(os.path.abspath(name)) for name in names]))
-    return _Parts(root, path, [os.path.abspath(name) for name in names], [*map(VideoPart, range(len(names)))], None, form)
+    root = Path(os.path.commonpath([os.path.dirname(os.path.abspath(name)) for name in found]))
+    return _Parts(root, path, [os.path.abspath(name) for name in found], [*map(VideoPart, range(len(found)))], None, form)
+
+
+def _common_prefix(names: Sequence[str], listed_in: Path, form: Form) -> Location | None:
+    """Return the prefix of a store in which all of these objects lie; None for files. Raises OptionError for several stores."""
+    urls = [parse_location(name) for name in names if is_url(name)]
+    if not urls:
+        return None
+    if len(urls) < len(names) or len({(one.scheme, one.root) for one in urls}) > 1:
+        raise OptionError(f"{listed_in}: names files of several stores, or of a disk too; convert those of each by themselves")
+    if form.root is not None:
+        raise OptionError(f"--root {form.root}: {listed_in} names URLs, which start from no folder; leave it out")
+    top = os.path.commonpath([f"/{one.parent.key}" for one in urls])
+    return Location(urls[0].scheme, urls[0].root, top.strip("/"))
 
 
 def parts_in(path: Path, root: Path | None = None) -> tuple[tuple[str, ...], list[VideoPart], tuple[str, ...] | None]:
@@ -94,16 +113,16 @@ class _Parts:
 
     def __init__(
         self,
-        root: Path,
-        listed_in: Path,
+        root: Place,
+        listed_in: str | Path,
         names: Sequence[str],
         parts: Sequence[VideoPart],
         classes: tuple[str, ...] | None,
         form: Form,
     ) -> None:
-        """`names`: of the videos, absolute."""
-        self.root: Place = root
-        self._top, self._listed_in, self._names, self._parts = root, listed_in, names, parts
+        """`names`: of the videos, absolute, or URLs below `root`."""
+        self.root = root
+        self._listed_in, self._names, self._parts = listed_in, names, parts
         self._has_labels = any(part.label != NO_LABEL for part in parts)
         self._labels: dict[int, int] = {}
         self._classes = classes
@@ -114,7 +133,7 @@ class _Parts:
             raise OptionError(f"--class-map {form.class_map}: {listed_in} names no classes; leave it out")
 
     def scan(self, notes: ScanNotes, space: Workspace) -> Iterator[ListedSample]:
-        files = NamedFiles(self._top, self._listed_in, notes)
+        files = self._files(notes)
         for number, part in enumerate(self._parts):
             text = self._names[part.video]
             name, origin, problem = files.find(text)
@@ -131,12 +150,18 @@ class _Parts:
         fields = in_order([FIELD, LABEL_FIELD] if self._has_labels else [FIELD])
         return SourceFacts(fields, self._classes, nothing="no videos")
 
+    def _files(self, notes: ScanNotes) -> FileLookup:
+        if isinstance(self.root, Location):
+            pin_each(self._names)
+            return _StoredFiles(self.root)
+        return NamedFiles(self.root, Path(self._listed_in), notes)
+
     def _part(self, sample: ListedSample, origin: Origin, part: VideoPart) -> ListedSample:
         """Return a sample that is a part of a video: the range of the packets that it needs."""
         is_open = part.end == float("inf")
         shown = f"{part.start:g} s to the end" if is_open else f"{part.start:g} to {part.end:g} s"
         sample = sample._replace(name=sample.name + f", {shown}".encode())
-        track, problem = _looked_at(os.path.join(self._top, os.fsdecode(origin.path)), origin.mtime_ns)
+        track, problem = _looked_at(str(self.root / os.fsdecode(origin.path)), origin.etag or origin.mtime_ns)
         if track is None:
             return sample._replace(problem=problem)
         first, after = frames_between(track.times, part.start, part.end)
@@ -149,8 +174,27 @@ class _Parts:
         return sample._replace(origins=origins, values={PART: json.dumps([part.start, None if is_open else part.end])})
 
 
+@dataclass(frozen=True, slots=True)
+class _StoredFiles:
+    """Looks up objects below a prefix by their URLs; see `FileLookup`."""
+
+    root: Location
+
+    def find(self, text: str) -> tuple[bytes, Origin | None, str | None]:
+        location = parse_location(text)
+        name = location.key[len(self.root.key) :].strip("/").encode()
+        try:
+            found = pinned_object(str(location))
+        except MissingDataError:
+            return name, None, "no such object"
+        return name, Origin.whole(name, found.nbytes, 0, found.etag or ""), None
+
+    def refuse_wrong_root(self) -> None:
+        return
+
+
 @functools.lru_cache(maxsize=_KEPT)
-def _looked_at(path: str, mtime_ns: int) -> tuple[VideoTrack | None, str]:
+def _looked_at(path: str, version: str | int) -> tuple[VideoTrack | None, str]:
     """Return the track of a video, or why it has none."""
     entry = look_at(VideoSource(path))
     return entry.track, entry.problem.removeprefix(f"{path}: ")
