@@ -25,6 +25,7 @@ from datapipe.index.videos import VideoIndex
 
 Ints = NDArray[np.int64]
 Short = Literal["repeat", "drop", "error"]
+Which = Literal["all", "random"]
 
 _RUN_FRAMES = 32  # of the grid: the least in which the clips of a run begin
 _EARLY = 1e-6  # seconds by which a frame may come after its moment, as times are rounded
@@ -39,6 +40,7 @@ class WindowSettings:
     step: int | None = None  # frames from the beginning of a clip to that of the next one; None: clips do not overlap
     fps: float | None = None  # frames of the grid a second; None: those of the video
     short: Short = "repeat"  # what becomes of parts that are shorter than a clip
+    clips: Which = "all"  # of a part in an epoch: each, or one that is drawn
 
     def __post_init__(self) -> None:
         whole_number(self.frames, "frames", least=1)
@@ -47,8 +49,9 @@ class WindowSettings:
             whole_number(self.step, "step", least=1)
         if self.fps is not None and not real_number(self.fps, "fps") > 0:
             raise OptionError(f"fps is {self.fps}; it must be more than 0, or left out for the videos' own frames")
-        if self.short not in get_args(Short):
-            raise OptionError(f"short is {self.short!r:.40}; choose one of {', '.join(get_args(Short))}")
+        for name, choices in (("short", Short), ("clips", Which)):
+            if getattr(self, name) not in get_args(choices):
+                raise OptionError(f"{name} is {getattr(self, name)!r:.40}; choose one of {', '.join(get_args(choices))}")
 
     @property
     def span(self) -> int:
@@ -57,14 +60,17 @@ class WindowSettings:
 
     @property
     def distance(self) -> int:
-        """Frames of the grid from the beginning of a clip to that of the next one."""
-        return self.frames * self.stride if self.step is None else self.step
+        """Frames of the grid from the beginning of a clip to that of the next one; of those that one is drawn of, 1."""
+        if self.step is not None:
+            return self.step
+        return 1 if self.clips == "random" else self.frames * self.stride
 
     @property
     def name(self) -> str:
         """How clips are chosen, for saved states."""
         grid = "" if self.fps is None else f" at {self.fps:g} fps"
-        return f"clips of {self.frames} every {self.stride}, beginning every {self.distance}{grid}, {self.short}"
+        drawn = ", one drawn of each part" if self.clips == "random" else ""
+        return f"clips of {self.frames} every {self.stride}, beginning every {self.distance}{grid}, {self.short}{drawn}"
 
 
 class VideoPart(NamedTuple):
@@ -163,6 +169,14 @@ class AnyClips(Protocol):
     def frames(self, clip: int, camera: int) -> ClipFrames:
         """Return the frames of a clip that a camera shows."""
 
+    @property
+    def choices(self) -> list[Ints] | None:
+        """Where an epoch has one clip of several, (n + 1,) those at which such begin, and in all, of each dataset that is joined.
+
+        None: an epoch has each clip.
+        """
+        return None
+
     def values(self, column: str, clips: Ints) -> Any:
         """Return an array (m, ...) of a column, or a list of texts."""
 
@@ -215,6 +229,13 @@ class ClipIndex(AnyClips):
             digest.update(column.tobytes())
         return digest.hexdigest()[:16]
 
+    @functools.cached_property
+    def choices(self) -> list[Ints] | None:
+        if self.settings.clips == "all":
+            return None
+        has_clips = np.diff(self.starts) > 0
+        return [np.append(self.starts[:-1][has_clips], self.starts[-1])]
+
     def part_of(self, clips: Ints) -> Ints:
         """Return (m,) the part of each clip."""
         return np.searchsorted(self.starts, clips, side="right") - 1
@@ -223,7 +244,7 @@ class ClipIndex(AnyClips):
         if column == "label":
             return self.parts.labels[self.part_of(clips)]
         if column == "id":
-            return clips
+            return clips if self.choices is None else np.searchsorted(self.choices[0], clips, side="right") - 1
         found = [self.frames(clip) for clip in clips.tolist()]
         shape = (len(found), self.settings.frames)
         if column == "is_pad":
@@ -234,10 +255,14 @@ class ClipIndex(AnyClips):
     def explain(self) -> list[str]:
         settings = self.settings
         grid = "" if settings.fps is None else f" at {settings.fps:g} a second"
+        if self.choices is not None:
+            clips, which = f"one drawn of each of {counted(len(self.choices[0]) - 1, 'part')} an epoch", "of those that begin"
+        else:
+            clips, which = counted(len(self), "clip"), "clips begin"
         lines = [
             f"data      {counted(len(self.videos), 'video')}, {counted(len(self.parts), 'part')}",
-            f"clips     {counted(len(self), 'clip')} of {counted(settings.frames, 'frame')}{grid}, every {settings.stride};"
-            f" clips begin every {settings.distance}",
+            f"clips     {clips}, of {counted(settings.frames, 'frame')}{grid}, every {settings.stride};"
+            f" {which} every {settings.distance}",
         ]
         if self.num_padded:
             lines.append(f"short     {counted(self.num_padded, 'part')} shorter than a clip: the last frame is repeated")
@@ -278,7 +303,8 @@ class ClipIndex(AnyClips):
         found = self.frames(clip)
         times = track_of(self.videos, found.video).times[found.frames[[0, -1]]]
         path = self.parts.videos.source(found.video).path
-        return Description(clip, path, f"{times[0]:.3f} to {times[1]:.3f} s".encode(), "")
+        number = int(self.values("id", np.array([clip], np.int64))[0])
+        return Description(number, path, f"{times[0]:.3f} to {times[1]:.3f} s".encode(), "")
 
     def _grid_sizes(self, *, skips_bad: bool) -> Ints:
         """Return (p,) the frames of each part's grid; 0 for videos that cannot be decoded."""

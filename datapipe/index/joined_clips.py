@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 from collections.abc import Sequence
 from typing import Any
@@ -31,6 +32,8 @@ class JoinedClips(AnyClips):
         self.videos = VideoIndex.joined([part.videos for part in parts])
         self._first_videos = np.cumsum([0, *(len(part.videos) for part in parts)], dtype=np.int64)
         self.starts: Ints = np.cumsum([0, *map(len, parts)], dtype=np.int64)
+        if len({part.choices is None for part in parts}) > 1:
+            raise OptionError("mix() of Clips with clips='all' and clips='random'; give all of them the same")
         self.cameras = tuple(_joined_cameras(parts))
         self.columns, usual = (_common([getattr(part, names) for part in parts]) for names in ("columns", "usual"))
         known = {camera.name for camera in self.cameras}
@@ -57,11 +60,14 @@ class JoinedClips(AnyClips):
         return found._replace(video=found.video + int(self._first_videos[part]))
 
     def values(self, column: str, clips: Ints) -> Any:
-        if column == "id":
+        if column == "id" and self.choices is None:
             return clips
         part_of = np.searchsorted(self.starts, clips, side="right") - 1
         shares = [(int(part), np.flatnonzero(part_of == part)) for part in np.unique(part_of)]
         found = [self.parts[part].values(column, clips[rows] - self.starts[part]) for part, rows in shares]
+        if column == "id" and self.choices is not None:
+            first = np.cumsum([0, *(len(one) - 1 for one in self.choices)])
+            found = [values + first[part] for values, (part, _) in zip(found, shares, strict=True)]
         back = np.argsort(np.concatenate([rows for _, rows in shares])) if shares else np.zeros(0, np.int64)
         if not found:
             return self.parts[0].values(column, clips)
@@ -70,12 +76,18 @@ class JoinedClips(AnyClips):
         texts = [text for some in found for text in some]
         return [texts[place] for place in back.tolist()]
 
+    @functools.cached_property
+    def choices(self) -> list[Ints] | None:
+        found = [part.choices for part in self.parts]
+        return None if found[0] is None else [starts for one in found for starts in one or ()]
+
     def run_starts(self, num_clips: int) -> list[Ints]:
         return [starts for part in self.parts for starts in part.run_starts(num_clips)]
 
     def describe(self, clip: int) -> Description:
         part, there = _place(self.starts, clip)
-        return dataclasses.replace(self.parts[part].describe(there), id=clip)
+        number = int(self.values("id", np.array([clip], np.int64))[0])
+        return dataclasses.replace(self.parts[part].describe(there), id=number)
 
     def explain(self) -> list[str]:
         lines = [f"data      {counted(len(self.parts), 'dataset')}, {counted(len(self.videos), 'video')}"]

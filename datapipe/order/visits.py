@@ -19,12 +19,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from datapipe.order.draws import key64
+from datapipe.order.draws import Draws, key64
 from datapipe.order.sample_order import Permutation
 from datapipe.order.sampling import interleaved
 
 Ints = NDArray[np.int64]
-_RUN_PURPOSE = 0x72756E
+_RUN_PURPOSE, _CHOICE_PURPOSE = 0x72756E, 0x6F6E65
 
 
 class Visit(NamedTuple):
@@ -58,7 +58,8 @@ class Runs:
     seed: int
     per_visit: int  # samples of a visit; runs that are no multiple of it have one smaller visit
     is_shuffled: bool = True
-    offset: int = 0  # of its samples among those of all datasets
+    offset: int = 0  # of its samples among those of all datasets; or of its candidates
+    choices: Ints | None = None  # (n + 1,) the candidates of each sample, of which each pass draws one; None: samples themselves
     _kept: dict[int, _Turn] = field(default_factory=dict, repr=False)  # this pass and the one before it
 
     @property
@@ -75,12 +76,20 @@ class Runs:
         return self._visits(turn).starts if self.is_shuffled else self.starts
 
     def samples(self, turn: int, number: int) -> Ints:
-        """Return the samples of a visit of a pass, in order."""
+        """Return the samples of a visit of a pass, in order; where they are drawn, the candidates."""
+        samples = self._samples(turn, number)
+        if self.choices is not None:
+            first, num = self.choices[samples], np.diff(self.choices)[samples]
+            drawn = Draws(self.seed, turn, samples).uniform(_CHOICE_PURPOSE, 1)[:, 0]
+            samples = first + np.minimum((drawn * num).astype(np.int64), num - 1)
+        return self.offset + samples
+
+    def _samples(self, turn: int, number: int) -> Ints:
         if not self.is_shuffled:
-            return self.offset + np.arange(self.starts[number], self.starts[number + 1], dtype=np.int64)
+            return np.arange(self.starts[number], self.starts[number + 1], dtype=np.int64)
         visits = self._visits(turn)
         run, part = int(visits.run[number]), int(visits.part[number])
-        of_run = range(self.offset + int(self.starts[run]), self.offset + int(self.starts[run + 1]))
+        of_run = range(int(self.starts[run]), int(self.starts[run + 1]))
         key = int(key64(self.seed, turn, run, _RUN_PURPOSE))
         return _some_of(of_run, part * self.per_visit, (part + 1) * self.per_visit, key)
 

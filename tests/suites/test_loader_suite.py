@@ -151,6 +151,30 @@ def clips_of(source: Any) -> dp.Clips:
     return dp.Clips(source, frames=2, fields=["video", "id"], per_visit=3)
 
 
+def make_videos(path: Path, num: int) -> Path:
+    """Videos of one frame or two, of which a clip of one is drawn."""
+    path.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    for number in range(num):
+        frames = rng.integers(0, 255, (1 + number % 2, 16, 16, 3), np.uint8)
+        write_video(path / f"{number:03d}.mov", "mjpeg", frames=frames, pixel_format="yuvj420p")
+    return path
+
+
+def spoil_video(path: Path, bad: int = 10) -> set[int]:
+    """The only frame of a video."""
+    file = path / f"{bad:03d}.mov"
+    packets = look_at(VideoSource(str(file))).track.packets
+    data = bytearray(file.read_bytes())
+    data[int(packets.offset[0]) : int(packets.offset[0] + packets.size[0])] = bytes(int(packets.size[0]))
+    file.write_bytes(data)
+    return {bad}
+
+
+def open_drawn_clips(path: Path, **options: Any) -> Loader:
+    return open_clips(dp.Clips(path, frames=1, clips="random", fields=["video", "id"]), **options)
+
+
 def open_mixed_clips(path: Path, **options: Any) -> Loader:
     """Two videos and the others, by their sizes: each clip once in an epoch."""
     files = sorted(path.glob("*.mov"))
@@ -226,6 +250,7 @@ KINDS = {
     "tables": LoaderOf(make_table, spoil_row_group, open_table, ids_of),
     "tokens": LoaderOf(make_tokens, spoil_document, open_tokens, ids_of_tokens),
     "clips": LoaderOf(make_clips, spoil_clip, open_clips, ids_of_clips),
+    "drawn_clips": LoaderOf(make_videos, spoil_video, open_drawn_clips, ids_of_clips),
     "mixed_clips": LoaderOf(make_clips, spoil_mixed_clip, open_mixed_clips, ids_of_mixed),
     "audio": LoaderOf(make_audio, spoil_audio, open_crops, ids_of),
     "mixed_audio": LoaderOf(make_audio, spoil_mixed_audio, open_mixed_crops, ids_of_mixed),

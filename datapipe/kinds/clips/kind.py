@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from datapipe.errors import OptionError
@@ -55,7 +56,7 @@ class ClipKind(Kind):
     ) -> None:
         self.index, self.settings, self.recipe, self.mixture = index, settings, recipe, mixture
         self.fingerprint = index.fingerprint
-        self.num_samples = len(index)
+        self.num_samples = len(index) if index.choices is None else sum(len(one) - 1 for one in index.choices)
         self.num_in_epoch = self.num_samples if mixture is None else sum(mixture.counts)
         self.identity = Identity("clips", index.name, "frames, stride, step, fps, short or delta_timestamps")
         self._resolve_device = device
@@ -83,17 +84,19 @@ class ClipKind(Kind):
     @functools.cached_property
     def _run_starts(self) -> list[Ints]:
         """Where runs of clips begin, of each dataset: an order is made for each pass, and for the length of a loader."""
+        if self.index.choices is not None:
+            return [np.arange(len(one), dtype=np.int64) for one in self.index.choices]
         return self.index.run_starts(self.settings.per_visit)
 
     def order(self, seed: int, *, shuffle: Shuffle, global_batch: int) -> VisitOrder:
-        settings, starts = self.settings, self._run_starts
-        offsets = itertools.accumulate((int(one[-1]) for one in starts), initial=0)
+        starts, choices, each = self._run_starts, self.index.choices, self.settings.per_visit
+        offsets = itertools.accumulate((int(one[-1]) for one in choices or starts), initial=0)
         datasets = [
-            Runs(one, own_seed(seed, place), settings.per_visit, bool(shuffle), offset)
+            Runs(one, own_seed(seed, place), each, bool(shuffle), offset, None if choices is None else choices[place])
             for place, (one, offset) in enumerate(zip(starts, offsets, strict=False))
         ]
-        has_lanes = shuffle and settings.per_visit > 1
-        num_lanes = settings.num_lanes(self.num_in_epoch, global_batch, self.clip_nbytes) if has_lanes else 1
+        has_lanes = shuffle and each > 1
+        num_lanes = self.settings.num_lanes(self.num_in_epoch, global_batch, self.clip_nbytes) if has_lanes else 1
         return VisitOrder(datasets, num_lanes, None if self.mixture is None else self.mixture.counts)
 
     def open_pass(self, settings: Pass) -> ClipMaker:
