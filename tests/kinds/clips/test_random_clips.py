@@ -112,10 +112,7 @@ def test_parts_and_mixtures_draw_of_their_own(videos: Path, tmp_path: Path) -> N
     for batch in loader_of(mixed):
         for number, times in zip(batch["id"].tolist(), batch["times"].tolist(), strict=True):
             seen.setdefault(number, []).append(times[0])
-    assert {number: len(found) for number, found in seen.items()} == {
-        **dict.fromkeys(range(5), 6),
-        **dict.fromkeys(range(5, 10), 2),
-    }
+    assert {number: len(found) for number, found in seen.items()} == {number: 6 if number < 5 else 2 for number in range(10)}
     assert len({*seen[3]}) > 3  # drawn again whenever it comes again in an epoch
     with pytest.raises(OptionError, match="with clips='all' and clips='random'"):
         dp.mix([dp.Clips(videos, **HOW), dp.Clips(videos, **HOW | {"clips": "all"}, per_visit=1)])
