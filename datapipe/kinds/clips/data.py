@@ -84,7 +84,7 @@ class Clips(Data):
       full shuffle. None: 4; with clips="random" it is 1.
     lanes: visits that are open side by side, a multiple of the clips of a step over all ranks: the more, the more varied are
       batches, and the more memory is used; "auto": up to 16 times those of a step, so that batches vary as in a full shuffle,
-      but no more than 2 GB of decoded clips.
+      but no more than 2 GB of decoded clips for up to 128 clips of a step; `dp.explain` says how much it is.
     resize: how transforms that resize are carried out: "exact", on the RGB of torchcodec as torchvision's Resize does;
       "fast", in one pass from YUV, in half the time: about 38 dB from the exact ones.
     layout: of `video`: "BTCHW", "BCTHW" or "BTHWC"; views of the same memory.

@@ -32,6 +32,7 @@ from datapipe.order.visits import Runs, VisitOrder
 from datapipe.transforms import Recipe
 from datapipe.transforms.lowering import described
 
+_MORE_FREE = 2  # visits whose memory is kept to be used again, besides one for each thread
 # Arguments of a loader that clips do not serve, and what to do instead.
 _NOT_SERVED = {
     "sampler": "leave it out: clips are decoded by visits, which shuffle=True shuffles",
@@ -81,6 +82,17 @@ class ClipKind(Kind):
         """The bytes of a decoded clip."""
         return sum(one.num_frames * math.prod(size) * 3 for one, size in zip(self.index.cameras, self.sizes, strict=True))
 
+    def most_held_nbytes(self, plan: Plan, options: LoaderOptions) -> int:
+        """Return the most bytes of decoded clips that a rank holds besides batches.
+
+        Of each lane a visit is open; the batches in the making may still hold one for each row, and a few are kept to be used
+        again.
+        """
+        order = visit_order(plan)
+        visits = order.num_lanes // plan.rank.world_size
+        in_making = (1 + options.depth) * plan.batch_size
+        return (visits + in_making + options.num_workers + _MORE_FREE) * max(1, order.largest_visit) * self.clip_nbytes
+
     @functools.cached_property
     def _run_starts(self) -> list[Ints]:
         """Where runs of clips begin, of each dataset: an order is made for each pass, and for the length of a loader."""
@@ -107,7 +119,7 @@ class ClipKind(Kind):
         order = visit_order(source)
         runtime = None if self.device.type == "cpu" else runtime_of(self.device)
         shapes = [(one.num_frames, *size, 3) for one, size in zip(self.index.cameras, self.sizes, strict=True)]
-        of_visits = functools.partial(SlabPool, max_free=settings.options.num_workers + 2)
+        of_visits = functools.partial(SlabPool, max_free=settings.options.num_workers + _MORE_FREE)
         shares = not self.recipe.geometry  # nothing is drawn that would cut a frame differently for each clip
         room = 1 if shares else max(1, order.largest_visit)
         memory = [BatchMemory(shape[1:] if shares else shape, room=room, open_pool=of_visits) for shape in shapes]

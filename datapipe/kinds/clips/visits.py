@@ -102,7 +102,7 @@ class ClipVisits(SharedPieces):
             return memory.lease(self._index.cameras[camera].num_frames, torch.uint8)[None], None
         shown = np.array([self._index.frames(clip, camera).frames for clip in clips.tolist()], np.int64)
         frames, rows = np.unique(shown, return_inverse=True)
-        room = -(-len(frames) // _ROUNDED) * _ROUNDED
+        room = min(-(-len(frames) // _ROUNDED) * _ROUNDED, shown.size)
         return memory.lease(len(frames), torch.uint8, room=room), rows.reshape(shown.shape)
 
     def leave_out(self, piece: DecodedVisit, part: int, reason: DecodeError | IntegrityError) -> None:
