@@ -85,11 +85,11 @@ class ClipKind(Kind):
     def most_held_nbytes(self, plan: Plan, options: LoaderOptions) -> int:
         """Return the most bytes of decoded clips that a rank holds besides batches.
 
-        Of each lane a visit is open; the batches in the making may still hold one for each row, and a few are kept to be used
-        again.
+        Of each lane a visit is open, or at least those of the next batch; the batches in the making may still hold one for each
+        row, and a few are kept to be used again.
         """
         order = visit_order(plan)
-        visits = order.num_lanes // plan.rank.world_size
+        visits = max(order.num_lanes // plan.rank.world_size, plan.batch_size)
         in_making = (1 + options.depth) * plan.batch_size
         return (visits + in_making + options.num_workers + _MORE_FREE) * max(1, order.largest_visit) * self.clip_nbytes
 
