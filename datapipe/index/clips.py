@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple, Protocol, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from datapipe.codecs.video.depth import Depth
 from datapipe.codecs.video.track import VideoTrack
 from datapipe.core.checks import real_number, whole_number
 from datapipe.core.printable import counted
@@ -145,6 +146,16 @@ class Camera(NamedTuple):
     num_frames: int  # of a clip
     size: tuple[int, int] | None  # (height, width) in pixels of all videos as a player shows them; None if they differ
     has_time: bool = True  # whether frames are a dimension of the field; False: there is one frame
+    depth: Depth | None = None  # how it is stored, if it is depth; None: it is RGB
+
+    @property
+    def channels(self) -> int:
+        return 3 if self.depth is None else 1
+
+    @property
+    def pixel_nbytes(self) -> int:
+        """The bytes of a pixel, decoded."""
+        return 3 if self.depth is None else 2
 
 
 class AnyClips(Protocol):

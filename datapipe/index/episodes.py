@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from datapipe.codecs.video.depth import Depth
 from datapipe.core.printable import counted
 from datapipe.index.clips import AnyClips, Camera, ClipFrames, track_of
 from datapipe.index.entries import Description
@@ -34,6 +35,7 @@ class EpisodeVideos:
     has_time: bool  # whether these are a dimension of the field
     video: Ints  # (e,) number of each episode's video
     begin: NDArray[np.float64]  # (e,) seconds in it at which the episode begins
+    depth: Depth | None = None  # how it is stored, if it is depth
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,7 +73,9 @@ class EpisodeIndex(AnyClips):
             tolerance_s,
         )
         self.starts: Ints = np.cumsum(np.concatenate([np.zeros(1, np.int64), length]))
-        self.cameras = tuple(Camera(one.name, len(one.offsets), videos.equal_size(one.video), one.has_time) for one in cameras)
+        self.cameras = tuple(
+            Camera(one.name, len(one.offsets), videos.equal_size(one.video), one.has_time, one.depth) for one in cameras
+        )
         names = [*table.columns, *(["task"] if table.tasks else [])]
         padded = [f"{name}_is_pad" for name in (*(one.name for one in cameras if one.has_time), *offsets)]
         self.columns = (*names, *padded)

@@ -112,10 +112,14 @@ def _joined_cameras(parts: Sequence[AnyClips]) -> list[Camera]:
         same = [one for part in parts for one in part.cameras if one.name == camera.name]
         if len(same) < len(parts):
             continue
+        if len({one.depth is None for one in same}) > 1:
+            raise OptionError(f"mix() of Clips of which some have {camera.name!r} as depth; leave it out: fields=[...]")
         if len({(one.num_frames, one.has_time) for one in same}) > 1:
             counts = ", ".join(str(one.num_frames) for one in same)
             raise OptionError(f"mix() of Clips with {counts} frames of {camera.name!r}; give all of them the same number")
         sizes = {one.size for one in same}
+        if len({one.depth for one in same}) > 1:
+            raise OptionError(f"mix() of Clips that store the depth of {camera.name!r} differently; leave it out: fields=[...]")
         common.append(camera._replace(size=sizes.pop() if len(sizes) == 1 else None))
     if not common:
         names = [listed([one.name for one in part.cameras], most=4) for part in parts]

@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from datapipe.codecs.video.depth import Depth
 from datapipe.containers.mapped import opened_for_library
 from datapipe.containers.videos.indexing import open_videos
 from datapipe.core.printable import listed
@@ -111,10 +112,7 @@ def open_episodes(
     wanted = [name for name in info.cameras if cameras is None or name in cameras]
     if not wanted:
         raise OptionError(f"{path}: no camera is wanted of {listed(info.cameras, most=12)}; numbers alone are for datapipe.Table")
-    for name in wanted:
-        details = {**info.features[name].get("info", {}), **info.features[name].get("video_info", {})}
-        if details.get("video.is_depth_map") or details.get("is_depth_map"):
-            raise OptionError(f"{path}: {name} is depth, which clips do not have; name the other fields: fields=[...]")
+    depths = {name: _depth_of(info, name) for name in wanted}
     files = sorted({found.videos[name][episode] for name in wanted for episode in chosen.tolist()})
     videos = open_videos([VideoSource(file) for file in files], where=str(path))
     numbers = {file: number for number, file in enumerate(files)}
@@ -127,6 +125,7 @@ def open_episodes(
             name in offsets,
             np.array([numbers[found.videos[name][episode]] for episode in chosen.tolist()], np.int64),
             found.begin[name][chosen],
+            depths[name],
         )
         for name in wanted
     )
@@ -196,6 +195,23 @@ def _offsets(info: _Info, delta_timestamps: Mapping[str, Sequence[float]], toler
             between = f"{times[int(np.argmax(far))]:g} s lies between frames, of which there are {info.fps:g} a second"
             raise OptionError(f"delta_timestamps[{name!r}]: {between}")
         found[name] = tuple(int(frame) for frame in frames)
+    return found
+
+
+def _depth_of(info: _Info, name: str) -> Depth | None:
+    """Return how a camera's depth is stored, as LeRobot 0.6 writes it; None for RGB. Raises FormatError."""
+    try:
+        details = {**(info.features[name].get("video_info") or {}), **(info.features[name].get("info") or {})}
+        if not (details.get("is_depth_map") or details.get("video.is_depth_map")):
+            return None
+        usual = Depth()
+        keys = zip(("depth_min", "depth_max", "shift"), usual[:3], strict=True)
+        least, most, shift = (float(details.get(f"video.{key}", default)) for key, default in keys)
+        found = Depth(least, most, shift, bool(details.get("video.use_log", usual.is_log)))
+    except (TypeError, ValueError) as exc:
+        raise FormatError(f"{info.root / INFO}: {name}: it does not say how depth is stored ({exc}); repair it") from exc
+    if found.problem:
+        raise FormatError(f"{info.root / INFO}: {name}: {found.problem}; repair it")
     return found
 
 

@@ -18,7 +18,7 @@ from datapipe.kernel.bad_samples import good_rows, replacement
 from datapipe.kernel.device import Uploader
 from datapipe.kernel.kind import BadRow, BatchMaker, Pass, Piece, Resources
 from datapipe.kernel.pools import BatchMemory
-from datapipe.kinds.clips.decoding import ClipDecoder
+from datapipe.kinds.clips.decoding import ClipDecoder, decoded_dtype, write_depth
 from datapipe.kinds.clips.settings import PERMUTATIONS, ClipSettings
 from datapipe.kinds.clips.visits import ClipVisits, DecodedVisit
 from datapipe.order.draws import Draws, apart
@@ -37,7 +37,7 @@ class ClipBatch:
     visits: list[Visit]  # of each row
     clips: Ints  # (b,) in their rows, replacements included
     draw_keys: Ints  # (b,) what they draw by: see `apart`
-    pixels: list[torch.Tensor]  # (b, t, h, w, 3) of each camera
+    pixels: list[torch.Tensor]  # (b, t, h, w, c) of each camera
     left_out: set[int] = field(default_factory=set)  # rows
 
     def __len__(self) -> int:
@@ -80,9 +80,10 @@ class ClipMaker(BatchMaker):
         epoch = step.after.epoch
         real = step.start + np.arange(len(step)) < step.num_samples
         picks = Picks(step.step, step.after, self.order(epoch, places), real)
-        dtype = torch.uint8 if self.finishes_pixels else self.recipe.output_dtype
+        of_rgb = torch.uint8 if self.finishes_pixels else self.recipe.output_dtype
         visits = self.order.visits_at(epoch, places)
-        pixels = [of_camera.lease(len(step), dtype) for of_camera in self.memory]
+        dtypes = [of_rgb if camera.depth is None else torch.float32 for camera in self.index.cameras]
+        pixels = [of_camera.lease(len(step), dtype) for of_camera, dtype in zip(self.memory, dtypes, strict=True)]
         occurrences = np.array([self.order.occurrence(visit) for visit in visits], np.int64)
         batch = ClipBatch(picks, visits, picks.positions.copy(), apart(picks.positions, occurrences), pixels)
         self._note(Stage.PLAN, batch, start_ns)
@@ -119,7 +120,8 @@ class ClipMaker(BatchMaker):
         other = replacement(len(self.index), seed=self.run.seed, epoch=epoch, id=clip, attempt=attempt)
         clips = np.array([other], np.int64)
         draws = Draws(self.run.seed, epoch, clips)
-        found = [torch.empty((1, *pixels.shape[1:]), dtype=torch.uint8) for pixels in batch.pixels]
+        dtypes = map(decoded_dtype, self.index.cameras)
+        found = [torch.empty((1, *pixels.shape[1:]), dtype=dtype) for pixels, dtype in zip(batch.pixels, dtypes, strict=True)]
         if any(worker.decode(camera, clips, draws, pixels) for camera, pixels in enumerate(found)):
             return False
         batch.clips[row] = batch.draw_keys[row] = other
@@ -139,6 +141,8 @@ class ClipMaker(BatchMaker):
 
         def finish(moved: dict[str, Any]) -> Any:
             for camera in self.index.cameras:
+                if camera.depth is not None:
+                    continue
                 block = moved[camera.name].flatten(0, 1)
                 out = torch.empty(block.shape, dtype=self.recipe.output_dtype, device=block.device)
                 self.recipe.run_pixels(block, self._draws(keys, epoch, camera), out)
@@ -151,6 +155,9 @@ class ClipMaker(BatchMaker):
         """Write a decoded clip, of each camera, into a row, with pixel operations unless they are the device's."""
         for camera, pixels, decoded in zip(self.index.cameras, batch.pixels, clip, strict=True):
             target = pixels[row]
+            if camera.depth is not None:
+                write_depth(decoded, camera.depth, target)
+                continue
             if self.finishes_pixels or not self.recipe.pixels:
                 _copy_frames(decoded, target)
                 continue

@@ -22,7 +22,7 @@ from datapipe.kernel.options import LoaderOptions, Shuffle, refuse_not_served, r
 from datapipe.kernel.passes import Passes
 from datapipe.kernel.pools import BatchMemory, ObjectPool, SlabPool
 from datapipe.kinds.clips.batches import ClipMaker, fields_of, visit_order
-from datapipe.kinds.clips.decoding import ClipDecoder
+from datapipe.kinds.clips.decoding import ClipDecoder, takes_depth
 from datapipe.kinds.clips.explanation import explain
 from datapipe.kinds.clips.settings import ClipSettings
 from datapipe.kinds.clips.visits import ClipVisits
@@ -32,6 +32,7 @@ from datapipe.order.visits import Runs, VisitOrder
 from datapipe.transforms import Recipe
 from datapipe.transforms.lowering import described
 
+_ANY_SIZE = (480, 640)  # of frames that differ
 _MORE_FREE = 2  # visits whose memory is kept to be used again, besides one for each thread
 # Arguments of a loader that clips do not serve, and what to do instead.
 _NOT_SERVED = {
@@ -69,6 +70,9 @@ class ClipKind(Kind):
             )
         if recipe.batch:
             raise OptionError(f"{recipe.batch[0][1]!r} mixes images; mix clips in a batch_transform")
+        for camera in index.cameras:
+            if camera.depth is not None and not takes_depth(recipe, camera.size or _ANY_SIZE):
+                raise OptionError(f"{camera.name} is depth, which takes a crop or a resize, and flips; leave others out")
         self.sizes = [recipe.check_equal_sizes(one.size, such_as="the videos differ in size") for one in index.cameras]
 
     def configure(self, arguments: Mapping[str, Any], options: LoaderOptions) -> None:
@@ -80,7 +84,8 @@ class ClipKind(Kind):
     @property
     def clip_nbytes(self) -> int:
         """The bytes of a decoded clip."""
-        return sum(one.num_frames * math.prod(size) * 3 for one, size in zip(self.index.cameras, self.sizes, strict=True))
+        sizes = zip(self.index.cameras, self.sizes, strict=True)
+        return sum(one.num_frames * math.prod(size) * one.pixel_nbytes for one, size in sizes)
 
     def most_held_nbytes(self, plan: Plan, options: LoaderOptions) -> int:
         """Return the most bytes of decoded clips that a rank holds besides batches.
@@ -118,7 +123,7 @@ class ClipKind(Kind):
         assert isinstance(source, Plan)
         order = visit_order(source)
         runtime = None if self.device.type == "cpu" else runtime_of(self.device)
-        shapes = [(one.num_frames, *size, 3) for one, size in zip(self.index.cameras, self.sizes, strict=True)]
+        shapes = [(one.num_frames, *size, one.channels) for one, size in zip(self.index.cameras, self.sizes, strict=True)]
         of_visits = functools.partial(SlabPool, max_free=settings.options.num_workers + _MORE_FREE)
         shares = not self.recipe.geometry  # nothing is drawn that would cut a frame differently for each clip
         room = 1 if shares else max(1, order.largest_visit)

@@ -17,7 +17,7 @@ from datapipe.fetch.remote import RemoteFiles
 from datapipe.index.clips import AnyClips
 from datapipe.kernel.kind import Pass, SharedPieces
 from datapipe.kernel.pools import BatchMemory
-from datapipe.kinds.clips.decoding import ClipDecoder, Reason, extents_of
+from datapipe.kinds.clips.decoding import ClipDecoder, Reason, decoded_dtype, extents_of
 from datapipe.order.draws import Draws, apart
 from datapipe.order.visits import Visit, VisitOrder
 
@@ -32,7 +32,7 @@ class DecodedVisit:
     clips: Ints  # (k,)
     draws: Draws  # of each
     step: int  # the first that needs one of them
-    pixels: list[torch.Tensor]  # of each camera (k, t, h, w, 3) uint8; or (u, h, w, 3), each frame once
+    pixels: list[torch.Tensor]  # of each camera (k, t, h, w, c) of its `decoded_dtype`; or (u, h, w, c), each frame once
     rows: list[Ints | None]  # of each camera (k, t) the rows of frames in the latter; None: the former
     bad: dict[int, Reason] = field(default_factory=dict)  # by place in the visit
     on_their_way: list[object] = field(default_factory=list)  # bytes that were asked for ahead of use
@@ -95,15 +95,15 @@ class ClipVisits(SharedPieces):
 
     def _memory_for(self, clips: Ints, camera: int) -> tuple[torch.Tensor, Ints | None]:
         """Return memory for what a camera shows of clips, and the rows of frames in it. See `DecodedVisit`."""
-        memory = self._memory[camera]
+        memory, dtype = self._memory[camera], decoded_dtype(self._index.cameras[camera])
         if not self._shares_frames:
-            return memory.lease(len(clips), torch.uint8), None
+            return memory.lease(len(clips), dtype), None
         if len(clips) == 1:
-            return memory.lease(self._index.cameras[camera].num_frames, torch.uint8)[None], None
+            return memory.lease(self._index.cameras[camera].num_frames, dtype)[None], None
         shown = np.array([self._index.frames(clip, camera).frames for clip in clips.tolist()], np.int64)
         frames, rows = np.unique(shown, return_inverse=True)
         room = min(-(-len(frames) // _ROUNDED) * _ROUNDED, shown.size)
-        return memory.lease(len(frames), torch.uint8, room=room), rows.reshape(shown.shape)
+        return memory.lease(len(frames), dtype, room=room), rows.reshape(shown.shape)
 
     def leave_out(self, piece: DecodedVisit, part: int, reason: DecodeError | IntegrityError) -> None:
         piece.bad = dict.fromkeys(range(len(piece.clips)), reason)
