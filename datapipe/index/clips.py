@@ -21,7 +21,7 @@ from datapipe.codecs.video.track import VideoTrack
 from datapipe.core.checks import real_number, whole_number
 from datapipe.core.printable import counted
 from datapipe.errors import OptionError
-from datapipe.index.entries import Description
+from datapipe.index.entries import Description, RowGroup
 from datapipe.index.videos import VideoIndex
 
 Ints = NDArray[np.int64]
@@ -134,19 +134,20 @@ class Grid(NamedTuple):
 class ClipFrames(NamedTuple):
     """The frames of a clip."""
 
-    video: int
+    video: int  # -1 for a camera of images
     frames: Ints  # (t,) presented frames of the video, in order, repeated where there are no others; -1: the video has none then
     is_pad: NDArray[np.bool_]  # (t,) True for those repetitions
 
 
 class Camera(NamedTuple):
-    """Frames of a clip that come from one video, as a field of batches."""
+    """Frames of a clip that come from one video, or of images, as a field of batches."""
 
     name: str
     num_frames: int  # of a clip
     size: tuple[int, int] | None  # (height, width) in pixels of all videos as a player shows them; None if they differ
     has_time: bool = True  # whether frames are a dimension of the field; False: there is one frame
     depth: Depth | None = None  # how it is stored, if it is depth; None: it is RGB
+    is_of_images: bool = False  # whether frames are images in rows of tables, rather than of a video
 
     @property
     def channels(self) -> int:
@@ -187,6 +188,15 @@ class AnyClips(Protocol):
         None: an epoch has each clip.
         """
         return None
+
+    @property
+    def num_rows(self) -> int:
+        """The rows of tables, which frames of cameras of images are numbers of."""
+        return 0
+
+    def image(self, camera: int, row: int) -> tuple[RowGroup, int]:
+        """Return where the image of a camera in a row lies: a row group, and the row in its file."""
+        raise AssertionError(f"camera {camera} has no images in rows")
 
     def values(self, column: str, clips: Ints) -> Any:
         """Return an array (m, ...) of a column, or a list of texts."""

@@ -13,7 +13,7 @@ import numpy as np
 from datapipe.core.printable import counted, listed
 from datapipe.errors import OptionError
 from datapipe.index.clips import AnyClips, Camera, ClipFrames, Ints
-from datapipe.index.entries import Description
+from datapipe.index.entries import Description, RowGroup
 from datapipe.index.videos import VideoIndex
 
 _NAME_LENGTH = 10  # of a line of `explain`
@@ -31,6 +31,7 @@ class JoinedClips(AnyClips):
         self.where = " + ".join(part.where for part in parts)
         self.videos = VideoIndex.joined([part.videos for part in parts])
         self._first_videos = np.cumsum([0, *(len(part.videos) for part in parts)], dtype=np.int64)
+        self._first_rows = np.cumsum([0, *(part.num_rows for part in parts)], dtype=np.int64)
         self.starts: Ints = np.cumsum([0, *map(len, parts)], dtype=np.int64)
         if len({part.choices is None for part in parts}) > 1:
             raise OptionError("mix() of Clips with clips='all' and clips='random'; give all of them the same")
@@ -57,6 +58,8 @@ class JoinedClips(AnyClips):
         part, clip = _place(self.starts, clip)
         names = [one.name for one in self.parts[part].cameras]
         found = self.parts[part].frames(clip, names.index(self.cameras[camera].name))
+        if self.cameras[camera].is_of_images:
+            return found._replace(frames=found.frames + self._first_rows[part])
         return found._replace(video=found.video + int(self._first_videos[part]))
 
     def values(self, column: str, clips: Ints) -> Any:
@@ -75,6 +78,15 @@ class JoinedClips(AnyClips):
             return np.concatenate(found)[back]
         texts = [text for some in found for text in some]
         return [texts[place] for place in back.tolist()]
+
+    @property
+    def num_rows(self) -> int:
+        return int(self._first_rows[-1])
+
+    def image(self, camera: int, row: int) -> tuple[RowGroup, int]:
+        part, row = _place(self._first_rows, row)
+        names = [one.name for one in self.parts[part].cameras]
+        return self.parts[part].image(names.index(self.cameras[camera].name), row)
 
     @functools.cached_property
     def choices(self) -> list[Ints] | None:
@@ -112,8 +124,8 @@ def _joined_cameras(parts: Sequence[AnyClips]) -> list[Camera]:
         same = [one for part in parts for one in part.cameras if one.name == camera.name]
         if len(same) < len(parts):
             continue
-        if len({one.depth is None for one in same}) > 1:
-            raise OptionError(f"mix() of Clips of which some have {camera.name!r} as depth; leave it out: fields=[...]")
+        if len({(one.depth is None, one.is_of_images) for one in same}) > 1:
+            raise OptionError(f"mix() of Clips that store {camera.name!r} differently (as video, images or depth); leave it out")
         if len({(one.num_frames, one.has_time) for one in same}) > 1:
             counts = ", ".join(str(one.num_frames) for one in same)
             raise OptionError(f"mix() of Clips with {counts} frames of {camera.name!r}; give all of them the same number")

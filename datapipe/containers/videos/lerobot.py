@@ -6,6 +6,7 @@ The format is that of https://github.com/huggingface/lerobot (`lerobot/datasets`
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import math
@@ -29,8 +30,9 @@ from datapipe.core.printable import listed
 from datapipe.core.regular_files import path_inside, read_bytes
 from datapipe.errors import FormatError, MissingDataError, OptionError, StorageError
 from datapipe.index.clips import VideoPart, VideoParts
-from datapipe.index.episodes import NOW, EpisodeIndex, EpisodeTable, EpisodeVideos
-from datapipe.index.videos import VideoSource
+from datapipe.index.entries import RowGroup
+from datapipe.index.episodes import NOW, EpisodeImages, EpisodeIndex, EpisodeTable, EpisodeVideos
+from datapipe.index.videos import VideoIndex, VideoSource
 from datapipe.stores.location import WEB_SCHEMES, Place, is_url, parse_location, url_inside
 from datapipe.stores.objects import list_below, object_exists, read_object
 
@@ -56,6 +58,11 @@ class _Info:
     @property
     def cameras(self) -> list[str]:
         return [name for name, feature in self.features.items() if feature.get("dtype") == "video"]
+
+    @property
+    def images(self) -> list[str]:
+        """Cameras whose frames are images in the tables."""
+        return [name for name, feature in self.features.items() if feature.get("dtype") == "image"]
 
     def file(self, template: str, **numbers: Any) -> str:
         """Return the path or URL that a template means. Raises FormatError for one that leads out, or has other places."""
@@ -109,12 +116,14 @@ def open_episodes(
     offsets = _offsets(info, delta_timestamps, tolerance_s)
     found = _read_v3(info) if info.version == 3 else _read_v2(info)
     chosen = _chosen(found, episodes, path)
-    wanted = [name for name in info.cameras if cameras is None or name in cameras]
-    if not wanted:
-        raise OptionError(f"{path}: no camera is wanted of {listed(info.cameras, most=12)}; numbers alone are for datapipe.Table")
+    wanted, images = ([name for name in names if cameras is None or name in cameras] for names in (info.cameras, info.images))
+    if not wanted and not images:
+        known = listed([*info.cameras, *info.images], most=12)
+        raise OptionError(f"{path}: no camera is wanted of {known or 'none'}; numbers alone are for datapipe.Table")
     depths = {name: _depth_of(info, name) for name in wanted}
     files = sorted({found.videos[name][episode] for name in wanted for episode in chosen.tolist()})
-    videos = open_videos([VideoSource(file) for file in files], where=str(path))
+    sources = [VideoSource(file) for file in files]
+    videos = open_videos(sources, where=str(path)) if sources else VideoIndex.joined([])
     numbers = {file: number for number, file in enumerate(files)}
     for number in np.flatnonzero(videos.num_frames == 0).tolist():
         raise FormatError(videos.problem(number))
@@ -129,14 +138,15 @@ def open_episodes(
         )
         for name in wanted
     )
+    table = _read_table(info, found)
     return EpisodeIndex(
         videos,
-        _read_table(info, found),
-        shown,
+        table,
+        (*shown, *(_images_of(info, found, name, offsets, num_rows=table.num_rows) for name in images)),
         where=str(path),
         first_row=found.first_row[chosen],
         length=found.length[chosen],
-        offsets={name: values for name, values in offsets.items() if name not in info.cameras},
+        offsets={name: values for name, values in offsets.items() if name not in (*info.cameras, *info.images)},
         tolerance_s=tolerance_s,
     )
 
@@ -146,6 +156,8 @@ def open_cameras(path: Place) -> VideoParts:
     info = _read_info(path)
     found = _read_v3(info) if info.version == 3 else _read_v2(info)
     files = sorted({file for of_camera in found.videos.values() for file in of_camera})
+    if not files:
+        raise MissingDataError(f"{path}: has no videos to look at; its cameras are images in Parquet, which datapipe.Clips reads")
     videos = open_videos([VideoSource(file) for file in files], where=str(path))
     return VideoParts.of(videos, [VideoPart(number) for number in range(len(files))])
 
@@ -213,6 +225,46 @@ def _depth_of(info: _Info, name: str) -> Depth | None:
     if found.problem:
         raise FormatError(f"{info.root / INFO}: {name}: {found.problem}; repair it")
     return found
+
+
+def _images_of(
+    info: _Info, found: _Episodes, name: str, offsets: Mapping[str, tuple[int, ...]], *, num_rows: int
+) -> EpisodeImages:
+    """Return the images of a camera. Raises OptionError for those that are not RGB, FormatError if some are missing."""
+    feature = info.features[name]
+    where = f"{info.root / INFO}: {name}"
+    details = feature.get("info") or {}
+    shape = feature.get("shape")
+    if not isinstance(shape, Sequence) or len(shape) != 3 or not all(isinstance(side, int) and side > 0 for side in shape):
+        raise FormatError(f"{where}: its shape is {shape!r:.60}, not that of images; repair it")
+    height, width, channels = shape if shape[2] in (1, 3, 4) else (shape[1], shape[2], shape[0])
+    if channels != 3 or details.get("is_depth_map"):
+        raise OptionError(f"{where}: images of {channels} channels, or of depth, are not served; name other fields: fields=[...]")
+    with ThreadPoolExecutor(_FILES_AT_ONCE) as pool:
+        groups = [group for some in pool.map(functools.partial(_groups_of, name), found.data) for group in some]
+    starts = np.cumsum([0, *map(len, groups)], dtype=np.int64)
+    if starts[-1] != num_rows:
+        raise FormatError(f"{where}: its tables have {starts[-1]} images, and {num_rows} rows; get the dataset again")
+    return EpisodeImages(name, offsets.get(name, NOW), name in offsets, (height, width), groups, starts)
+
+
+def _groups_of(name: str, file: str) -> list[RowGroup]:
+    """Return the row groups of the images in a file."""
+    try:
+        with opened_for_library(file) as opened:
+            facts = pq.ParquetFile(opened)
+            if f"{name}.bytes" not in {facts.schema.column(number).path for number in range(len(facts.schema.names))}:
+                raise ValueError(f"it has no column {name} of images")
+            sizes = [facts.metadata.row_group(number).num_rows for number in range(facts.metadata.num_row_groups)]
+    except FileNotFoundError as exc:
+        raise MissingDataError(f"{file}: no such file; get the dataset again") from exc
+    except StorageError:
+        raise
+    except _DAMAGE as exc:
+        raise FormatError(f"{file}: cannot be read as a table of the dataset ({exc}); get it again") from exc
+    starts = np.cumsum([0, *sizes]).tolist()
+    column = f"{name}.bytes"  # of a struct of these and a path, as Hugging Face's datasets store images
+    return [RowGroup("parquet", file, column, number, *pair) for number, pair in enumerate(itertools.pairwise(starts))]
 
 
 def _chosen(found: _Episodes, episodes: Sequence[int] | None, path: Place) -> Ints:

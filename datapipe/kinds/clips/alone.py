@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from datapipe.fetch.local import LocalFiles
+from datapipe.fetch.row_groups import RowGroups
 from datapipe.index.clips import AnyClips
 from datapipe.kinds.clips.decoding import ClipDecoder, decoded_dtype, write_depth
 from datapipe.kinds.clips.settings import ClipSettings
@@ -22,7 +23,7 @@ def clips_alone(index: AnyClips, settings: ClipSettings, clips: NDArray[np.int64
     Raises OptionError if videos differ in size, and the error of a clip that is bad.
     """
     recipe = Recipe.of(None)
-    decoder = ClipDecoder(index, recipe.geometry_alone(), LocalFiles(), settings.resize)
+    decoder = ClipDecoder(index, recipe.geometry_alone(), LocalFiles(), settings.resize, RowGroups())
     made: dict[str, Any] = {}
     for number, camera in enumerate(index.cameras):
         height, width = recipe.check_equal_sizes(camera.size, such_as="the videos differ in size")

@@ -5,12 +5,15 @@ from __future__ import annotations
 import functools
 import math
 from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from datapipe.codecs.decode import open_decoder
+from datapipe.codecs.probe import checked_header
 from datapipe.codecs.video.conversion import FrameConverter, Resize
 from datapipe.codecs.video.decoding import VideoDecoder
 from datapipe.codecs.video.depth import FORMAT, NUM_CODES, Depth
@@ -18,6 +21,7 @@ from datapipe.codecs.video.runs import reads_of, runs_of
 from datapipe.codecs.video.track import VideoCoding
 from datapipe.errors import DecodeError, IntegrityError
 from datapipe.fetch.files import Files
+from datapipe.fetch.row_groups import RowGroups
 from datapipe.index.clips import AnyClips, Camera, track_of
 from datapipe.index.entries import Extents
 from datapipe.order.draws import Draws
@@ -26,6 +30,8 @@ from datapipe.transforms.execute import RowCut, cut_through, row_cuts
 
 Ints = NDArray[np.int64]
 Reason = DecodeError | IntegrityError
+_Decode = Callable[[Ints], Iterator[tuple[int, Any]]]  # numbers of frames -> each with a frame, or a DecodeError
+_Cut = Callable[[Any, dict[int, tuple[RowCut, ...]], dict[int, NDArray[Any]]], None]
 _MM, _MOST_MM = 1000.0, 65535  # millimetres in a metre; the most that are told apart
 
 
@@ -36,8 +42,9 @@ class ClipDecoder:
     crop, a bilinear resize and flips.
     """
 
-    def __init__(self, index: AnyClips, recipe: Recipe, files: Files, resize: Resize) -> None:
-        self._index, self._recipe, self._files, self._resize = index, recipe, files, resize
+    def __init__(self, index: AnyClips, recipe: Recipe, files: Files, resize: Resize, row_groups: RowGroups) -> None:
+        self._index, self._recipe, self._files, self._resize, self._row_groups = index, recipe, files, resize, row_groups
+        self._decode_image = open_decoder()
         self._decoder, self._converter = VideoDecoder(), FrameConverter(resize)
         self._memory = np.empty(0, np.uint8)  # of a frame, or a part of it, before it is cut
 
@@ -49,23 +56,21 @@ class ClipDecoder:
         file that cannot be read.
         """
         found = [self._index.frames(clip, camera) for clip in clips.tolist()]
-        video = found[0].video
-        track, source = track_of(self._index.videos, video), self._index.videos.source(video)
         shows: dict[int, list[tuple[int, int]]] = defaultdict(list)  # by frame: clips, and places in them
         for clip, one in enumerate(found):
             for place, frame in enumerate(one.frames.tolist()):
                 shows[frame].append((clip, place))
-        chain = self._recipe.draw_cuts(draws, np.array([track.coding.shown_size] * len(clips), np.int64))
+        size, decoded, cut = self._source(camera, found[0].video)
+        chain = self._recipe.draw_cuts(draws, np.array([size] * len(clips), np.int64))
         steps = list(zip(*map(row_cuts, chain), strict=True))
         alike = _firsts(steps)
         depth = self._index.cameras[camera].depth
         pixels = out.numpy() if depth is None else out.numpy().view(np.uint16)
         bad: dict[int, Reason] = {}
-        read = self._files.reader(source.path, source.start)
         if -1 in shows:
             lacking = DecodeError("a frame that the data lists is not in the video")
             bad.update((clip, lacking) for clip, _ in shows.pop(-1))
-        for number, frame in self._decoder.decode(track, read, np.array(sorted(shows), np.int64)):
+        for number, frame in decoded(np.array(sorted(shows), np.int64)):
             if isinstance(frame, DecodeError):
                 bad.update((clip, frame) for clip, _ in shows[number] if clip not in bad)
                 continue
@@ -77,7 +82,7 @@ class ClipDecoder:
                     of_cut[alike[clip]].append(pixels[rows[clip, place]])
             how, firsts = {clip: steps[clip] for clip in of_cut}, {clip: targets[0] for clip, targets in of_cut.items()}
             try:
-                (self._cut if depth is None else self._cut_depth)(frame, track.coding, how, firsts)
+                cut(frame, how, firsts)
             except DecodeError as exc:
                 bad.update((clip, exc) for clip, _ in shows[number] if clip not in bad)
                 continue
@@ -85,6 +90,35 @@ class ClipDecoder:
                 for target in others:
                     target[:] = first
         return bad
+
+    def _source(self, camera: int, video: int) -> tuple[tuple[int, int], _Decode, _Cut]:
+        """Return the (height, width) of frames of a video, or of images, what decodes some, and what cuts one."""
+        facts = self._index.cameras[camera]
+        if facts.is_of_images:
+            assert facts.size is not None
+            return facts.size, functools.partial(self._images, camera, facts.size), _cut_image
+        track, source = track_of(self._index.videos, video), self._index.videos.source(video)
+        read = self._files.reader(source.path, source.start)
+        cut = self._cut if facts.depth is None else self._cut_depth
+        return (
+            track.coding.shown_size,
+            functools.partial(self._decoder.decode, track, read),
+            lambda frame, how, out: cut(frame, track.coding, how, out),
+        )
+
+    def _images(self, camera: int, size: tuple[int, int], rows: Ints) -> Iterator[tuple[int, Any]]:
+        """Yield the images in some rows, (h, w, 3) uint8, or the DecodeError that one has."""
+        for row in rows.tolist():
+            group, place = self._index.image(camera, row)
+            try:
+                data = self._row_groups.value(group, place)
+                image = self._decode_image(data, checked_header(data))
+                if image.shape != (*size, 3):
+                    raise DecodeError(f"row {place} has {image.shape[1]} x {image.shape[0]} pixels, not {size[1]} x {size[0]}")
+            except DecodeError as exc:
+                yield row, exc
+            else:
+                yield row, image
 
     def _cut(
         self, frame: Any, coding: VideoCoding, steps: dict[int, tuple[RowCut, ...]], out: dict[int, NDArray[np.uint8]]
@@ -172,8 +206,21 @@ def takes_depth(recipe: Recipe, size: tuple[int, int]) -> bool:
     return not others and all(one.window == [0, 0, *one.size] for one in row_cuts(cuts))
 
 
+def _cut_image(image: NDArray[np.uint8], steps: Mapping[int, tuple[RowCut, ...]], out: Mapping[int, NDArray[np.uint8]]) -> None:
+    """Write what each chain of cuts makes of an image."""
+    for key, chain in steps.items():
+        if _is_nothing(chain, (image.shape[0], image.shape[1])):
+            out[key][:] = image
+            continue
+        top, left, height, width = chain[0].region
+        cut_through(image[top : top + height, left : left + width], chain, out[key])
+
+
 def extents_of(index: AnyClips, clips: Ints, camera: int) -> Extents:
-    """Return the ranges of the file that decoding what a camera shows of clips of one run reads."""
+    """Return the ranges of the file that decoding what a camera shows of clips of one run reads; none of images in tables."""
+    if index.cameras[camera].is_of_images:
+        empty = np.zeros(0, np.int64)
+        return Extents([], empty, empty, np.zeros(0, np.uint32), np.zeros(0, np.uint8), one_file_each=False)
     found = [index.frames(clip, camera) for clip in clips.tolist()]
     track, source = track_of(index.videos, found[0].video), index.videos.source(found[0].video)
     frames = np.unique(np.concatenate([one.frames for one in found]))

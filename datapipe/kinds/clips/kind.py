@@ -13,6 +13,7 @@ import torch
 
 from datapipe.errors import OptionError
 from datapipe.fetch.files import Files, open_object_files
+from datapipe.fetch.row_groups import RowGroups
 from datapipe.index.clips import AnyClips, Ints
 from datapipe.kernel.accelerators import open_batch_pool, runtime_of
 from datapipe.kernel.device import Uploader
@@ -32,6 +33,7 @@ from datapipe.order.visits import Runs, VisitOrder
 from datapipe.transforms import Recipe
 from datapipe.transforms.lowering import described
 
+_IMAGES_NBYTES = 512 << 20  # of encoded images that are kept, as they are read by row groups
 _ANY_SIZE = (480, 640)  # of frames that differ
 _MORE_FREE = 2  # visits whose memory is kept to be used again, besides one for each thread
 # Arguments of a loader that clips do not serve, and what to do instead.
@@ -63,6 +65,7 @@ class ClipKind(Kind):
         self.identity = Identity("clips", index.name, "frames, stride, step, fps, short or delta_timestamps")
         self._resolve_device = device
         self._files: Files | None = None
+        self._row_groups = RowGroups(max_nbytes=_IMAGES_NBYTES)  # of images in tables
         if recipe.rest:
             raise OptionError(
                 f"{described(recipe.rest[-1])} is called per image ({recipe.rest_reason}); pass transforms of datapipe, or those "
@@ -133,7 +136,7 @@ class ClipKind(Kind):
         geometry = self.recipe.geometry_alone()
 
         def open_worker() -> ClipDecoder:
-            return ClipDecoder(self.index, geometry, files, self.settings.resize)
+            return ClipDecoder(self.index, geometry, files, self.settings.resize, self._row_groups)
 
         resources = Resources(settings.options, ObjectPool(open_worker), runtime, shared=visits)
         return ClipMaker(
