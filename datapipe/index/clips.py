@@ -277,12 +277,12 @@ class ClipIndex(AnyClips):
         settings = self.settings
         grid = "" if settings.fps is None else f" at {settings.fps:g} a second"
         if self.choices is not None:
-            clips, which = f"one drawn of each of {counted(len(self.choices[0]) - 1, 'part')} an epoch", "of those that begin"
+            clips, which = f"one drawn of each of {counted(len(self.choices[0]) - 1, 'part')} an epoch,", "of those that begin"
         else:
             clips, which = counted(len(self), "clip"), "clips begin"
         lines = [
             f"data      {counted(len(self.videos), 'video')}, {counted(len(self.parts), 'part')}",
-            f"clips     {clips}, of {counted(settings.frames, 'frame')}{grid}, every {settings.stride};"
+            f"clips     {clips} of {counted(settings.frames, 'frame')}{grid}, every {settings.stride};"
             f" {which} every {settings.distance}",
         ]
         if self.num_padded:
