@@ -12,25 +12,24 @@ import json
 import math
 import os
 import string
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from datapipe.codecs.video.depth import Depth
 from datapipe.containers.mapped import opened_for_library
 from datapipe.containers.videos.indexing import open_videos
+from datapipe.containers.videos.lerobot_tables import DAMAGE, FILES_AT_ONCE, columns_of, groups_of
 from datapipe.core.printable import listed
 from datapipe.core.regular_files import path_inside, read_bytes
 from datapipe.errors import FormatError, MissingDataError, OptionError, StorageError
 from datapipe.index.clips import VideoPart, VideoParts
-from datapipe.index.entries import RowGroup
 from datapipe.index.episodes import NOW, EpisodeImages, EpisodeIndex, EpisodeTable, EpisodeVideos
 from datapipe.index.videos import VideoIndex, VideoSource
 from datapipe.stores.location import WEB_SCHEMES, Place, is_url, parse_location, url_inside
@@ -39,8 +38,6 @@ from datapipe.stores.objects import list_below, object_exists, read_object
 Ints = NDArray[np.int64]
 INFO = os.path.join("meta", "info.json")
 _MAX_INFO_NBYTES = 1 << 26
-_FILES_AT_ONCE = 8
-_DAMAGE = (pa.ArrowException, OSError, ValueError, KeyError, TypeError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,31 +237,12 @@ def _images_of(
     height, width, channels = shape if shape[2] in (1, 3, 4) else (shape[1], shape[2], shape[0])
     if channels != 3 or details.get("is_depth_map"):
         raise OptionError(f"{where}: images of {channels} channels, or of depth, are not served; name other fields: fields=[...]")
-    with ThreadPoolExecutor(_FILES_AT_ONCE) as pool:
-        groups = [group for some in pool.map(functools.partial(_groups_of, name), found.data) for group in some]
+    with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
+        groups = [group for some in pool.map(functools.partial(groups_of, name), found.data) for group in some]
     starts = np.cumsum([0, *map(len, groups)], dtype=np.int64)
     if starts[-1] != num_rows:
         raise FormatError(f"{where}: its tables have {starts[-1]} images, and {num_rows} rows; get the dataset again")
     return EpisodeImages(name, offsets.get(name, NOW), name in offsets, (height, width), groups, starts)
-
-
-def _groups_of(name: str, file: str) -> list[RowGroup]:
-    """Return the row groups of the images in a file."""
-    try:
-        with opened_for_library(file) as opened:
-            facts = pq.ParquetFile(opened)
-            if f"{name}.bytes" not in {facts.schema.column(number).path for number in range(len(facts.schema.names))}:
-                raise ValueError(f"it has no column {name} of images")
-            sizes = [facts.metadata.row_group(number).num_rows for number in range(facts.metadata.num_row_groups)]
-    except FileNotFoundError as exc:
-        raise MissingDataError(f"{file}: no such file; get the dataset again") from exc
-    except StorageError:
-        raise
-    except _DAMAGE as exc:
-        raise FormatError(f"{file}: cannot be read as a table of the dataset ({exc}); get it again") from exc
-    starts = np.cumsum([0, *sizes]).tolist()
-    column = f"{name}.bytes"  # of a struct of these and a path, as Hugging Face's datasets store images
-    return [RowGroup("parquet", file, column, number, *pair) for number, pair in enumerate(itertools.pairwise(starts))]
 
 
 def _chosen(found: _Episodes, episodes: Sequence[int] | None, path: Place) -> Ints:
@@ -282,7 +260,7 @@ def _read_v3(info: _Info) -> _Episodes:
     files = _tables_of_episodes(info.root / "meta" / "episodes")
     if not files:
         raise MissingDataError(f"{info.root / 'meta' / 'episodes'}: holds no table of episodes; get the dataset again")
-    rows = _columns(files, lambda name: not name.startswith("stats/"))
+    rows = columns_of(files, lambda name: not name.startswith("stats/"))
     try:
         order = np.argsort(rows["episode_index"], kind="stable")
         rows = {name: column[order] for name, column in rows.items()}
@@ -339,7 +317,7 @@ def _each(chunks: Any, files: Any) -> list[tuple[int, int]]:
 
 def _read_table(info: _Info, episodes: _Episodes) -> EpisodeTable:
     names = [name for name, feature in info.features.items() if feature.get("dtype") not in ("video", "image", "string")]
-    columns = _columns(episodes.data, lambda name: name in names)
+    columns = columns_of(episodes.data, lambda name: name in names)
     missing = [name for name in ("timestamp", "index", *names) if name not in columns]
     if missing:
         raise FormatError(f"{info.root / 'data'}: the tables lack the column {missing[0]}; get the dataset again")
@@ -352,45 +330,6 @@ def _read_table(info: _Info, episodes: _Episodes) -> EpisodeTable:
         columns[name] = columns[name].reshape(num, *(() if shape == (1,) else shape))
     tasks = _read_tasks(info) if "task_index" in columns else ()
     return EpisodeTable(num, np.asarray(columns["timestamp"], np.float64), columns, tasks)
-
-
-def _columns(files: Sequence[str], is_wanted: Callable[[str], bool]) -> dict[str, NDArray[Any]]:
-    """Return columns of numbers of Parquet files, one after the other: (n,) or (n, k) arrays, lists flattened."""
-    parts: dict[str, list[NDArray[Any]]] = {}
-    with ThreadPoolExecutor(_FILES_AT_ONCE) as pool:
-        for some in pool.map(lambda file: _columns_of(file, is_wanted), files):
-            for name, values in some.items():
-                parts.setdefault(name, []).append(values)
-    return {name: np.concatenate(column) for name, column in parts.items()}
-
-
-def _columns_of(file: str, is_wanted: Callable[[str], bool]) -> dict[str, NDArray[Any]]:
-    try:
-        with opened_for_library(file) as opened:
-            held = pq.ParquetFile(opened)
-            table = held.read([name for name in held.schema_arrow.names if is_wanted(name)])
-        found = {name: _numbers(table.column(name), name) for name in table.column_names}
-        return {name: values for name, values in found.items() if values is not None}
-    except FileNotFoundError as exc:
-        raise MissingDataError(f"{file}: no such file; get the dataset again") from exc
-    except StorageError:
-        raise
-    except _DAMAGE as exc:
-        raise FormatError(f"{file}: cannot be read as a table of the dataset ({exc}); get it again") from exc
-
-
-def _numbers(column: pa.ChunkedArray, name: str) -> NDArray[Any] | None:
-    """Return a column as an array, None if it holds no numbers. Raises ValueError for one with nulls."""
-    flat, is_list = column.combine_chunks(), False
-    while pa.types.is_list(flat.type) or pa.types.is_large_list(flat.type) or pa.types.is_fixed_size_list(flat.type):
-        flat, is_list = flat.flatten(), True
-    kind = flat.type
-    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
-        return None
-    if flat.null_count:
-        raise ValueError(f"{name} has nulls")
-    values: NDArray[Any] = flat.to_numpy(zero_copy_only=False)
-    return values.reshape(len(column), -1) if is_list else values
 
 
 def _read_tasks(info: _Info) -> tuple[str, ...]:
@@ -407,6 +346,6 @@ def _read_tasks(info: _Info) -> tuple[str, ...]:
         raise MissingDataError(f"{path}: no such file; get the dataset again") from exc
     except StorageError:
         raise
-    except _DAMAGE as exc:
+    except DAMAGE as exc:
         raise FormatError(f"{path}: not a table of tasks ({exc}); get it again") from exc
     return tuple(pairs.get(number, "") for number in range(max(pairs, default=-1) + 1))
