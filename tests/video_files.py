@@ -202,6 +202,14 @@ KINDS: dict[str, Callable[[Path], Path]] = {  # name of the file -> what writes 
     "h264-late.mp4": lambda path: remux(write_video(path.with_name("early.mp4"), options=x264("bframes=2")), path, shift_s=1.5),
     "h264.mov": lambda path: write_video(path, options=x264("bframes=2")),
     "h264.avi": lambda path: write_video(path, options=x264("bframes=0")),
+    "h264.ts": lambda path: write_video(path, options=x264("bframes=3:b-pyramid=normal")),
+    "h264-open.m2ts": lambda path: write_video(
+        path, options=x264("bframes=3:open-gop=1"), container={"mpegts_m2ts_mode": "1", "mpegts_flags": "resend_headers"}
+    ),
+    "hevc-open.ts": lambda path: write_video(path, "libx265", options=x265("bframes=3:open-gop=1")),
+    "mpeg2.mts": lambda path: write_video(
+        path, "mpeg2video", options={"g": "12", "bf": "2", "sc_threshold": "1000000000"}, container={"f": "mpegts"}
+    ),
     "h264.flv": lambda path: write_video(path, options=x264("bframes=2")),
     "hevc.mp4": lambda path: write_video(path, "libx265", options=x265("bframes=3:open-gop=0")),
     "hevc-open.mp4": lambda path: write_video(path, "libx265", options=x265("bframes=3:open-gop=1")),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import functools
 import os
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,10 +21,12 @@ from datapipe.errors import DecodeError, FormatError, IntegrityError, MissingDat
 from datapipe.index.listed import ANY_SIZE, Origin, missing_fields
 from datapipe.stores.location import is_url, parse_location
 from datapipe.stores.pending import PendingBytes, RemoteObject
+from datapipe.stores.random_access import RemoteBytes, pin_object
 from datapipe.stores.requests import requests
 
 _OPEN_AHEAD = 16  # samples whose files are opened in advance, so that the disk reads them meanwhile
 _KEPT_OPEN = 64  # files of which samples are parts
+_OBJECTS = 4  # of which more than a sample's own bytes is kept
 _REQUESTED_AHEAD = 256  # samples whose objects are requested in advance, to hide the latency of a store
 _REQUESTED_NBYTES = 64 << 20
 _PLAN = "the plan of the conversion"
@@ -206,15 +210,19 @@ class HeldField:
     _roots: Roots
 
     def read(self, offset: int, nbytes: int) -> bytes:
-        """Return bytes of the file that holds the field, fewer at its end; of an object only those of the field.
+        """Return bytes of the file or object that holds the field, fewer at its end.
 
-        Raises IntegrityError if the file has changed since it was listed, StorageError if a store fails.
+        Raises IntegrityError if it has changed since it was listed, StorageError if a store fails.
         """
         if isinstance(self._held, _OpenFile):
             _refuse_changed(self._held.descriptor, self.origin, self._roots)
             return os.pread(self._held.descriptor, nbytes, offset)
-        begin = offset - self.origin.offset
-        return _received(self._held)[max(0, begin) : max(0, begin + nbytes)]
+        begin, end = offset - self.origin.offset, min(offset + nbytes, self.origin.file_nbytes) - self.origin.offset
+        if begin >= 0 and end <= self.origin.nbytes:
+            return _received(self._held)[begin : max(begin, end)]
+        with _as_listed(self._held):
+            opened = _opened_object(str(self._held.object.location), self.origin.etag or None, self.origin.file_nbytes)
+            return opened[offset : offset + nbytes]
 
     def open_whole(self) -> int:
         """Return a descriptor of the local file that holds the field, valid for as long as this. Raises as `read`."""
@@ -309,8 +317,22 @@ def _requested(root: bytes, origin: Origin) -> PendingBytes:
 
 def _received(pending: PendingBytes) -> bytes:
     """Return what was asked for. Raises IntegrityError if the object has changed, StorageError if the store fails."""
-    try:
+    with _as_listed(pending):
         return pending.wait()
+
+
+@functools.lru_cache(maxsize=_OBJECTS)  # its table of contents is read for each part of a video
+def _opened_object(url: str, etag: str | None, nbytes: int) -> RemoteBytes:
+    """Return the bytes of an object that must have this etag and size."""
+    pin_object(url, etag=etag, nbytes=nbytes)
+    return RemoteBytes(url)
+
+
+@contextlib.contextmanager
+def _as_listed(pending: PendingBytes) -> Iterator[None]:
+    """Let an object that is gone, or another one by now, be an IntegrityError."""
+    try:
+        yield
     except MissingDataError as exc:
         raise IntegrityError(f"{pending.object.location}: was removed after the source was listed; {_CHANGED}") from exc
     except StorageError as exc:

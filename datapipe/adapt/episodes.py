@@ -96,7 +96,8 @@ class AsCollated:
             return values.to(self.dtype if values.is_floating_point() else of_integers)
         if values.dim() == 5 and values.shape[1] == 1:
             values = values.squeeze(1)  # as LeRobot does where one moment is asked for
-        return values.contiguous() if self.source.gives_uint8 else self.as_floats(values)
+        is_finished = self.source.gives_uint8 or values.is_floating_point()  # as depth is
+        return values.contiguous() if is_finished else self.as_floats(values)
 
 
 @dataclass(frozen=True, slots=True)

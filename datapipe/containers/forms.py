@@ -155,6 +155,7 @@ FORMS: dict[str, FormFacts] = {
         about=("a folder of videos, a video, a list", "a video, or a part", "`mp4`, `label`", "class, folder, name; the rows"),
         source="datapipe.containers.videos.source",
         kind="clips",
+        in_stores=True,
     ),
     AUDIO: FormFacts(
         title="sound",

@@ -25,7 +25,7 @@ from datapipe.index.listed import ScanNotes, ScanProblem
 
 IMAGE_SUFFIXES = (b".jpg", b".jpeg", b".png", b".ppm", b".bmp", b".pgm", b".tif", b".tiff", b".webp", b".gif")
 VIDEO_SUFFIXES = (
-    ".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".m2ts", ".wmv", ".flv", ".3gp", ".ogv",
+    ".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".ts", ".m2ts", ".mts", ".wmv", ".flv", ".3gp", ".ogv",
 )  # fmt: skip
 AUDIO_SUFFIXES = (
     ".flac", ".wav", ".mp3", ".ogg", ".oga", ".opus", ".aif", ".aiff", ".aifc", ".au", ".caf", ".w64", ".rf64",

@@ -307,6 +307,8 @@ def _recognise_stored(location: Location, class_from: ClassFrom | None) -> Recog
             return Recognition("archive", "it is a folder in an archive")
         why = archive_of_file(location)
         return Recognition("archive", why) if why else Recognition("tar", f"its name ends with {os.path.splitext(name)[1]}")
+    if is_video_name(name.encode()):
+        return Recognition("videos", f"its name ends with {os.path.splitext(name)[1]}")
     if container is not None:
         return Recognition(container, f"its name ends with .{container}" if not is_pattern else "by the names that it matches")
     names = list_names(location, at_most=_MAX_NAMES)
@@ -326,12 +328,14 @@ def _recognise_stored(location: Location, class_from: ClassFrom | None) -> Recog
     folders = [name for name in names if name.endswith("/") and not is_junk(name.encode())]
     if any(is_image_name(name.encode()) for name in files) and class_from is ClassFrom.NONE:
         found.append(Recognition("image-folder", "images in it"))
+    elif not found and any(is_video_name(name.encode()) for name in files):
+        found.append(Recognition("videos", "videos in it"))
     elif not found and folders:
         found.append(_of_folders(location, folders))
     return _only(
         found,
         location,
-        "no folders of images, tars, archives or Parquet files in it; check the URL, or say --from what it is"
+        "no videos, folders of images, tars, archives or Parquet files in it; check the URL, or say --from what it is"
         " (--class-from none for images without labels)",
     )
 
@@ -344,6 +348,8 @@ def _of_folders(location: Location, folders: list[str]) -> Recognition:
             return Recognition("image-folder", "images in folders")
         if any(name.lower().endswith(b".npy") for name in names):
             return Recognition("npy", "it holds .npy files")
+        if any(map(is_video_name, names)):
+            return Recognition("videos", "videos in folders in it")
         shards = [name for name in names if name == MANIFEST_NAME.encode() or container_of(os.fsdecode(name))]
         if shards:
             raise OptionError(f"{location}: its folder {folder} holds shards: pass that folder, one set of them at a time")

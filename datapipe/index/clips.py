@@ -16,15 +16,17 @@ from typing import Any, Literal, NamedTuple, Protocol, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from datapipe.codecs.video.depth import Depth
 from datapipe.codecs.video.track import VideoTrack
 from datapipe.core.checks import real_number, whole_number
 from datapipe.core.printable import counted
 from datapipe.errors import OptionError
-from datapipe.index.entries import Description
+from datapipe.index.entries import Description, RowGroup
 from datapipe.index.videos import VideoIndex
 
 Ints = NDArray[np.int64]
 Short = Literal["repeat", "drop", "error"]
+Which = Literal["all", "random"]
 
 _RUN_FRAMES = 32  # of the grid: the least in which the clips of a run begin
 _EARLY = 1e-6  # seconds by which a frame may come after its moment, as times are rounded
@@ -39,6 +41,7 @@ class WindowSettings:
     step: int | None = None  # frames from the beginning of a clip to that of the next one; None: clips do not overlap
     fps: float | None = None  # frames of the grid a second; None: those of the video
     short: Short = "repeat"  # what becomes of parts that are shorter than a clip
+    clips: Which = "all"  # of a part in an epoch: each, or one that is drawn
 
     def __post_init__(self) -> None:
         whole_number(self.frames, "frames", least=1)
@@ -47,8 +50,9 @@ class WindowSettings:
             whole_number(self.step, "step", least=1)
         if self.fps is not None and not real_number(self.fps, "fps") > 0:
             raise OptionError(f"fps is {self.fps}; it must be more than 0, or left out for the videos' own frames")
-        if self.short not in get_args(Short):
-            raise OptionError(f"short is {self.short!r:.40}; choose one of {', '.join(get_args(Short))}")
+        for name, choices in (("short", Short), ("clips", Which)):
+            if getattr(self, name) not in get_args(choices):
+                raise OptionError(f"{name} is {getattr(self, name)!r:.40}; choose one of {', '.join(get_args(choices))}")
 
     @property
     def span(self) -> int:
@@ -57,14 +61,17 @@ class WindowSettings:
 
     @property
     def distance(self) -> int:
-        """Frames of the grid from the beginning of a clip to that of the next one."""
-        return self.frames * self.stride if self.step is None else self.step
+        """Frames of the grid from the beginning of a clip to that of the next one; of those that one is drawn of, 1."""
+        if self.step is not None:
+            return self.step
+        return 1 if self.clips == "random" else self.frames * self.stride
 
     @property
     def name(self) -> str:
         """How clips are chosen, for saved states."""
         grid = "" if self.fps is None else f" at {self.fps:g} fps"
-        return f"clips of {self.frames} every {self.stride}, beginning every {self.distance}{grid}, {self.short}"
+        drawn = ", one drawn of each part" if self.clips == "random" else ""
+        return f"clips of {self.frames} every {self.stride}, beginning every {self.distance}{grid}, {self.short}{drawn}"
 
 
 class VideoPart(NamedTuple):
@@ -127,18 +134,29 @@ class Grid(NamedTuple):
 class ClipFrames(NamedTuple):
     """The frames of a clip."""
 
-    video: int
+    video: int  # -1 for a camera of images
     frames: Ints  # (t,) presented frames of the video, in order, repeated where there are no others; -1: the video has none then
     is_pad: NDArray[np.bool_]  # (t,) True for those repetitions
 
 
 class Camera(NamedTuple):
-    """Frames of a clip that come from one video, as a field of batches."""
+    """Frames of a clip that come from one video, or of images, as a field of batches."""
 
     name: str
     num_frames: int  # of a clip
     size: tuple[int, int] | None  # (height, width) in pixels of all videos as a player shows them; None if they differ
     has_time: bool = True  # whether frames are a dimension of the field; False: there is one frame
+    depth: Depth | None = None  # how it is stored, if it is depth; None: it is RGB
+    is_of_images: bool = False  # whether frames are images in rows of tables, rather than of a video
+
+    @property
+    def channels(self) -> int:
+        return 3 if self.depth is None else 1
+
+    @property
+    def pixel_nbytes(self) -> int:
+        """The bytes of a pixel, decoded."""
+        return 3 if self.depth is None else 2
 
 
 class AnyClips(Protocol):
@@ -163,11 +181,31 @@ class AnyClips(Protocol):
     def frames(self, clip: int, camera: int) -> ClipFrames:
         """Return the frames of a clip that a camera shows."""
 
+    @property
+    def choices(self) -> list[Ints] | None:
+        """Where an epoch has one clip of several, (n + 1,) those at which such begin, and in all, of each dataset that is joined.
+
+        None: an epoch has each clip.
+        """
+        return None
+
+    @property
+    def num_rows(self) -> int:
+        """The rows of tables, which frames of cameras of images are numbers of."""
+        return 0
+
+    def image(self, camera: int, row: int) -> tuple[RowGroup, int]:
+        """Return where the image of a camera in a row lies: a row group, and the row in its file."""
+        raise AssertionError(f"camera {camera} has no images in rows")
+
     def values(self, column: str, clips: Ints) -> Any:
         """Return an array (m, ...) of a column, or a list of texts."""
 
-    def run_starts(self, num_clips: int) -> Ints:
-        """Return (r + 1,) the clips at which runs begin that share their decoding, and in all; visits take `num_clips`."""
+    def run_starts(self, num_clips: int) -> list[Ints]:
+        """Return (r + 1,) the clips at which runs begin that share their decoding, and in all, of each dataset that is joined.
+
+        `num_clips`: of a visit.
+        """
 
     def describe(self, clip: int) -> Description:
         """Return a description of a clip, for messages."""
@@ -212,6 +250,13 @@ class ClipIndex(AnyClips):
             digest.update(column.tobytes())
         return digest.hexdigest()[:16]
 
+    @functools.cached_property
+    def choices(self) -> list[Ints] | None:
+        if self.settings.clips == "all":
+            return None
+        has_clips = np.diff(self.starts) > 0
+        return [np.append(self.starts[:-1][has_clips], self.starts[-1])]
+
     def part_of(self, clips: Ints) -> Ints:
         """Return (m,) the part of each clip."""
         return np.searchsorted(self.starts, clips, side="right") - 1
@@ -220,7 +265,7 @@ class ClipIndex(AnyClips):
         if column == "label":
             return self.parts.labels[self.part_of(clips)]
         if column == "id":
-            return clips
+            return clips if self.choices is None else np.searchsorted(self.choices[0], clips, side="right") - 1
         found = [self.frames(clip) for clip in clips.tolist()]
         shape = (len(found), self.settings.frames)
         if column == "is_pad":
@@ -231,10 +276,14 @@ class ClipIndex(AnyClips):
     def explain(self) -> list[str]:
         settings = self.settings
         grid = "" if settings.fps is None else f" at {settings.fps:g} a second"
+        if self.choices is not None:
+            clips, which = f"one drawn of each of {counted(len(self.choices[0]) - 1, 'part')} an epoch,", "of those that begin"
+        else:
+            clips, which = counted(len(self), "clip"), "clips begin"
         lines = [
             f"data      {counted(len(self.videos), 'video')}, {counted(len(self.parts), 'part')}",
-            f"clips     {counted(len(self), 'clip')} of {counted(settings.frames, 'frame')}{grid}, every {settings.stride};"
-            f" clips begin every {settings.distance}",
+            f"clips     {clips} of {counted(settings.frames, 'frame')}{grid}, every {settings.stride};"
+            f" {which} every {settings.distance}",
         ]
         if self.num_padded:
             lines.append(f"short     {counted(self.num_padded, 'part')} shorter than a clip: the last frame is repeated")
@@ -248,8 +297,8 @@ class ClipIndex(AnyClips):
         is_pad = places >= grid.num
         return ClipFrames(int(self.parts.video[part]), grid.frames(np.minimum(places, grid.num - 1)), is_pad)
 
-    def run_starts(self, num_clips: int) -> Ints:
-        """Return (r + 1,) the clips at which runs begin that share their decoding, and in all.
+    def run_starts(self, num_clips: int) -> list[Ints]:
+        """Return (r + 1,) the clips at which runs begin. See `AnyClips`.
 
         Runs begin where groups of pictures do; groups that are shorter than `num_clips` clips, or half a second of frames or so,
         are put together, and much longer ones are divided.
@@ -261,7 +310,7 @@ class ClipIndex(AnyClips):
         cell = begin // least if self.settings.fps is not None or not self.parts.are_whole else self._cells(part, begin, least)
         is_first = np.ones(len(part), np.bool_)
         is_first[1:] = (part[1:] != part[:-1]) | (cell[1:] != cell[:-1])
-        return np.append(np.flatnonzero(is_first), self.starts[-1])
+        return [np.append(np.flatnonzero(is_first), self.starts[-1])]
 
     def _cells(self, part: Ints, begin: Ints, least: int) -> Ints:
         """Return (m,) a number for each clip that begins at a frame of a part: that of its run among those of the part."""
@@ -275,7 +324,8 @@ class ClipIndex(AnyClips):
         found = self.frames(clip)
         times = track_of(self.videos, found.video).times[found.frames[[0, -1]]]
         path = self.parts.videos.source(found.video).path
-        return Description(clip, path, f"{times[0]:.3f} to {times[1]:.3f} s".encode(), "")
+        number = int(self.values("id", np.array([clip], np.int64))[0])
+        return Description(number, path, f"{times[0]:.3f} to {times[1]:.3f} s".encode(), "")
 
     def _grid_sizes(self, *, skips_bad: bool) -> Ints:
         """Return (p,) the frames of each part's grid; 0 for videos that cannot be decoded."""

@@ -8,16 +8,18 @@ last one is taken, and a mask says so.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from datapipe.codecs.video.depth import Depth
 from datapipe.core.printable import counted
 from datapipe.index.clips import AnyClips, Camera, ClipFrames, track_of
-from datapipe.index.entries import Description
+from datapipe.index.entries import Description, RowGroup
 from datapipe.index.videos import VideoIndex
 
 Ints = NDArray[np.int64]
@@ -34,6 +36,19 @@ class EpisodeVideos:
     has_time: bool  # whether these are a dimension of the field
     video: Ints  # (e,) number of each episode's video
     begin: NDArray[np.float64]  # (e,) seconds in it at which the episode begins
+    depth: Depth | None = None  # how it is stored, if it is depth
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EpisodeImages:
+    """The images of one camera, in the rows of tables."""
+
+    name: str
+    offsets: tuple[int, ...]  # as of `EpisodeVideos`
+    has_time: bool
+    size: tuple[int, int]  # (height, width) in pixels
+    groups: Sequence[RowGroup]  # in order, of all files
+    starts: Ints  # (g + 1,) rows before each group, over all files
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,7 +68,7 @@ class EpisodeIndex(AnyClips):
         self,
         videos: VideoIndex,
         table: EpisodeTable,
-        cameras: tuple[EpisodeVideos, ...],
+        cameras: tuple[EpisodeVideos | EpisodeImages, ...],
         *,
         where: str,
         first_row: Ints,
@@ -71,7 +86,12 @@ class EpisodeIndex(AnyClips):
             tolerance_s,
         )
         self.starts: Ints = np.cumsum(np.concatenate([np.zeros(1, np.int64), length]))
-        self.cameras = tuple(Camera(one.name, len(one.offsets), videos.equal_size(one.video), one.has_time) for one in cameras)
+        self.cameras = tuple(
+            Camera(one.name, len(one.offsets), one.size, one.has_time, is_of_images=True)
+            if isinstance(one, EpisodeImages)
+            else Camera(one.name, len(one.offsets), videos.equal_size(one.video), one.has_time, one.depth)
+            for one in cameras
+        )
         names = [*table.columns, *(["task"] if table.tasks else [])]
         padded = [f"{name}_is_pad" for name in (*(one.name for one in cameras if one.has_time), *offsets)]
         self.columns = (*names, *padded)
@@ -86,6 +106,10 @@ class EpisodeIndex(AnyClips):
     def fingerprint(self) -> str:
         digest = hashlib.sha256(f"{self.videos.fingerprint} {self._table.num_rows}".encode())
         digest.update(self._first_row.tobytes() + self.starts.tobytes())
+        for one in self._cameras:
+            if isinstance(one, EpisodeImages):
+                names = [os.path.basename(group.path) for group in one.groups]
+                digest.update(repr((one.name, one.size, names)).encode(errors="surrogateescape") + one.starts.tobytes())
         return digest.hexdigest()[:16]
 
     @property
@@ -98,6 +122,8 @@ class EpisodeIndex(AnyClips):
     def frames(self, clip: int, camera: int) -> ClipFrames:
         of_camera = self._cameras[camera]
         rows, is_pad = self._around(np.array([clip], np.int64), of_camera.offsets)
+        if isinstance(of_camera, EpisodeImages):
+            return ClipFrames(-1, rows[0], is_pad[0])
         episode = self._episodes(np.array([clip], np.int64))[0]
         video = int(of_camera.video[episode])
         times = track_of(self.videos, video).times
@@ -107,6 +133,17 @@ class EpisodeIndex(AnyClips):
         nearest = np.where(np.abs(times[before] - wanted) <= np.abs(times[after] - wanted), before, after)
         is_there = np.abs(times[nearest] - wanted) <= self._tolerance_s
         return ClipFrames(video, np.where(is_there, nearest, -1), is_pad[0])
+
+    @property
+    def num_rows(self) -> int:
+        return self._table.num_rows
+
+    def image(self, camera: int, row: int) -> tuple[RowGroup, int]:
+        images = self._cameras[camera]
+        assert isinstance(images, EpisodeImages)
+        number = int(np.searchsorted(images.starts, row, side="right")) - 1
+        group = images.groups[number]
+        return group, group.first + row - int(images.starts[number])
 
     def values(self, column: str, clips: Ints) -> Any:
         rows = self._rows(clips)
@@ -122,23 +159,29 @@ class EpisodeIndex(AnyClips):
             return self._table.columns[column][self._around(clips, self._offsets[column])[0]]
         return self._table.columns[column][rows]
 
-    def run_starts(self, num_clips: int) -> Ints:
+    def run_starts(self, num_clips: int) -> list[Ints]:
         each = max(_RUN_FRAMES, num_clips)
         length = np.diff(self.starts)
         runs = -(-length // each)
         first = np.repeat(self.starts[:-1], runs)
         within = np.arange(len(first)) - np.repeat(np.cumsum(runs) - runs, runs)
-        return np.append(first + within * each, self.starts[-1])
+        return [np.append(first + within * each, self.starts[-1])]
 
     def describe(self, clip: int) -> Description:
         episode = int(self._episodes(np.array([clip], np.int64))[0])
-        path = self.videos.source(int(self._cameras[0].video[episode])).path if self._cameras else self.where
+        first = self._cameras[0]
+        if isinstance(first, EpisodeImages):
+            path = self.image(0, int(self._rows(np.array([clip], np.int64))[0]))[0].path
+        else:
+            path = self.videos.source(int(first.video[episode])).path
         return Description(clip, path, f"frame {clip - int(self.starts[episode])} of episode {episode}".encode(), "")
 
     def explain(self) -> list[str]:
         shown = ", ".join(f"{one.name} at {list(one.offsets)}" for one in self._cameras)
+        groups = {group.path for one in self._cameras if isinstance(one, EpisodeImages) for group in one.groups}
+        tables = f" and {counted(len(groups), 'table')} of images" if groups else ""
         return [
-            f"data      {counted(self.num_episodes, 'episode')} in {counted(len(self.videos), 'video')}",
+            f"data      {counted(self.num_episodes, 'episode')} in {counted(len(self.videos), 'video')}{tables}",
             f"samples   {counted(len(self), 'frame')}; frames of cameras: {shown}",
         ]
 

@@ -6,6 +6,7 @@ when it was read, `num_frames`, `rate` in Hz, `channels`, `coding`, and `problem
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from collections.abc import Sequence
@@ -71,6 +72,15 @@ class RecordingIndex:
             self._numbers = {name: _values(batch.column(name)) for name in _NUMBERS}
         except arrow_maps.DAMAGE as exc:
             raise FormatError(f"{path}: no index of recordings, or damaged ({exc}); remove it, and it is made again") from exc
+
+    @classmethod
+    def joined(cls, parts: Sequence[RecordingIndex]) -> RecordingIndex:
+        """Return the recordings of several indexes, one after the other."""
+        index = cls.__new__(cls)
+        index.fingerprint = hashlib.sha256(" ".join(part.fingerprint for part in parts).encode()).hexdigest()[:16]
+        index._strings = {name: pa.chunked_array([part._strings[name] for part in parts]) for name in _STRINGS}
+        index._numbers = {name: np.concatenate([part._numbers[name] for part in parts]) for name in _NUMBERS}
+        return index
 
     def __len__(self) -> int:
         return len(self.num_frames)

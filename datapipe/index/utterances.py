@@ -49,6 +49,23 @@ class Utterances:
         last = whole if end is None else frames_at(end, rates, whole)
         return cls(recordings, where, recording, first, np.maximum(last - first, 0), **known)
 
+    @classmethod
+    def joined(cls, parts: Sequence[Utterances]) -> Utterances:
+        """Return the utterances of several datasets, one after the other; labels and texts if all of them have such."""
+        first = np.cumsum([0, *(len(part.recordings) for part in parts)], dtype=np.int64)
+        labels = [part.labels for part in parts if part.labels is not None]
+        texts = [part.texts for part in parts if part.texts is not None]
+        return cls(
+            RecordingIndex.joined([part.recordings for part in parts]),
+            " + ".join(part.where for part in parts),
+            np.concatenate([part.recording + number for part, number in zip(parts, first, strict=False)]),
+            np.concatenate([part.first for part in parts]),
+            np.concatenate([part.num_frames for part in parts]),
+            np.concatenate(labels) if len(labels) == len(parts) else None,
+            parts[0].classes if len({part.classes for part in parts}) == 1 else None,
+            pa.chunked_array(texts) if len(texts) == len(parts) else None,
+        )
+
     def __len__(self) -> int:
         return len(self.recording)
 

@@ -3,7 +3,8 @@
 One row for each file, or range of a file: `path`, `start` and `nbytes` of the range, `file_nbytes` and `mtime_ns` of the file
 when it was read, and `problem`, why it is no video that can be decoded ("": it can). How it is coded: `codec`, `extradata`,
 `pixel_format`, `width`, `height`, `rotation`, `changes_parameters`. Times are in units of `time_num` / `time_den` seconds;
-`first_dts` and `shift` complete those of packets and frames. `packets`, a list: `step` of the decode times (int32), `delay` from
+`first_dts` and `shift` complete those of packets and frames. `num_others` are tracks besides this one; `ts_stride` and `ts_pid`
+say how packets lie in a transport stream (0: it is none). `packets`, a list: `step` of the decode times (int32), `delay` from
 a decode time to the time when it is shown (int32), `offset` (int64), `size` (int32), `is_key` (uint8). `frames`, a list of the
 packets of presented frames (int32). `groups`, a list: `packet` and `frame` at which each begins (int32).
 """
@@ -11,6 +12,7 @@ packets of presented frames (int32). `groups`, a list: `packet` and `frame` at w
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,11 +23,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from datapipe.codecs.video.track import Ints, VideoCoding, VideoPackets, VideoTrack
+from datapipe.codecs.video.transport import Framing
 from datapipe.core import arrow_maps
 from datapipe.errors import FormatError
 from datapipe.stores.location import is_url
 
-VERSION = "1"
+VERSION = "2"
 _VERSION_KEY = "datapipe.index.videos"
 _MAX_STEP = (1 << 31) - 1
 _PACKET = {"step": np.int32, "delay": np.int32, "offset": np.int64, "size": np.int32, "is_key": np.uint8}
@@ -33,7 +36,7 @@ _GROUP = {"packet": np.int32, "frame": np.int32}
 _NUMBERS = {
     "start": np.int64, "nbytes": np.int64, "file_nbytes": np.int64, "mtime_ns": np.int64, "width": np.int32, "height": np.int32,
     "rotation": np.int32, "changes_parameters": np.uint8, "time_num": np.int64, "time_den": np.int64, "first_dts": np.int64,
-    "shift": np.int64, "num_frames": np.int64,
+    "shift": np.int64, "num_frames": np.int64, "num_others": np.int32, "ts_stride": np.int32, "ts_pid": np.int32,
 }  # fmt: skip
 _STRINGS = ("path", "problem", "codec", "pixel_format", "extradata")
 
@@ -60,7 +63,7 @@ class VideoIndex:
     """The videos of an index file, by their numbers. Thread-safe. Raises FormatError for a file that is none, or damaged."""
 
     def __init__(self, path: Path, fingerprint: str) -> None:
-        self.path, self.fingerprint = path, fingerprint
+        self.fingerprint = fingerprint
         try:
             data = arrow_maps.stream_of(arrow_maps.map_file(path))
             with pa.ipc.open_stream(pa.BufferReader(data)) as reader:
@@ -72,8 +75,19 @@ class VideoIndex:
                 batch.validate()
         except arrow_maps.DAMAGE as exc:
             raise FormatError(f"{path}: no index of videos, or damaged ({exc}); remove it, and it is made again") from exc
-        self._batches = [_Columns(batch) for batch in batches]
-        self._starts = np.cumsum([0, *(batch.num_rows for batch in batches)])
+        self._set([_Columns(batch) for batch in batches])
+
+    @classmethod
+    def joined(cls, parts: Sequence[VideoIndex]) -> VideoIndex:
+        """Return the videos of several indexes, one after the other."""
+        index = cls.__new__(cls)
+        index.fingerprint = hashlib.sha256(" ".join(part.fingerprint for part in parts).encode()).hexdigest()[:16]
+        index._set([batch for part in parts for batch in part._batches])
+        return index
+
+    def _set(self, batches: list[_Columns]) -> None:
+        self._batches = batches
+        self._starts = np.cumsum([0, *(len(batch.num_groups) for batch in batches)])
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -192,7 +206,8 @@ class _Columns:
             _values(values.field(number), dtype)[part] for number, dtype in enumerate(_PACKET.values())
         )
         dts = np.cumsum(step, dtype=np.int64) + numbers["first_dts"]
-        packets = VideoPackets(dts + delay, dts, offset, size.astype(np.int64), is_key.astype(np.bool_))
+        framing = Framing(numbers["ts_stride"], numbers["ts_pid"]) if numbers["ts_stride"] else None
+        packets = VideoPackets(dts + delay, dts, offset, size.astype(np.int64), is_key.astype(np.bool_), framing)
         ends, values = self._frames
         frames = _values(values, np.int32)[int(ends[row]) : int(ends[row + 1])].astype(np.int64)
         ends, values = self._groups
@@ -208,7 +223,8 @@ class _Columns:
             changes_parameters=bool(numbers["changes_parameters"]),
         )
         time_base = (numbers["time_num"], numbers["time_den"])
-        return VideoTrack(coding, time_base, packets, frames, numbers["shift"], group_packet, group_frame)
+        shift, num_others = numbers["shift"], numbers["num_others"]
+        return VideoTrack(coding, time_base, packets, frames, shift, group_packet, group_frame, num_others)
 
 
 class VideoIndexWriter:
@@ -304,6 +320,9 @@ def _number_row(entry: VideoEntry) -> dict[str, int]:
         row |= {"width": coding.width, "height": coding.height, "rotation": coding.rotation}
         row |= {"time_num": track.time_base[0], "time_den": track.time_base[1], "shift": track.shift}
         row |= {"changes_parameters": int(coding.changes_parameters), "num_frames": len(track)}
+        row["num_others"] = track.num_others
+        if track.packets.framing is not None:
+            row |= {"ts_stride": track.packets.framing.stride, "ts_pid": track.packets.framing.pid}
         row["first_dts"] = int(track.packets.dts[0]) if len(track.packets) else 0
     return row
 

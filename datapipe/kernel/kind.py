@@ -222,6 +222,6 @@ class Data(Protocol):
         """
 
     def mixed(self, others: Sequence[Any], /, *, weights: Sequence[float] | None, num_samples: int | None) -> Data:
-        """Return this data and others of its type, of each of which an epoch has a fixed share. See `mix`."""
+        """Return this data and others of its type, of each of which an epoch has a fixed share. See `mix` and `mixing`."""
         name = type(self).__qualname__
         raise OptionError(f"mix() of {name}: data of this kind is not mixed; pass one {name} that holds all of it")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from datapipe.core.checks import whole_number
+from datapipe.core.printable import printable
 from datapipe.errors import OptionError
 from datapipe.order.sample_order import Order, SequentialOrder, ShuffledOrder
 from datapipe.order.sampling import MixedOrder, checked_weights, own_seed, shares
@@ -43,11 +45,32 @@ class Mixture:
                 raise OptionError(f"{index.where}: has no samples, and its weight asks for {count} of an epoch; leave it out")
         return cls(lengths, counts)
 
+    def described(self) -> str:
+        """Return the samples of an epoch and the shares of datasets, for people."""
+        num = sum(self.counts)
+        shares = ", ".join(f"{count / num:.1%}" for count in self.counts)
+        return f"{num} an epoch" + (f" in shares of {shares}" if len(self.counts) > 1 else "")
+
 
 def mixed_order(mixture: Mixture, *, seed: int, shuffle: object) -> MixedOrder:
     """Return the order of a mixture. A mixture of one dataset is shuffled as that dataset alone."""
     orders: list[Order] = [
-        ShuffledOrder(length, own_seed(seed, place) if place else seed) if shuffle else SequentialOrder(length)
+        ShuffledOrder(length, own_seed(seed, place)) if shuffle else SequentialOrder(length)
         for place, length in enumerate(mixture.lengths)
     ]
     return MixedOrder(orders, mixture.counts, bool(shuffle))
+
+
+def warn_of_classes(named: Sequence[tuple[str, Sequence[str] | None]], *, stacklevel: int) -> None:
+    """Warn if datasets that are mixed name different classes: then one label means different things.
+
+    `named`: where each dataset lies, and its classes by label; None: it names none.
+    """
+    classes = {tuple(names): where for where, names in named if names}
+    if len(classes) > 1:
+        listed = printable("; ".join(f"{where}: {', '.join(names[:5])}" for names, where in classes.items()))
+        warnings.warn(
+            f"mix() of datasets that name different classes ({listed:.400}): each keeps its own labels, so one label means "
+            "several things; convert them with the same classes, or do not use the labels",
+            stacklevel=stacklevel + 1,
+        )

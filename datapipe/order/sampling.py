@@ -152,5 +152,5 @@ def _rank(counts: Sequence[int], place: int, number: Ints) -> Ints:
 
 
 def own_seed(seed: int, place: int) -> int:
-    """Return the seed of one of several orders that are mixed."""
-    return int(key64(seed, place, 0x6D6978))
+    """Return the seed of one of several orders that are mixed: the first has that of the loader."""
+    return int(key64(seed, place, 0x6D6978)) if place else seed

@@ -140,9 +140,9 @@ def test_packets_that_nobody_needs_are_left_out(name: str, tmp_path: Path, monke
     given: list[int] = []
     whole = VideoDecoder._decoded
 
-    def noted(self: VideoDecoder, context: Any, track: VideoTrack, number: int, data: Any) -> list[Any]:
+    def noted(self: VideoDecoder, context: Any, number: int, data: Any) -> list[Any]:
         given.append(number)
-        return whole(self, context, track, number, data)
+        return whole(self, context, number, data)
 
     monkeypatch.setattr(VideoDecoder, "_decoded", noted)
     number = int(track.group_frame[2]) - 1  # the last frame of the second group

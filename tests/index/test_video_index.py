@@ -134,12 +134,13 @@ def test_fingerprints_do_not_depend_on_the_place(videos: list[VideoSource], tmp_
 
 
 def test_damaged_indexes_are_refused_and_made_again(videos: list[VideoSource], tmp_path: Path) -> None:
-    index = open_videos(videos, where=str(tmp_path))
-    whole = index.path.read_bytes()
+    open_videos(videos, where=str(tmp_path))
+    (path,) = (tmp_path / "cache").rglob("videos.arrow")
+    whole = path.read_bytes()
     for damaged in (whole[: len(whole) // 2], b"", b"text"):
-        index.path.write_bytes(damaged)
+        path.write_bytes(damaged)
         with pytest.raises(FormatError, match="made again"):
-            VideoIndex(index.path, "")
+            VideoIndex(path, "")
         assert len(open_videos(videos, where=str(tmp_path))) == len(videos)
 
 

@@ -10,13 +10,14 @@ from fixtures import quick
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datapipe.order.visits import VisitOrder
+from datapipe.order.sampling import MixedOrder, own_seed
+from datapipe.order.visits import Runs, VisitOrder
 
 RUNS = st.lists(st.integers(1, 20), min_size=1, max_size=20)
 
 
 def order_of(sizes: list[int], *, per_visit: int, num_lanes: int, seed: int = 0) -> VisitOrder:
-    return VisitOrder(np.cumsum([0, *sizes], dtype=np.int64), seed, per_visit, num_lanes)
+    return VisitOrder([Runs(np.cumsum([0, *sizes], dtype=np.int64), seed, per_visit)], num_lanes)
 
 
 @quick
@@ -33,7 +34,7 @@ def test_each_sample_comes_once_and_with_those_of_its_visit(sizes: list[int], pe
             mine = order.samples(visit).tolist()
             assert mine == [sample for sample, other in zip(samples.tolist(), visits, strict=True) if other == visit]
             assert len(mine) == num == visit.end - visit.first <= per_visit
-            runs = np.searchsorted(order.run_starts, mine, side="right")
+            runs = np.searchsorted(order.datasets[0].starts, mine, side="right")
             assert len({*runs.tolist()}) == 1
             lanes = {position % num_lanes for position, other in zip(positions.tolist(), visits, strict=True) if other == visit}
             assert lanes == {visit.lane}
@@ -83,3 +84,77 @@ def test_means_of_batches_vary_as_in_a_full_shuffle() -> None:
         assert 0.7 < one < 1.3
         assert sixteen < 1.5  # of 58 means
     assert ratios(15, batch)[1] > 5  # lanes of a single batch: what the 16 times as many are for
+
+
+def mixed_of(
+    sizes: list[list[int]], counts: list[int], *, per_visit: int, num_lanes: int, is_shuffled: bool = True
+) -> VisitOrder:
+    starts = [np.cumsum([0, *one], dtype=np.int64) for one in sizes]
+    offsets = np.cumsum([0, *(one[-1] for one in starts)]).tolist()
+    runs = [
+        Runs(one, own_seed(0, place), per_visit, is_shuffled, offset)
+        for place, (one, offset) in enumerate(zip(starts, offsets, strict=False))
+    ]
+    return VisitOrder(runs, num_lanes, tuple(counts))
+
+
+MIXES = st.lists(st.tuples(RUNS, st.integers(0, 200)), min_size=1, max_size=4).filter(lambda mix: any(count for _, count in mix))
+
+
+@quick
+@given(MIXES, st.integers(1, 8), st.integers(1, 40), st.booleans())
+def test_mixed_datasets_come_as_often_as_they_should(
+    mix: list[tuple[list[int], int]], per_visit: int, num_lanes: int, is_shuffled: bool
+) -> None:
+    """In three epochs, in which all samples of each come before any comes again; visits stay in their lanes."""
+    sizes, counts = [one for one, _ in mix], [count for _, count in mix]
+    order = mixed_of(sizes, counts, per_visit=per_visit, num_lanes=num_lanes, is_shuffled=is_shuffled)
+    ends = np.cumsum([0, *map(sum, sizes)])
+    positions = np.arange(len(order), dtype=np.int64)
+    seen: Counter[int] = Counter()
+    for epoch in range(3):
+        samples, visits = order(epoch, positions), order.visits_at(epoch, positions)
+        dataset = np.searchsorted(ends, samples, side="right") - 1
+        assert np.bincount(dataset, minlength=len(counts)).tolist() == counts
+        assert [visit.dataset for visit in visits] == dataset.tolist()
+        for visit, num in Counter(visits).items():
+            mine = [sample for sample, other in zip(samples.tolist(), visits, strict=True) if other == visit]
+            assert order.samples(visit).tolist() == mine
+            assert num == visit.end - visit.first
+            assert order.occurrence(visit) == visit.turn
+        assert {visit.lane for visit in visits} <= {*range(num_lanes)}
+        assert [visit.lane for visit in visits] == (positions % num_lanes).tolist()
+        seen.update(samples.tolist())
+        for place, (first, end) in enumerate(itertools.pairwise(ends.tolist())):
+            times = [seen[sample] for sample in range(first, end)]
+            assert max(times) - min(times) <= 1, place
+
+
+def test_a_mix_has_its_shares_everywhere() -> None:
+    counts = [6000, 2500, 1500, 10]
+    order = mixed_of([[15] * 400, [7] * 100, [3] * 1000, [5]], counts, per_visit=4, num_lanes=512)
+    shares = np.array(counts) / sum(counts)
+    ends = np.cumsum([0, 6000, 700, 3000, 5])
+    dataset = np.searchsorted(ends, order(1, np.arange(len(order), dtype=np.int64)), side="right") - 1
+    for size in (32, 100, 512, 2000):
+        for first in range(0, len(order) - size, size):
+            held = np.bincount(dataset[first : first + size], minlength=4)
+            assert np.abs(held - shares * size).max() <= 3 + 2 * size / 512, (size, first)
+
+
+def test_a_mix_in_one_lane_is_that_of_full_shuffles() -> None:
+    """With visits of one sample: what `MixedOrder` makes of the orders of each dataset."""
+    order = mixed_of([[9] * 20, [4] * 30], [150, 70], per_visit=1, num_lanes=1)
+    alone = [VisitOrder([Runs(one.starts, one.seed, 1)], 1) for one in order.datasets]
+    positions = np.arange(220, dtype=np.int64)
+    for epoch in range(3):
+        assert order(epoch, positions).tolist() == MixedOrder(alone, (150, 70))(epoch, positions).tolist()
+
+
+def test_a_mix_of_one_is_shuffled_as_that_dataset_alone() -> None:
+    for num_lanes in (1, 7, 64):
+        mixed, alone = (
+            mixed_of([[15] * 20], [300], per_visit=4, num_lanes=num_lanes),
+            order_of([15] * 20, per_visit=4, num_lanes=num_lanes),
+        )
+        assert mixed(3, np.arange(300)).tolist() == alone(3, np.arange(300)).tolist()

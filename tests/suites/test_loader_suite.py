@@ -25,6 +25,7 @@ from datapipe.kernel.loader import Loader
 from datapipe.kinds import registry
 from datapipe.kinds.images.dali.installation import installation
 from datapipe.kinds.images.process_workers import begin_processes
+from datapipe.order.sampling import interleaved
 from datapipe.testing.loaders import NUM_SAMPLES, LoaderOf, LoaderSuite
 from datapipe.testing.loaders.kind import values
 
@@ -33,9 +34,14 @@ sys.path.insert(0, str(EXTENDING))
 from kind_numbers.data import Numbers  # noqa: E402
 
 TOKENS = 8  # of a row
-CLIPS = 10  # of a video
+CLIPS = 17  # of a video
 SAMPLES = 4000  # of a sound file, or more
 PER_FILE, BAD_NUMBER, BAD_GROUP = 8, 11, slice(10, 12)
+FIRST = 34  # samples of the first dataset of a mixture of two, which has all others in the second
+WHICH, NUMBER = interleaved((FIRST, NUM_SAMPLES - FIRST), np.arange(NUM_SAMPLES))
+PLACES = np.argsort(FIRST * WHICH + NUMBER)  # by id, in the stored order of such a mixture: what the suite takes for ids
+BAD_OF_MIXED = 5  # whose id is its place
+assert PLACES[BAD_OF_MIXED] == BAD_OF_MIXED
 
 
 def ids_of(batch: Any) -> list[int]:
@@ -114,7 +120,7 @@ def ids_of_tokens(batch: Any) -> list[int]:
 
 
 def make_clips(path: Path, num: int) -> Path:
-    """Clips of two frames, ten in a video."""
+    """Clips of two frames, 17 in a video."""
     path.mkdir(parents=True)
     rng = np.random.default_rng(0)
     for video, first in enumerate(range(0, num, CLIPS)):
@@ -123,26 +129,68 @@ def make_clips(path: Path, num: int) -> Path:
     return path
 
 
-def spoil_clip(path: Path) -> set[int]:
+def spoil_clip(path: Path, bad: int = BAD_NUMBER) -> set[int]:
     """One frame of a clip."""
-    number, clip = divmod(BAD_NUMBER, CLIPS)
+    number, clip = divmod(bad, CLIPS)
     file = path / f"{number}.mov"
     packets = look_at(VideoSource(str(file))).track.packets
     offset, size = int(packets.offset[2 * clip]), int(packets.size[2 * clip])
     data = bytearray(file.read_bytes())
     data[offset : offset + size] = bytes(size)
     file.write_bytes(data)
-    return {BAD_NUMBER}
+    return {bad}
 
 
-def open_clips(path: Path, **options: Any) -> Loader:
+def open_clips(data: Path | Any, **options: Any) -> Loader:
     transform = [dp.transforms.RandomCrop(12), dp.transforms.RandomHorizontalFlip()]
-    data = dp.Clips(path, frames=2, fields=["video", "id"], per_visit=3)
+    data = clips_of(data) if isinstance(data, Path) else data
     return dp.DataLoader(data, **{"transform": transform} | options)
+
+
+def clips_of(source: Any) -> dp.Clips:
+    return dp.Clips(source, frames=2, fields=["video", "id"], per_visit=3)
+
+
+def make_videos(path: Path, num: int) -> Path:
+    """Videos of one frame or two, of which a clip of one is drawn."""
+    path.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    for number in range(num):
+        frames = rng.integers(0, 255, (1 + number % 2, 16, 16, 3), np.uint8)
+        write_video(path / f"{number:03d}.mov", "mjpeg", frames=frames, pixel_format="yuvj420p")
+    return path
+
+
+def spoil_video(path: Path, bad: int = 10) -> set[int]:
+    """The only frame of a video."""
+    file = path / f"{bad:03d}.mov"
+    packets = look_at(VideoSource(str(file))).track.packets
+    data = bytearray(file.read_bytes())
+    data[int(packets.offset[0]) : int(packets.offset[0] + packets.size[0])] = bytes(int(packets.size[0]))
+    file.write_bytes(data)
+    return {bad}
+
+
+def open_drawn_clips(path: Path, **options: Any) -> Loader:
+    return open_clips(dp.Clips(path, frames=1, clips="random", fields=["video", "id"]), **options)
+
+
+def open_mixed_clips(path: Path, **options: Any) -> Loader:
+    """Two videos and the others, by their sizes: each clip once in an epoch."""
+    files = sorted(path.glob("*.mov"))
+    return open_clips(dp.mix([clips_of(some) for some in (files[:2], files[2:]) if some]), **options)
 
 
 def ids_of_clips(batch: Any) -> list[int]:
     return [int(clip) for clip in batch["id"]]
+
+
+def spoil_mixed_clip(path: Path) -> set[int]:
+    return spoil_clip(path, BAD_OF_MIXED)
+
+
+def ids_of_mixed(batch: Any) -> list[int]:
+    return [int(PLACES[sample]) for sample in batch["id"]]
 
 
 def make_numbers(path: Path, num: int) -> Path:
@@ -173,14 +221,23 @@ def make_audio(path: Path, num: int) -> Path:
     return path
 
 
-def spoil_audio(path: Path) -> set[int]:
-    bad = path / f"{BAD_NUMBER:03d}.flac"
+def spoil_audio(path: Path, number: int = BAD_NUMBER) -> set[int]:
+    bad = path / f"{number:03d}.flac"
     bad.write_bytes(bad.read_bytes()[:600])
-    return {BAD_NUMBER}
+    return {number}
+
+
+def spoil_mixed_audio(path: Path) -> set[int]:
+    return spoil_audio(path, BAD_OF_MIXED)
 
 
 def open_crops(path: Path, **options: Any) -> Loader:
     return dp.DataLoader(dp.Audio(path, seconds=0.1, fields=["audio", "lengths", "id"]), **options)
+
+
+def open_mixed_crops(path: Path, **options: Any) -> Loader:
+    files, how = sorted(path.glob("*.flac")), {"seconds": 0.1, "fields": ["audio", "lengths", "id"]}
+    return dp.DataLoader(dp.mix([dp.Audio(some, **how) for some in (files[:FIRST], files[FIRST:])]), **options)
 
 
 def open_utterances(path: Path, **options: Any) -> Loader:
@@ -193,7 +250,10 @@ KINDS = {
     "tables": LoaderOf(make_table, spoil_row_group, open_table, ids_of),
     "tokens": LoaderOf(make_tokens, spoil_document, open_tokens, ids_of_tokens),
     "clips": LoaderOf(make_clips, spoil_clip, open_clips, ids_of_clips),
+    "drawn_clips": LoaderOf(make_videos, spoil_video, open_drawn_clips, ids_of_clips),
+    "mixed_clips": LoaderOf(make_clips, spoil_mixed_clip, open_mixed_clips, ids_of_mixed),
     "audio": LoaderOf(make_audio, spoil_audio, open_crops, ids_of),
+    "mixed_audio": LoaderOf(make_audio, spoil_mixed_audio, open_mixed_crops, ids_of_mixed),
     "utterances": LoaderOf(make_audio, spoil_audio, open_utterances, ids_of),
     "numbers": LoaderOf(make_numbers, spoil_number, open_numbers, ids_of),
 }

@@ -73,7 +73,7 @@ class VideoDecoder:
             for number, data in self._needed(track, read, run):
                 is_open = is_open or (number == run.first and self._is_open(track.coding, data))
                 try:
-                    decoded = self._decoded(context, track, number, data)
+                    decoded = self._decoded(context, number, data)
                 except (self._av.error.FFmpegError, EOFError) as exc:
                     if track.packets.pts[number] < track.packets.pts[run.first]:
                         continue  # it is shown before the run, and needs what is before it
@@ -107,9 +107,9 @@ class VideoDecoder:
             if frame.pts in missing and not frame.is_corrupt:
                 yield missing.pop(frame.pts), frame
 
-    def _decoded(self, context: Any, track: VideoTrack, number: int, data: Data) -> list[Any]:
+    def _decoded(self, context: Any, number: int, data: Data) -> list[Any]:
         """Return the frames that the decoder gives for a packet; their `pts` are numbers of packets."""
-        if len(data) < track.packets.size[number]:
+        if not len(data):
             raise EOFError
         packet = self._av.Packet(len(data))
         packet.update(data)

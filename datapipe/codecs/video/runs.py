@@ -73,13 +73,16 @@ def runs_of(track: VideoTrack, frames: Ints) -> list[Run]:
 
 
 def packets_in(packets: VideoPackets, run: Run, read: ReadAt) -> Iterator[tuple[int, memoryview]]:
-    """Yield each packet of a run that is not empty with its bytes, which are fewer where the file ends early."""
-    offset, size = packets.offset, packets.size
+    """Yield each packet of a run that is not empty with its bytes; with none if the file ends within it."""
+    offset, size, framing = packets.offset, packets.size, packets.framing
     for numbers, start, nbytes in reads_of(packets, run):
         data = memoryview(read(start, nbytes))
         for number in filter(size.__getitem__, numbers):
             begin = int(offset[number]) - start
-            yield number, data[begin : begin + int(size[number])]
+            packet = data[begin : begin + int(size[number])]
+            if len(packet) < size[number]:
+                packet = data[:0]
+            yield number, packet if framing is None else framing.payload(packet)
 
 
 def reads_of(packets: VideoPackets, run: Run) -> Iterator[tuple[range, int, int]]:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from datapipe.codecs.video.transport import Framing
 from datapipe.errors import FormatError
 
 Ints = NDArray[np.int64]
@@ -55,6 +56,7 @@ class VideoPackets:
     offset: Ints  # (n,) bytes from the start of the file
     size: Ints  # (n,) bytes
     is_key: NDArray[np.bool_]  # (n,) as the container says it
+    framing: Framing | None = None  # how a packet lies in its stretch of the file; None: as it is
 
     def __len__(self) -> int:
         return len(self.pts)
@@ -62,7 +64,7 @@ class VideoPackets:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VideoTrack:
-    """The only video track of a file. Raises FormatError if its arrays do not fit together."""
+    """The video track of a file that a player shows. Raises FormatError if its arrays do not fit together."""
 
     coding: VideoCoding
     time_base: tuple[int, int]  # seconds of a unit of time, as a fraction
@@ -71,6 +73,7 @@ class VideoTrack:
     shift: int  # from the times of packets to those at which a player shows their frames, in units of the time base
     group_packet: Ints  # (g,) the packet at which decoding the frames of a group begins
     group_frame: Ints  # (g,) the first frame of each group, ascending from 0
+    num_others: int = 0  # video tracks of the file besides this one
 
     def __post_init__(self) -> None:
         packets, num = self.packets, len(self.packets)

@@ -6,17 +6,19 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from datapipe.codecs.field_values import LABEL_FIELD, NO_LABEL, FieldSpec
 from datapipe.containers.file_tree import FileKind
 from datapipe.containers.form import Form
-from datapipe.containers.lists.named_files import NamedFiles
+from datapipe.containers.lists.named_files import FileLookup, NamedFiles
 from datapipe.containers.lists.parts import ListedParts
 from datapipe.containers.source_fields import in_order, place_labels
-from datapipe.errors import OptionError
+from datapipe.errors import MissingDataError, OptionError
 from datapipe.index.listed import ListedSample, Origin, ScanNotes, SourceFacts, Workspace, divide
-from datapipe.stores.location import Place
+from datapipe.stores.location import Location, Place, parse_location
+from datapipe.stores.random_access import pin_each, pinned_object
 
 _PART = "part, in seconds"  # of a sample's values, as no field is called: JSON [start, end]; null: up to the end
 
@@ -30,8 +32,8 @@ class PartsSource:
 
     def __init__(
         self,
-        root: Path,
-        listed_in: Path,
+        root: Place,
+        listed_in: Path | str,
         parts: ListedParts,
         form: Form,
         kind: FileKind,
@@ -39,9 +41,12 @@ class PartsSource:
         locate: Locate,
         text: FieldSpec | None = None,
     ) -> None:
-        """`text`: the field of what is said, if the list says that. Raises OptionError for a map of classes that does not fit."""
-        self.root: Place = root
-        self._top, self._listed_in, self._parts, self._kind, self._locate = root, listed_in, parts, kind, locate
+        """`root`: where all files lie, a folder or a prefix in a store. `text`: the field of what is said, if the list says that.
+
+        Raises OptionError for a map of classes that does not fit.
+        """
+        self.root = root
+        self._listed_in, self._parts, self._kind, self._locate = listed_in, parts, kind, locate
         self._text = None if parts.texts is None else text
         self._labels: dict[int, int] = {}
         self._classes = parts.classes
@@ -52,7 +57,7 @@ class PartsSource:
             raise OptionError(f"--class-map {form.class_map}: {listed_in} names no classes; leave it out")
 
     def scan(self, notes: ScanNotes, space: Workspace) -> Iterator[ListedSample]:
-        files, parts = NamedFiles(self._top, self._listed_in, notes), self._parts
+        files, parts = self._files(notes), self._parts
         labels = None if parts.labels is None else parts.labels.tolist()
         spans = zip(parts.file.tolist(), parts.start.tolist(), parts.end.tolist(), strict=True)
         for number, (file, start, end) in enumerate(spans):
@@ -75,17 +80,42 @@ class PartsSource:
             fields.append(LABEL_FIELD)
         return SourceFacts(in_order(fields), self._classes, nothing=f"no {self._kind.plural}")
 
+    def _files(self, notes: ScanNotes) -> FileLookup:
+        if isinstance(self.root, Location):
+            pin_each(self._parts.paths)
+            return _StoredFiles(self.root)
+        return NamedFiles(self.root, Path(self._listed_in), notes)
+
     def _part(self, sample: ListedSample, start: float, end: float) -> ListedSample:
         """Return a sample that is a part of a file: the range of bytes that it needs."""
         ((field, origin),) = sample.origins.items()
         shown = f"{start:g} s to the end" if math.isinf(end) else f"{start:g} to {end:g} s"
         sample = sample._replace(name=sample.name + f", {shown}".encode())
-        found = self._locate(os.path.join(self._top, os.fsdecode(origin.path)), origin, start, end)
+        found = self._locate(str(self.root / os.fsdecode(origin.path)), origin, start, end)
         if isinstance(found, str):
             return sample._replace(origins={}, problem=found)
         span = json.dumps([start, None if math.isinf(end) else end])
         origins = {field: origin._replace(offset=found[0], nbytes=found[1] - found[0])}
         return sample._replace(origins=origins, values={**sample.values, _PART: span})
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredFiles:
+    """Looks up objects below a prefix by their URLs; see `FileLookup`."""
+
+    root: Location
+
+    def find(self, text: str) -> tuple[bytes, Origin | None, str | None]:
+        location = parse_location(text)
+        name = location.key[len(self.root.key) :].strip("/").encode()
+        try:
+            found = pinned_object(str(location))
+        except MissingDataError:
+            return name, None, "no such object"
+        return name, Origin.whole(name, found.nbytes, 0, found.etag or ""), None
+
+    def refuse_wrong_root(self) -> None:
+        return
 
 
 def part_of(values: Mapping[str, str]) -> tuple[float, float] | None:

@@ -137,3 +137,8 @@ def time_scale(data: bytes, header: Box) -> int:
 def is_video(data: bytes, hdlr: Box) -> bool:
     """Return True for the handler of a track of video."""
     return data[hdlr.start + 8 : hdlr.start + 12] == b"vide"
+
+
+def is_enabled(data: bytes, tkhd: Box) -> bool:
+    """Return True for a track that is meant to be shown."""
+    return bool(data[tkhd.start + 3] & 1)

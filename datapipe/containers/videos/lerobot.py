@@ -6,38 +6,38 @@ The format is that of https://github.com/huggingface/lerobot (`lerobot/datasets`
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import math
 import os
 import string
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from datapipe.codecs.video.depth import Depth
 from datapipe.containers.mapped import opened_for_library
 from datapipe.containers.videos.indexing import open_videos
+from datapipe.containers.videos.lerobot_tables import DAMAGE, FILES_AT_ONCE, columns_of, groups_of
 from datapipe.core.printable import listed
 from datapipe.core.regular_files import path_inside, read_bytes
 from datapipe.errors import FormatError, MissingDataError, OptionError, StorageError
 from datapipe.index.clips import VideoPart, VideoParts
-from datapipe.index.episodes import NOW, EpisodeIndex, EpisodeTable, EpisodeVideos
-from datapipe.index.videos import VideoSource
+from datapipe.index.episodes import NOW, EpisodeImages, EpisodeIndex, EpisodeTable, EpisodeVideos
+from datapipe.index.videos import VideoIndex, VideoSource
 from datapipe.stores.location import WEB_SCHEMES, Place, is_url, parse_location, url_inside
 from datapipe.stores.objects import list_below, object_exists, read_object
 
 Ints = NDArray[np.int64]
 INFO = os.path.join("meta", "info.json")
 _MAX_INFO_NBYTES = 1 << 26
-_FILES_AT_ONCE = 8
-_DAMAGE = (pa.ArrowException, OSError, ValueError, KeyError, TypeError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,11 @@ class _Info:
     @property
     def cameras(self) -> list[str]:
         return [name for name, feature in self.features.items() if feature.get("dtype") == "video"]
+
+    @property
+    def images(self) -> list[str]:
+        """Cameras whose frames are images in the tables."""
+        return [name for name, feature in self.features.items() if feature.get("dtype") == "image"]
 
     def file(self, template: str, **numbers: Any) -> str:
         """Return the path or URL that a template means. Raises FormatError for one that leads out, or has other places."""
@@ -108,15 +113,14 @@ def open_episodes(
     offsets = _offsets(info, delta_timestamps, tolerance_s)
     found = _read_v3(info) if info.version == 3 else _read_v2(info)
     chosen = _chosen(found, episodes, path)
-    wanted = [name for name in info.cameras if cameras is None or name in cameras]
-    if not wanted:
-        raise OptionError(f"{path}: no camera is wanted of {listed(info.cameras, most=12)}; numbers alone are for datapipe.Table")
-    for name in wanted:
-        details = {**info.features[name].get("info", {}), **info.features[name].get("video_info", {})}
-        if details.get("video.is_depth_map") or details.get("is_depth_map"):
-            raise OptionError(f"{path}: {name} is depth, which clips do not have; name the other fields: fields=[...]")
+    wanted, images = ([name for name in names if cameras is None or name in cameras] for names in (info.cameras, info.images))
+    if not wanted and not images:
+        known = listed([*info.cameras, *info.images], most=12)
+        raise OptionError(f"{path}: no camera is wanted of {known or 'none'}; numbers alone are for datapipe.Table")
+    depths = {name: _depth_of(info, name) for name in wanted}
     files = sorted({found.videos[name][episode] for name in wanted for episode in chosen.tolist()})
-    videos = open_videos([VideoSource(file) for file in files], where=str(path))
+    sources = [VideoSource(file) for file in files]
+    videos = open_videos(sources, where=str(path)) if sources else VideoIndex.joined([])
     numbers = {file: number for number, file in enumerate(files)}
     for number in np.flatnonzero(videos.num_frames == 0).tolist():
         raise FormatError(videos.problem(number))
@@ -127,17 +131,19 @@ def open_episodes(
             name in offsets,
             np.array([numbers[found.videos[name][episode]] for episode in chosen.tolist()], np.int64),
             found.begin[name][chosen],
+            depths[name],
         )
         for name in wanted
     )
+    table = _read_table(info, found)
     return EpisodeIndex(
         videos,
-        _read_table(info, found),
-        shown,
+        table,
+        (*shown, *(_images_of(info, found, name, offsets, num_rows=table.num_rows) for name in images)),
         where=str(path),
         first_row=found.first_row[chosen],
         length=found.length[chosen],
-        offsets={name: values for name, values in offsets.items() if name not in info.cameras},
+        offsets={name: values for name, values in offsets.items() if name not in (*info.cameras, *info.images)},
         tolerance_s=tolerance_s,
     )
 
@@ -147,6 +153,8 @@ def open_cameras(path: Place) -> VideoParts:
     info = _read_info(path)
     found = _read_v3(info) if info.version == 3 else _read_v2(info)
     files = sorted({file for of_camera in found.videos.values() for file in of_camera})
+    if not files:
+        raise MissingDataError(f"{path}: has no videos to look at; its cameras are images in Parquet, which datapipe.Clips reads")
     videos = open_videos([VideoSource(file) for file in files], where=str(path))
     return VideoParts.of(videos, [VideoPart(number) for number in range(len(files))])
 
@@ -199,6 +207,44 @@ def _offsets(info: _Info, delta_timestamps: Mapping[str, Sequence[float]], toler
     return found
 
 
+def _depth_of(info: _Info, name: str) -> Depth | None:
+    """Return how a camera's depth is stored, as LeRobot 0.6 writes it; None for RGB. Raises FormatError."""
+    try:
+        details = {**(info.features[name].get("video_info") or {}), **(info.features[name].get("info") or {})}
+        if not (details.get("is_depth_map") or details.get("video.is_depth_map")):
+            return None
+        usual = Depth()
+        keys = zip(("depth_min", "depth_max", "shift"), usual[:3], strict=True)
+        least, most, shift = (float(details.get(f"video.{key}", default)) for key, default in keys)
+        found = Depth(least, most, shift, bool(details.get("video.use_log", usual.is_log)))
+    except (TypeError, ValueError) as exc:
+        raise FormatError(f"{info.root / INFO}: {name}: it does not say how depth is stored ({exc}); repair it") from exc
+    if found.problem:
+        raise FormatError(f"{info.root / INFO}: {name}: {found.problem}; repair it")
+    return found
+
+
+def _images_of(
+    info: _Info, found: _Episodes, name: str, offsets: Mapping[str, tuple[int, ...]], *, num_rows: int
+) -> EpisodeImages:
+    """Return the images of a camera. Raises OptionError for those that are not RGB, FormatError if some are missing."""
+    feature = info.features[name]
+    where = f"{info.root / INFO}: {name}"
+    details = feature.get("info") or {}
+    shape = feature.get("shape")
+    if not isinstance(shape, Sequence) or len(shape) != 3 or not all(isinstance(side, int) and side > 0 for side in shape):
+        raise FormatError(f"{where}: its shape is {shape!r:.60}, not that of images; repair it")
+    height, width, channels = shape if shape[2] in (1, 3, 4) else (shape[1], shape[2], shape[0])
+    if channels != 3 or details.get("is_depth_map"):
+        raise OptionError(f"{where}: images of {channels} channels, or of depth, are not served; name other fields: fields=[...]")
+    with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
+        groups = [group for some in pool.map(functools.partial(groups_of, name), found.data) for group in some]
+    starts = np.cumsum([0, *map(len, groups)], dtype=np.int64)
+    if starts[-1] != num_rows:
+        raise FormatError(f"{where}: its tables have {starts[-1]} images, and {num_rows} rows; get the dataset again")
+    return EpisodeImages(name, offsets.get(name, NOW), name in offsets, (height, width), groups, starts)
+
+
 def _chosen(found: _Episodes, episodes: Sequence[int] | None, path: Place) -> Ints:
     """Return the places of the episodes that are wanted."""
     if episodes is None:
@@ -214,7 +260,7 @@ def _read_v3(info: _Info) -> _Episodes:
     files = _tables_of_episodes(info.root / "meta" / "episodes")
     if not files:
         raise MissingDataError(f"{info.root / 'meta' / 'episodes'}: holds no table of episodes; get the dataset again")
-    rows = _columns(files, lambda name: not name.startswith("stats/"))
+    rows = columns_of(files, lambda name: not name.startswith("stats/"))
     try:
         order = np.argsort(rows["episode_index"], kind="stable")
         rows = {name: column[order] for name, column in rows.items()}
@@ -271,7 +317,7 @@ def _each(chunks: Any, files: Any) -> list[tuple[int, int]]:
 
 def _read_table(info: _Info, episodes: _Episodes) -> EpisodeTable:
     names = [name for name, feature in info.features.items() if feature.get("dtype") not in ("video", "image", "string")]
-    columns = _columns(episodes.data, lambda name: name in names)
+    columns = columns_of(episodes.data, lambda name: name in names)
     missing = [name for name in ("timestamp", "index", *names) if name not in columns]
     if missing:
         raise FormatError(f"{info.root / 'data'}: the tables lack the column {missing[0]}; get the dataset again")
@@ -284,45 +330,6 @@ def _read_table(info: _Info, episodes: _Episodes) -> EpisodeTable:
         columns[name] = columns[name].reshape(num, *(() if shape == (1,) else shape))
     tasks = _read_tasks(info) if "task_index" in columns else ()
     return EpisodeTable(num, np.asarray(columns["timestamp"], np.float64), columns, tasks)
-
-
-def _columns(files: Sequence[str], is_wanted: Callable[[str], bool]) -> dict[str, NDArray[Any]]:
-    """Return columns of numbers of Parquet files, one after the other: (n,) or (n, k) arrays, lists flattened."""
-    parts: dict[str, list[NDArray[Any]]] = {}
-    with ThreadPoolExecutor(_FILES_AT_ONCE) as pool:
-        for some in pool.map(lambda file: _columns_of(file, is_wanted), files):
-            for name, values in some.items():
-                parts.setdefault(name, []).append(values)
-    return {name: np.concatenate(column) for name, column in parts.items()}
-
-
-def _columns_of(file: str, is_wanted: Callable[[str], bool]) -> dict[str, NDArray[Any]]:
-    try:
-        with opened_for_library(file) as opened:
-            held = pq.ParquetFile(opened)
-            table = held.read([name for name in held.schema_arrow.names if is_wanted(name)])
-        found = {name: _numbers(table.column(name), name) for name in table.column_names}
-        return {name: values for name, values in found.items() if values is not None}
-    except FileNotFoundError as exc:
-        raise MissingDataError(f"{file}: no such file; get the dataset again") from exc
-    except StorageError:
-        raise
-    except _DAMAGE as exc:
-        raise FormatError(f"{file}: cannot be read as a table of the dataset ({exc}); get it again") from exc
-
-
-def _numbers(column: pa.ChunkedArray, name: str) -> NDArray[Any] | None:
-    """Return a column as an array, None if it holds no numbers. Raises ValueError for one with nulls."""
-    flat, is_list = column.combine_chunks(), False
-    while pa.types.is_list(flat.type) or pa.types.is_large_list(flat.type) or pa.types.is_fixed_size_list(flat.type):
-        flat, is_list = flat.flatten(), True
-    kind = flat.type
-    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
-        return None
-    if flat.null_count:
-        raise ValueError(f"{name} has nulls")
-    values: NDArray[Any] = flat.to_numpy(zero_copy_only=False)
-    return values.reshape(len(column), -1) if is_list else values
 
 
 def _read_tasks(info: _Info) -> tuple[str, ...]:
@@ -339,6 +346,6 @@ def _read_tasks(info: _Info) -> tuple[str, ...]:
         raise MissingDataError(f"{path}: no such file; get the dataset again") from exc
     except StorageError:
         raise
-    except _DAMAGE as exc:
+    except DAMAGE as exc:
         raise FormatError(f"{path}: not a table of tasks ({exc}); get it again") from exc
     return tuple(pairs.get(number, "") for number in range(max(pairs, default=-1) + 1))

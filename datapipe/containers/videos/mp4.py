@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from datapipe.codecs.video.track import ReadAt, VideoTrack
 from datapipe.containers.videos.boxes import DAMAGE, Box, boxes, children, read_moov
-from datapipe.containers.videos.codings import coding_of, is_video, time_scale, track_number
+from datapipe.containers.videos.codings import coding_of, is_enabled, is_video, time_scale, track_number
 from datapipe.containers.videos.fragments import UnusualError, fragmented_packets
 from datapipe.containers.videos.presentation import track_of
 from datapipe.containers.videos.sample_tables import packets_of
@@ -28,16 +29,18 @@ class _Edit(NamedTuple):
 def read_mp4(read: ReadAt, nbytes: int, where: str) -> VideoTrack | None:
     """Return the video track of a file of `nbytes` bytes.
 
-    None for what is left to FFmpeg: other codecs, edit lists of several parts, some fragments. Raises FormatError, which names
-    `where`, if there is no video or several, and for a file that is cut or damaged.
+    Of several it is the first one that is enabled, as for players. None for what is left to FFmpeg: other codecs, edit lists of
+    several parts, some fragments. Raises FormatError, which names `where`, if there is no video, and for a file that is cut or
+    damaged.
     """
     moov = read_moov(read, nbytes, where)
     try:
         tracks = list(_video_tracks(moov))
-        if len(tracks) != 1:
-            remedy = "keep one: ffmpeg -i IN -map 0:v:0 -c copy OUT" if tracks else "remove it from the data"
-            raise FormatError(f"{where}: has {len(tracks)} video tracks, expected 1; {remedy}")
-        return _track(moov, *tracks[0], read=read, nbytes=nbytes)
+        if not tracks:
+            raise FormatError(f"{where}: has no video track; remove it from the data")
+        shown = next((one for one in tracks if is_enabled(moov, one[0][b"tkhd"])), tracks[0])
+        found = _track(moov, *shown, read=read, nbytes=nbytes)
+        return dataclasses.replace(found, num_others=len(tracks) - 1) if found is not None and len(tracks) > 1 else found
     except FormatError:
         raise
     except UnusualError:

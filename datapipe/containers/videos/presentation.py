@@ -22,11 +22,13 @@ def track_of(
     *,
     is_shown: NDArray[np.bool_] | None = None,
     shift: int = 0,
+    num_others: int = 0,
 ) -> VideoTrack:
     """Return the track with the frames that a player shows, and their groups.
 
-    `is_shown`: (n,) which packets are presented; None: all. `shift`: from times of packets to those of frames. `read` gives the
-    beginnings of key packets: what the container calls a key may need what lies before it.
+    `is_shown`: (n,) which packets are presented; None: all. `shift`: from times of packets to those of frames. `num_others`: of
+    the file, video tracks besides this one. `read` gives the beginnings of key packets: what the container calls a key may need
+    what lies before it.
     """
     access, changes = _access(coding, packets, read)
     starts = access.nonzero()[0]
@@ -53,6 +55,7 @@ def track_of(
         shift=shift,
         group_packet=starts[group[group_frame]],
         group_frame=group_frame,
+        num_others=num_others,
     )
 
 
@@ -64,7 +67,7 @@ def _access(coding: VideoCoding, packets: VideoPackets, read: ReadAt) -> tuple[I
     length = length_nbytes(coding.codec, coding.extradata)
     num_with_sets = num_new = num_keys = 0
     for packet in packets.is_key.nonzero()[0].tolist():
-        found = _look(coding.codec, length, read, int(packets.offset[packet]), int(packets.size[packet]))
+        found = _look(coding.codec, length, read, packets, packet)
         access[packet], sets = found
         if found[0] != Access.NONE:
             num_keys += 1
@@ -73,10 +76,12 @@ def _access(coding: VideoCoding, packets: VideoPackets, read: ReadAt) -> tuple[I
     return access, num_new > 0 and num_with_sets < num_keys
 
 
-def _look(codec: str, length: int, read: ReadAt, offset: int, size: int) -> tuple[Access, list[bytes]]:
+def _look(codec: str, length: int, read: ReadAt, packets: VideoPackets, packet: int) -> tuple[Access, list[bytes]]:
+    offset, size, framing = int(packets.offset[packet]), int(packets.size[packet]), packets.framing
     nbytes = _BEGINNING_NBYTES
     while True:
-        found = access_of(codec, read(offset, min(nbytes, size)), length)
+        data = read(offset, min(nbytes, size))
+        found = access_of(codec, data if framing is None else framing.payload(data), length)
         if found is not None:
             return found
         if nbytes >= min(size, _MAX_BEGINNING_NBYTES):

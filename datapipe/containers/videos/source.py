@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import glob
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from datapipe.codecs.field_values import NO_LABEL, FieldKind, FieldSpec
@@ -23,7 +24,8 @@ from datapipe.errors import MissingDataError, OptionError
 from datapipe.index.clips import VideoPart, frames_between
 from datapipe.index.listed import Origin, Source
 from datapipe.index.videos import VideoSource
-from datapipe.stores.location import Place
+from datapipe.stores.location import Location, Place, is_url, parse_location
+from datapipe.stores.random_access import pinned_object
 
 FIELD = FieldSpec("mp4", FieldKind.BYTES)
 KIND = FileKind(FIELD, is_video_name, "videos", ", ".join(VIDEO_SUFFIXES[:5]) + ", ...")
@@ -31,27 +33,46 @@ _KEPT = 16  # tracks of videos, whose parts often follow each other
 
 
 def open_source(place: Place, form: Form) -> Source:
-    """Open a folder of videos, a video, a pattern of videos, or a list of parts, CSV or JSON lines.
+    """Open a folder of videos, a prefix of them in a store, a video, a pattern, or a list of parts, CSV or JSON lines.
 
     Raises OptionError for choices that have no effect on these, DependencyError without PyAV, and what reading the list raises.
     """
     import_av()  # now, rather than for each video
-    path = on_disk(place, form)
     refuse_field_choices(form)
-    if path.is_dir():
-        if is_lerobot(str(path)):
-            raise OptionError(f"{path}: a LeRobot dataset, which datapipe.Clips reads where it lies; pass {path / 'videos'}")
-        return classes_if_all(path, form, KIND)
+    is_video = is_video_name(os.fsencode(place.name))
+    if place.is_dir() if isinstance(place, Path) else not (is_video or place.name.lower().endswith(LIST_SUFFIXES)):
+        if is_lerobot(str(place)):
+            raise OptionError(f"{place}: a LeRobot dataset, which datapipe.Clips reads where it lies; pass {place / 'videos'}")
+        return classes_if_all(place, form, KIND)
     refuse_class_from(form)
+    if isinstance(place, Location) and is_video:
+        pinned_object(str(place))  # raises if it is not there
+        return PartsSource(place.parent, str(place), ListedParts.whole((str(place),)), form, KIND, locate=_located)
+    path = on_disk(place, form)
     if path.name.lower().endswith(LIST_SUFFIXES):
         listed_in, root = list_and_root(path, form, what="a list of videos")
-        return PartsSource(root, listed_in, read_parts(listed_in, root=root), form, KIND, locate=_located)
-    names = sorted(glob.glob(str(path))) if not path.exists() else [str(path)]
-    if not names:
+        parts = read_parts(listed_in, root=root)
+        top = _common_prefix(parts.paths, listed_in, form) or root
+        return PartsSource(top, listed_in, parts, form, KIND, locate=_located)
+    found = sorted(glob.glob(str(path))) if not path.exists() else [str(path)]
+    if not found:
         raise MissingDataError(f"{path}: no such file, or none that matches")
-    root = Path(os.path.commonpath([os.path.dirname(os.path.abspath(name)) for name in names]))
-    parts = ListedParts.whole(tuple(os.path.abspath(name) for name in names))
+    root = Path(os.path.commonpath([os.path.dirname(os.path.abspath(name)) for name in found]))
+    parts = ListedParts.whole(tuple(os.path.abspath(name) for name in found))
     return PartsSource(root, path, parts, form, KIND, locate=_located)
+
+
+def _common_prefix(names: Sequence[str], listed_in: Path, form: Form) -> Location | None:
+    """Return the prefix of a store in which all of these objects lie; None for files. Raises OptionError for several stores."""
+    urls = [parse_location(name) for name in names if is_url(name)]
+    if not urls:
+        return None
+    if len(urls) < len(names) or len({(one.scheme, one.root) for one in urls}) > 1:
+        raise OptionError(f"{listed_in}: names files of several stores, or of a disk too; convert those of each by themselves")
+    if form.root is not None:
+        raise OptionError(f"--root {form.root}: {listed_in} names URLs, which start from no folder; leave it out")
+    top = os.path.commonpath([f"/{one.parent.key}" for one in urls])
+    return Location(urls[0].scheme, urls[0].root, top.strip("/"))
 
 
 def parts_in(path: Path, root: Path | None = None) -> tuple[tuple[str, ...], list[VideoPart], tuple[str, ...] | None]:
@@ -67,7 +88,7 @@ def parts_in(path: Path, root: Path | None = None) -> tuple[tuple[str, ...], lis
 
 def _located(path: str, origin: Origin, start: float, end: float) -> tuple[int, int] | str:
     """Return the range of the packets that a part of a video needs, or why it has none."""
-    track, problem = _looked_at(path, origin.mtime_ns)
+    track, problem = _looked_at(path, origin.etag or origin.mtime_ns)
     if track is None:
         return problem
     first, after = frames_between(track.times, start, end)
@@ -79,7 +100,7 @@ def _located(path: str, origin: Origin, start: float, end: float) -> tuple[int, 
 
 
 @functools.lru_cache(maxsize=_KEPT)
-def _looked_at(path: str, mtime_ns: int) -> tuple[VideoTrack | None, str]:
+def _looked_at(path: str, version: str | int) -> tuple[VideoTrack | None, str]:
     """Return the track of a video, or why it has none."""
     entry = look_at(VideoSource(path))
     return entry.track, entry.problem.removeprefix(f"{path}: ")

@@ -13,6 +13,7 @@ from datapipe.core.printable import counted, printable
 from datapipe.errors import OptionError
 from datapipe.index.utterances import Utterances
 from datapipe.kernel.kind import Data
+from datapipe.kernel.mixing import Mixture, warn_of_classes
 from datapipe.kernel.options import refuse_unknown_fields
 from datapipe.kinds.audio.kind import AudioKind
 from datapipe.kinds.audio.samples import AudioSamples
@@ -82,10 +83,14 @@ class Audio(Data):
         ):
             apply_settings(settings.remote)  # for the opening too
         self._opening = source, settings, skip_bad
+        self._parts: tuple[Audio, ...] = ()
+        self.mixture: Mixture | None = None
         self.samples = AudioSamples.of(open_utterances(source), settings, skip_bad=skip_bad)
         refuse_unknown_fields(settings.fields, self.samples.possible_fields)
 
     def __reduce__(self) -> tuple[Any, ...]:
+        if self.mixture is not None:
+            return _mixed, (self._parts, self.mixture)
         return _opened, self._opening
 
     def __repr__(self) -> str:
@@ -99,10 +104,18 @@ class Audio(Data):
     @property
     def shown(self) -> str:
         batches = "" if self.samples.batches is None else f"{counted(len(self.samples.batches), 'batch')} of "
-        return f"{batches}{counted(len(self.samples), 'utterance')} at {self.samples.utterances.where}"
+        text = f"{batches}{counted(len(self.samples), 'utterance')} at {self.where}"
+        return text if self.mixture is None else f"{len(self):,} an epoch of {text}"
+
+    @property
+    def where(self) -> str:
+        """Where the recordings lie."""
+        return self.samples.utterances.where
 
     def __len__(self) -> int:
-        """Return the number of samples; with `max_seconds` that of the batches."""
+        """Return the samples of an epoch, over all ranks; with `max_seconds` the batches."""
+        if self.mixture is not None:
+            return sum(self.mixture.counts)
         return len(self.samples) if self.samples.batches is None else len(self.samples.batches)
 
     def open_kind(
@@ -110,12 +123,36 @@ class Audio(Data):
     ) -> AudioKind:
         if self.samples.batches is not None and arguments["batch_size"] != 1:
             raise OptionError(f"batch_size is {arguments['batch_size']!r:.40}, and max_seconds says how many; leave it out")
-        return AudioKind(self.samples, device)
+        return AudioKind(self.samples, mixture=self.mixture, device=device)
+
+    def mixed(self, others: Sequence[Audio], *, weights: Sequence[float] | None, num_samples: int | None) -> Audio:
+        """Return these crops and others, of each of which an epoch has a fixed share. See `mix`."""
+        parts = (self, *others)
+        for part in parts:
+            if part.mixture is not None:
+                raise OptionError("mix() on a dataset of mix(): pass all datasets to one mix()")
+            if part.samples.crop is None:
+                raise OptionError("mix() of whole utterances: they come in batches of like lengths; mix crops: seconds=5")
+            if differing := self.samples.differing(part.samples):
+                raise OptionError(f"mix() of Audio that differ in {', '.join(differing)}; give all of them the same")
+        made = _mixed(parts, Mixture.of(parts, weights, num_samples))
+        if "label" in made.samples.fields:
+            warn_of_classes([(part.where, part.classes) for part in parts], stacklevel=3)
+        return made
 
 
 def _opened(source: AudioSource, settings: AudioSettings, skip_bad: bool) -> Audio:
     data = Audio.__new__(Audio)
     data._set(source, settings, skip_bad)
+    return data
+
+
+def _mixed(parts: Sequence[Audio], mixture: Mixture) -> Audio:
+    data = Audio.__new__(Audio)
+    data._opening, data._parts, data.mixture = parts[0]._opening, tuple(parts), mixture
+    first = parts[0].samples
+    data.samples = AudioSamples(Utterances.joined([part.samples.utterances for part in parts]), first.settings, first.rate)
+    refuse_unknown_fields(first.settings.fields, data.samples.possible_fields)
     return data
 
 

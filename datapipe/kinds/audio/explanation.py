@@ -39,6 +39,8 @@ def explain(kind: AudioKind, passes: Passes) -> list[str]:
         device_line(kind.device),
         f"backend   libsndfile on {threads_text(options)}; of FLAC, WAV and Opus, the stretch alone is read",
     ]
+    if kind.mixture is not None:
+        lines.insert(3, f"mix       {kind.mixture.described()}")
     if kind.device.type != "cpu":
         lines.append(TRANSFER)
     if not isinstance(source, SampledSource):

@@ -16,9 +16,11 @@ from datapipe.fetch.remote import RemoteFiles
 from datapipe.kernel.accelerators import open_batch_pool, runtime_of
 from datapipe.kernel.device import Uploader
 from datapipe.kernel.kind import Identity, Kind, Pass, Resources
+from datapipe.kernel.mixing import Mixture, mixed_order
 from datapipe.kernel.options import LoaderOptions, Shuffle, refuse_not_served, refuse_unknown_names
 from datapipe.kernel.passes import Passes
 from datapipe.kernel.pools import BatchMemory, ObjectPool
+from datapipe.kernel.samplers import WeightedSampler
 from datapipe.kinds.audio.batches import AudioMaker
 from datapipe.kinds.audio.explanation import explain
 from datapipe.kinds.audio.samples import AudioSamples
@@ -40,12 +42,13 @@ class AudioKind(Kind):
 
     block_sizes = (1, 8)
 
-    def __init__(self, samples: AudioSamples, device: Callable[[], torch.device]) -> None:
-        self.samples = samples
+    def __init__(self, samples: AudioSamples, *, mixture: Mixture | None, device: Callable[[], torch.device]) -> None:
+        self.samples, self.mixture = samples, mixture
         settings, found = samples.settings, samples.utterances
         self.fingerprint = found.fingerprint
         batches = samples.batches
-        self.num_samples = self.num_in_epoch = len(samples if batches is None else batches)
+        self.num_samples = len(samples if batches is None else batches)
+        self.num_in_epoch = self.num_samples if mixture is None else sum(mixture.counts)
         what = f"crops of {samples.crop}, {settings.crop}" if batches is None else f"batches of {settings.max_seconds} s"
         name = f"{what if samples.crop or batches else 'utterances'} at {samples.rate} Hz"
         self.identity = Identity("audio", name, "seconds, whole, rate, crop or max_seconds")
@@ -56,11 +59,15 @@ class AudioKind(Kind):
     def configure(self, arguments: Mapping[str, Any], options: LoaderOptions) -> None:
         of_batches = {} if self.samples.batches is None else {"sampler": _OF_BATCHES, "batch_sampler": _OF_BATCHES}
         refuse_not_served(arguments, _NOT_SERVED | of_batches, "sound")
+        if self.mixture is not None and isinstance(arguments["sampler"], WeightedSampler):
+            raise OptionError("a WeightedSampler and a dataset of mix() both say how often samples come; use one")
         if arguments["backend"] != "auto":
             raise OptionError(f"backend is {arguments['backend']!r:.40}; sound is decoded by the host alone: leave it out")
         refuse_unknown_names(options.rename, self.samples.fields)
 
     def order(self, seed: int, *, shuffle: Shuffle, global_batch: int) -> Order:
+        if self.mixture is not None:
+            return mixed_order(self.mixture, seed=seed, shuffle=shuffle)
         if not shuffle:
             return SequentialOrder(self.num_samples)
         if self.samples.crop is None and self.samples.batches is None:

@@ -58,6 +58,12 @@ class AudioSamples:
     def __len__(self) -> int:
         return len(self.utterances)
 
+    def differing(self, other: AudioSamples) -> list[str]:
+        """Return in which settings samples differ, by name: those that say which utterances there are do not matter."""
+        names = ("seconds", "channels", "crop", "max_seconds", "fields")
+        found = [name for name in names if getattr(self.settings, name) != getattr(other.settings, name)]
+        return found + ["rate"] * (self.rate != other.rate)
+
     @functools.cached_property
     def lengths(self) -> Ints:
         """The (n,) samples of each at the rate."""

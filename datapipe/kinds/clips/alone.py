@@ -9,8 +9,9 @@ import torch
 from numpy.typing import NDArray
 
 from datapipe.fetch.local import LocalFiles
+from datapipe.fetch.row_groups import RowGroups
 from datapipe.index.clips import AnyClips
-from datapipe.kinds.clips.decoding import ClipDecoder
+from datapipe.kinds.clips.decoding import ClipDecoder, decoded_dtype, write_depth
 from datapipe.kinds.clips.settings import ClipSettings
 from datapipe.order.draws import Draws
 from datapipe.transforms import Recipe
@@ -22,15 +23,19 @@ def clips_alone(index: AnyClips, settings: ClipSettings, clips: NDArray[np.int64
     Raises OptionError if videos differ in size, and the error of a clip that is bad.
     """
     recipe = Recipe.of(None)
-    decoder = ClipDecoder(index, recipe.geometry_alone(), LocalFiles(), settings.resize)
+    decoder = ClipDecoder(index, recipe.geometry_alone(), LocalFiles(), settings.resize, RowGroups())
     made: dict[str, Any] = {}
     for number, camera in enumerate(index.cameras):
         height, width = recipe.check_equal_sizes(camera.size, such_as="the videos differ in size")
-        pixels = torch.empty((len(clips), camera.num_frames, height, width, 3), dtype=torch.uint8)
+        shape = (len(clips), camera.num_frames, height, width, camera.channels)
+        pixels = torch.empty(shape, dtype=decoded_dtype(camera))
         for place in range(len(clips)):
             one = clips[place : place + 1]
             for reason in decoder.decode(number, one, Draws(0, 0, one), pixels[place : place + 1]).values():
                 raise reason
+        if camera.depth is not None:
+            codes, pixels = pixels, torch.empty(shape)
+            write_depth(codes.flatten(0, 1), camera.depth, pixels.flatten(0, 1))
         video = pixels.permute(0, 1, 4, 2, 3)
         made[camera.name] = video if camera.has_time else video.squeeze(1)
     for name in index.columns:

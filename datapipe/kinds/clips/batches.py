@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,12 +18,12 @@ from datapipe.kernel.bad_samples import good_rows, replacement
 from datapipe.kernel.device import Uploader
 from datapipe.kernel.kind import BadRow, BatchMaker, Pass, Piece, Resources
 from datapipe.kernel.pools import BatchMemory
-from datapipe.kinds.clips.decoding import ClipDecoder
+from datapipe.kinds.clips.decoding import ClipDecoder, decoded_dtype, write_depth
 from datapipe.kinds.clips.settings import PERMUTATIONS, ClipSettings
-from datapipe.kinds.clips.visits import ClipVisits, DecodedVisit, VisitingOrder
-from datapipe.order.draws import Draws
+from datapipe.kinds.clips.visits import ClipVisits, DecodedVisit
+from datapipe.order.draws import Draws, apart
 from datapipe.order.plan import BatchSpan, Picks, Plan, Tail
-from datapipe.order.visits import Visit
+from datapipe.order.visits import Visit, VisitOrder
 from datapipe.transforms import Recipe
 
 Ints = NDArray[np.int64]
@@ -36,7 +36,8 @@ class ClipBatch:
     picks: Picks
     visits: list[Visit]  # of each row
     clips: Ints  # (b,) in their rows, replacements included
-    pixels: list[torch.Tensor]  # (b, t, h, w, 3) of each camera
+    draw_keys: Ints  # (b,) what they draw by: see `apart`
+    pixels: list[torch.Tensor]  # (b, t, h, w, c) of each camera
     left_out: set[int] = field(default_factory=set)  # rows
 
     def __len__(self) -> int:
@@ -63,10 +64,10 @@ class ClipMaker(BatchMaker):
     steps_ahead: int  # whose visits are decoded, or kept
 
     @property
-    def order(self) -> VisitingOrder:
+    def order(self) -> VisitOrder:
         """The order of clips, whose visits are known."""
         assert isinstance(self.run.source, Plan)
-        return cast(VisitingOrder, self.run.source.order)
+        return visit_order(self.run.source)
 
     @property
     def finishes_pixels(self) -> bool:
@@ -79,10 +80,12 @@ class ClipMaker(BatchMaker):
         epoch = step.after.epoch
         real = step.start + np.arange(len(step)) < step.num_samples
         picks = Picks(step.step, step.after, self.order(epoch, places), real)
-        dtype = torch.uint8 if self.finishes_pixels else self.recipe.output_dtype
+        of_rgb = torch.uint8 if self.finishes_pixels else self.recipe.output_dtype
         visits = self.order.visits_at(epoch, places)
-        pixels = [of_camera.lease(len(step), dtype) for of_camera in self.memory]
-        batch = ClipBatch(picks, visits, picks.positions.copy(), pixels)
+        dtypes = [of_rgb if camera.depth is None else torch.float32 for camera in self.index.cameras]
+        pixels = [of_camera.lease(len(step), dtype) for of_camera, dtype in zip(self.memory, dtypes, strict=True)]
+        occurrences = np.array([self.order.occurrence(visit) for visit in visits], np.int64)
+        batch = ClipBatch(picks, visits, picks.positions.copy(), apart(picks.positions, occurrences), pixels)
         self._note(Stage.PLAN, batch, start_ns)
         return batch
 
@@ -117,10 +120,11 @@ class ClipMaker(BatchMaker):
         other = replacement(len(self.index), seed=self.run.seed, epoch=epoch, id=clip, attempt=attempt)
         clips = np.array([other], np.int64)
         draws = Draws(self.run.seed, epoch, clips)
-        found = [torch.empty((1, *pixels.shape[1:]), dtype=torch.uint8) for pixels in batch.pixels]
+        dtypes = map(decoded_dtype, self.index.cameras)
+        found = [torch.empty((1, *pixels.shape[1:]), dtype=dtype) for pixels, dtype in zip(batch.pixels, dtypes, strict=True)]
         if any(worker.decode(camera, clips, draws, pixels) for camera, pixels in enumerate(found)):
             return False
-        batch.clips[row] = other
+        batch.clips[row] = batch.draw_keys[row] = other
         self._write(batch, row, [pixels[0] for pixels in found])
         return True
 
@@ -133,13 +137,15 @@ class ClipMaker(BatchMaker):
         transform = self.run.options.batch_transform or (lambda made: made)
         if self.uploader is None:
             return transform(self._named(named | videos))
-        clips, epoch = batch.clips[good], batch.picks.after.epoch
+        keys, epoch = batch.draw_keys[good], batch.picks.after.epoch
 
         def finish(moved: dict[str, Any]) -> Any:
             for camera in self.index.cameras:
+                if camera.depth is not None:
+                    continue
                 block = moved[camera.name].flatten(0, 1)
                 out = torch.empty(block.shape, dtype=self.recipe.output_dtype, device=block.device)
-                self.recipe.run_pixels(block, self._draws(clips, epoch, camera), out)
+                self.recipe.run_pixels(block, self._draws(keys, epoch, camera), out)
                 moved[camera.name] = out.view(moved[camera.name].shape)
             return transform(self._named(moved))
 
@@ -149,17 +155,20 @@ class ClipMaker(BatchMaker):
         """Write a decoded clip, of each camera, into a row, with pixel operations unless they are the device's."""
         for camera, pixels, decoded in zip(self.index.cameras, batch.pixels, clip, strict=True):
             target = pixels[row]
+            if camera.depth is not None:
+                write_depth(decoded, camera.depth, target)
+                continue
             if self.finishes_pixels or not self.recipe.pixels:
                 _copy_frames(decoded, target)
                 continue
-            draws = self._draws(batch.clips[row : row + 1], batch.picks.after.epoch, camera)
+            draws = self._draws(batch.draw_keys[row : row + 1], batch.picks.after.epoch, camera)
             block = target if target.dtype is torch.uint8 else torch.empty(target.shape, dtype=torch.uint8)
             _copy_frames(decoded, block)  # as a row may come twice in a batch
             self.recipe.run_pixels(block, draws, target)
 
-    def _draws(self, clips: Ints, epoch: int, camera: Camera) -> Draws:
+    def _draws(self, keys: Ints, epoch: int, camera: Camera) -> Draws:
         """Return the draws of the frames of clips, which are those of their clips."""
-        return Draws(self.run.seed, epoch, np.repeat(clips, camera.num_frames))
+        return Draws(self.run.seed, epoch, np.repeat(keys, camera.num_frames))
 
     def _columns(self, batch: ClipBatch) -> dict[str, Any]:
         """Return what the good rows have besides pixels, by name: tensors, or lists of texts."""
@@ -201,6 +210,12 @@ def _copy_frames(frames: torch.Tensor | list[torch.Tensor], out: torch.Tensor) -
 def fields_of(settings: ClipSettings, index: AnyClips) -> tuple[str, ...]:
     """Return what a batch has, in this order."""
     return settings.fields or index.usual
+
+
+def visit_order(plan: Plan) -> VisitOrder:
+    """Return the order of a plan of clips."""
+    assert isinstance(plan.order, VisitOrder)
+    return plan.order
 
 
 def _places(span: BatchSpan) -> Ints:

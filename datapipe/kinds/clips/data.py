@@ -15,8 +15,10 @@ from datapipe.containers.videos.opening import ClipSource, open_parts
 from datapipe.core.checks import path_name, real_number
 from datapipe.core.printable import counted, printable
 from datapipe.errors import MissingDataError, OptionError
-from datapipe.index.clips import AnyClips, ClipIndex, Short, WindowSettings
+from datapipe.index.clips import AnyClips, ClipIndex, Short, Which, WindowSettings
+from datapipe.index.joined_clips import JoinedClips
 from datapipe.kernel.kind import Data
+from datapipe.kernel.mixing import Mixture, warn_of_classes
 from datapipe.kernel.options import refuse_unknown_fields
 from datapipe.kinds.clips.kind import ClipKind
 from datapipe.kinds.clips.settings import ClipSettings, Layout
@@ -24,6 +26,8 @@ from datapipe.stores.location import is_url, parse_place
 from datapipe.stores.requests import apply_settings
 from datapipe.stores.settings import Remote, remote_settings
 from datapipe.transforms import Recipe
+
+_PER_VISIT = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +77,14 @@ class Clips(Data):
       from a sample to what it has of it, such as `{"observation.images.top": [-0.1, 0.0], "action": [0.0, 0.1]}`.
     episodes: of a LeRobot dataset, the numbers of those that are loaded; None: all.
     tolerance_s: of a LeRobot dataset, the seconds by which the time of a frame may differ from the one that is asked for.
+    clips: "all" of a video, or part, each once an epoch; "random": one of each, drawn every epoch of all that begin every `step`
+      frames (None: at any frame).
     skip_bad: leave out videos that cannot be decoded at all; False: that is an error.
     per_visit: clips of a stretch of a video that are decoded together, and come in different batches. 1: each by itself, in a
-      full shuffle.
+      full shuffle. None: 4; with clips="random" it is 1.
     lanes: visits that are open side by side, a multiple of the clips of a step over all ranks: the more, the more varied are
       batches, and the more memory is used; "auto": up to 16 times those of a step, so that batches vary as in a full shuffle,
-      but no more than 2 GB of decoded clips.
+      but no more than 2 GB of decoded clips for up to 128 clips of a step; `dp.explain` says how much it is.
     resize: how transforms that resize are carried out: "exact", on the RGB of torchcodec as torchvision's Resize does;
       "fast", in one pass from YUV, in half the time: about 38 dB from the exact ones.
     layout: of `video`: "BTCHW", "BCTHW" or "BTHWC"; views of the same memory.
@@ -87,9 +93,9 @@ class Clips(Data):
 
     A batch is a dict: `video` (b, t, 3, h, w) in the layout, uint8 or what the loader's transforms make of it, which draw once
     for a clip; `label` (b,) int64; `is_pad` (b, t) bool, True where a frame is repeated; `times` (b, t) float64, the seconds at
-    which frames are shown; `id` (b,) int64, the clips' numbers. With tail="mask" also `real` (b,) bool. Of a LeRobot dataset it
-    has what LeRobot's own samples have: cameras by their names, without a dimension of time where `delta_timestamps` names none,
-    columns, `..._is_pad`, and `task`, a list of texts.
+    which frames are shown; `id` (b,) int64, the clips' numbers, or with clips="random" the videos' or parts'. With tail="mask"
+    also `real` (b,) bool. Of a LeRobot dataset it has what LeRobot's own samples have: cameras by their names, without a
+    dimension of time where `delta_timestamps` names none, columns, `..._is_pad`, and `task`, a list of texts.
 
     Raises OptionError for settings that do not fit, FormatError for a video that cannot be decoded, MissingDataError where
     there is none, and DependencyError without PyAV.
@@ -104,11 +110,12 @@ class Clips(Data):
         step: int | None = None,
         fps: float | None = None,
         short: Short = "repeat",
+        clips: Which = "all",
         skip_bad: bool = False,
         delta_timestamps: Mapping[str, Sequence[float]] | None = None,
         episodes: Sequence[int] | None = None,
         tolerance_s: float = 1e-4,
-        per_visit: int = 4,
+        per_visit: int | None = None,
         lanes: int | str = "auto",
         resize: str = "exact",
         layout: Layout = "BTCHW",
@@ -118,8 +125,11 @@ class Clips(Data):
         if resize not in [one.value for one in Resize]:
             raise OptionError(f"resize is {resize!r:.40}; choose 'exact' or 'fast'")
         names = None if fields is None else tuple(fields)
-        settings = ClipSettings(per_visit, lanes, Resize(resize), layout, names, remote_settings(remote))  # type: ignore[arg-type]
-        windows = WindowSettings(8 if frames is None else frames, stride, step, fps, short)
+        if clips == "random" and per_visit not in (None, 1):
+            raise OptionError(f"per_visit is {per_visit!r:.40}, and clips='random' takes one clip of each video; leave it out")
+        each = per_visit if per_visit is not None else 1 if clips == "random" else _PER_VISIT
+        settings = ClipSettings(each, lanes, Resize(resize), layout, names, remote_settings(remote))  # type: ignore[arg-type]
+        windows = WindowSettings(8 if frames is None else frames, stride, step, fps, short, clips)
         tolerance = real_number(tolerance_s, "tolerance_s")
         deltas = {name: tuple(values) for name, values in (delta_timestamps or {}).items()}
         if _is_in_store(source):
@@ -138,6 +148,8 @@ class Clips(Data):
 
     def _set(self, opening: _Opening, settings: ClipSettings) -> None:
         self._opening, self.settings = opening, settings
+        self._parts: tuple[Clips, ...] = ()
+        self.mixture: Mixture | None = None
         self.index, self.classes = opening.open(settings)
         if settings.fields is not None and "label" in settings.fields and "label" not in self.index.columns:
             raise OptionError(
@@ -148,6 +160,8 @@ class Clips(Data):
             raise MissingDataError(f"{self.index.where}: no clips; check the path, `frames` and `short`")
 
     def __reduce__(self) -> tuple[Any, ...]:
+        if self.mixture is not None:
+            return _mixed, (self._parts, self.mixture)
         return _opened, (self._opening, self.settings)
 
     def __repr__(self) -> str:
@@ -155,20 +169,41 @@ class Clips(Data):
 
     @property
     def shown(self) -> str:
-        return f"{counted(len(self.index), 'clip')} of {counted(len(self.index.videos), 'video')} at {self.index.where}"
+        text = f"{counted(self._num_samples, 'clip')} of {counted(len(self.index.videos), 'video')} at {self.index.where}"
+        return text if self.mixture is None else f"{len(self):,} an epoch of {text}"
+
+    @property
+    def where(self) -> str:
+        """Where the videos lie."""
+        return self.index.where
 
     def __len__(self) -> int:
-        """Return the number of clips."""
-        return len(self.index)
+        """Return the clips of an epoch, over all ranks."""
+        return self._num_samples if self.mixture is None else sum(self.mixture.counts)
+
+    @property
+    def _num_samples(self) -> int:
+        choices = self.index.choices
+        return len(self.index) if choices is None else sum(len(one) - 1 for one in choices)
 
     def open_kind(
         self, arguments: Mapping[str, Any], *, device: Callable[[], torch.device], open_loader: Callable[..., Iterable[Any]]
     ) -> ClipKind:
-        return ClipKind(self.index, self.settings, Recipe.of(arguments["transform"]), device)
+        recipe = Recipe.of(arguments["transform"])
+        return ClipKind(self.index, self.settings, recipe, mixture=self.mixture, device=device)
 
     def mixed(self, others: Sequence[Clips], *, weights: Sequence[float] | None, num_samples: int | None) -> Clips:
-        """Raise OptionError: clips are not mixed."""
-        raise OptionError("mix() of Clips: not served; name all videos in one list, or make a loader for each")
+        """Return these clips and others, of each of which an epoch has a fixed share. See `mix`."""
+        parts = (self, *others)
+        for part in parts:
+            if part.mixture is not None:
+                raise OptionError("mix() on a dataset of mix(): pass all datasets to one mix()")
+            if differing := self.settings.differing(part.settings):
+                raise OptionError(f"mix() of Clips that differ in {', '.join(differing)}; give all of them the same")
+        made = _mixed(parts, Mixture.of(parts, weights, num_samples))
+        if "label" in (self.settings.fields or made.index.usual):
+            warn_of_classes([(part.where, part.classes) for part in parts], stacklevel=3)
+        return made
 
 
 def _is_in_store(source: ClipSource) -> bool:
@@ -182,6 +217,16 @@ def _opened(opening: _Opening, settings: ClipSettings) -> Clips:
         apply_settings(settings.remote)
     data = Clips.__new__(Clips)
     data._set(opening, settings)
+    return data
+
+
+def _mixed(parts: Sequence[Clips], mixture: Mixture) -> Clips:
+    data = Clips.__new__(Clips)
+    data._opening, data.settings, data._parts, data.mixture = parts[0]._opening, parts[0].settings, tuple(parts), mixture
+    fields = data.settings.fields
+    index = JoinedClips([part.index for part in parts], fields)
+    refuse_unknown_fields(fields, [*(one.name for one in index.cameras), *index.columns])
+    data.index, data.classes = index, parts[0].classes if len({part.classes for part in parts}) == 1 else None
     return data
 
 

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from datapipe.codecs.decode import open_decoder
+from datapipe.codecs.probe import checked_header
 from datapipe.codecs.video.conversion import FrameConverter, Resize
 from datapipe.codecs.video.decoding import VideoDecoder
+from datapipe.codecs.video.depth import FORMAT, NUM_CODES, Depth
 from datapipe.codecs.video.runs import reads_of, runs_of
 from datapipe.codecs.video.track import VideoCoding
 from datapipe.errors import DecodeError, IntegrityError
 from datapipe.fetch.files import Files
-from datapipe.index.clips import AnyClips, track_of
+from datapipe.fetch.row_groups import RowGroups
+from datapipe.index.clips import AnyClips, Camera, track_of
 from datapipe.index.entries import Extents
 from datapipe.order.draws import Draws
 from datapipe.transforms import Recipe
@@ -23,6 +30,9 @@ from datapipe.transforms.execute import RowCut, cut_through, row_cuts
 
 Ints = NDArray[np.int64]
 Reason = DecodeError | IntegrityError
+_Decode = Callable[[Ints], Iterator[tuple[int, Any]]]  # numbers of frames -> each with a frame, or a DecodeError
+_Cut = Callable[[Any, dict[int, tuple[RowCut, ...]], dict[int, NDArray[Any]]], None]
+_MM, _MOST_MM = 1000.0, 65535  # millimetres in a metre; the most that are told apart
 
 
 class ClipDecoder:
@@ -32,38 +42,39 @@ class ClipDecoder:
     crop, a bilinear resize and flips.
     """
 
-    def __init__(self, index: AnyClips, recipe: Recipe, files: Files, resize: Resize) -> None:
-        self._index, self._recipe, self._files, self._resize = index, recipe, files, resize
+    def __init__(self, index: AnyClips, recipe: Recipe, files: Files, resize: Resize, row_groups: RowGroups) -> None:
+        self._index, self._recipe, self._files, self._resize, self._row_groups = index, recipe, files, resize, row_groups
+        self._decode_image = open_decoder()
         self._decoder, self._converter = VideoDecoder(), FrameConverter(resize)
         self._memory = np.empty(0, np.uint8)  # of a frame, or a part of it, before it is cut
 
     def decode(self, camera: int, clips: Ints, draws: Draws, out: torch.Tensor, rows: Ints | None = None) -> dict[int, Reason]:
-        """Write what a camera shows of clips of one run into `out`, (k, t, h, w, 3) uint8; return the bad ones, by their places.
+        """Write what a camera shows of clips of one run into `out`, (k, t, h, w, c) of its `decoded_dtype`.
 
-        `draws`: those of the clips. `rows`: (k, t) where frames are written in `out`, which is (u, h, w, 3) then, each once: for
-        a geometry that cuts all clips alike. Raises MissingDataError or StorageError for a file that cannot be read.
+        Returns the bad clips, by their places. `draws`: those of the clips. `rows`: (k, t) where frames are written in `out`,
+        (u, h, w, c) then, each once: for a geometry that cuts all clips alike. Raises MissingDataError or StorageError for a
+        file that cannot be read.
         """
         found = [self._index.frames(clip, camera) for clip in clips.tolist()]
-        video = found[0].video
-        track, source = track_of(self._index.videos, video), self._index.videos.source(video)
         shows: dict[int, list[tuple[int, int]]] = defaultdict(list)  # by frame: clips, and places in them
         for clip, one in enumerate(found):
             for place, frame in enumerate(one.frames.tolist()):
                 shows[frame].append((clip, place))
-        chain = self._recipe.draw_cuts(draws, np.array([track.coding.shown_size] * len(clips), np.int64))
+        size, decoded, cut = self._source(camera, found[0].video)
+        chain = self._recipe.draw_cuts(draws, np.array([size] * len(clips), np.int64))
         steps = list(zip(*map(row_cuts, chain), strict=True))
         alike = _firsts(steps)
-        pixels = out.numpy()
+        depth = self._index.cameras[camera].depth
+        pixels = out.numpy() if depth is None else out.numpy().view(np.uint16)
         bad: dict[int, Reason] = {}
-        read = self._files.reader(source.path, source.start)
         if -1 in shows:
             lacking = DecodeError("a frame that the data lists is not in the video")
             bad.update((clip, lacking) for clip, _ in shows.pop(-1))
-        for number, frame in self._decoder.decode(track, read, np.array(sorted(shows), np.int64)):
+        for number, frame in decoded(np.array(sorted(shows), np.int64)):
             if isinstance(frame, DecodeError):
                 bad.update((clip, frame) for clip, _ in shows[number] if clip not in bad)
                 continue
-            of_cut: dict[int, list[NDArray[np.uint8]]] = defaultdict(list)  # where the results of each cut go
+            of_cut: dict[int, list[NDArray[Any]]] = defaultdict(list)  # where the results of each cut go
             for clip, place in shows[number]:
                 if rows is None:
                     of_cut[alike[clip]].append(pixels[clip, place])
@@ -71,7 +82,7 @@ class ClipDecoder:
                     of_cut[alike[clip]].append(pixels[rows[clip, place]])
             how, firsts = {clip: steps[clip] for clip in of_cut}, {clip: targets[0] for clip, targets in of_cut.items()}
             try:
-                self._cut(frame, track.coding, how, firsts)
+                cut(frame, how, firsts)
             except DecodeError as exc:
                 bad.update((clip, exc) for clip, _ in shows[number] if clip not in bad)
                 continue
@@ -79,6 +90,35 @@ class ClipDecoder:
                 for target in others:
                     target[:] = first
         return bad
+
+    def _source(self, camera: int, video: int) -> tuple[tuple[int, int], _Decode, _Cut]:
+        """Return the (height, width) of frames of a video, or of images, what decodes some, and what cuts one."""
+        facts = self._index.cameras[camera]
+        if facts.is_of_images:
+            assert facts.size is not None
+            return facts.size, functools.partial(self._images, camera, facts.size), _cut_image
+        track, source = track_of(self._index.videos, video), self._index.videos.source(video)
+        read = self._files.reader(source.path, source.start)
+        cut = self._cut if facts.depth is None else self._cut_depth
+        return (
+            track.coding.shown_size,
+            functools.partial(self._decoder.decode, track, read),
+            lambda frame, how, out: cut(frame, track.coding, how, out),
+        )
+
+    def _images(self, camera: int, size: tuple[int, int], rows: Ints) -> Iterator[tuple[int, Any]]:
+        """Yield the images in some rows, (h, w, 3) uint8, or the DecodeError that one has."""
+        for row in rows.tolist():
+            group, place = self._index.image(camera, row)
+            try:
+                data = self._row_groups.value(group, place)
+                image = self._decode_image(data, checked_header(data))
+                if image.shape != (*size, 3):
+                    raise DecodeError(f"row {place} has {image.shape[1]} x {image.shape[0]} pixels, not {size[1]} x {size[0]}")
+            except DecodeError as exc:
+                yield row, exc
+            else:
+                yield row, image
 
     def _cut(
         self, frame: Any, coding: VideoCoding, steps: dict[int, tuple[RowCut, ...]], out: dict[int, NDArray[np.uint8]]
@@ -107,6 +147,20 @@ class ClipDecoder:
                 top, left, height, width = steps[key][0].region
                 cut_through(whole[top : top + height, left : left + width], steps[key], out[key])
 
+    def _cut_depth(
+        self, frame: Any, coding: VideoCoding, steps: dict[int, tuple[RowCut, ...]], out: dict[int, NDArray[np.uint16]]
+    ) -> None:
+        """Write what each cut makes of a frame of depth: the numbers that are stored, the nearest ones where it is resized."""
+        if frame.format.name != FORMAT:
+            frame = frame.reformat(format=FORMAT)
+        for key, (step,) in steps.items():
+            top, left, height, width = step.region
+            is_whole = (height, width) == coding.shown_size
+            self._converter.convert(frame, coding, out[key], region=None if is_whole else (top, left, height, width))
+            vertically, horizontally = step.flip
+            if vertically or horizontally:
+                out[key][:] = out[key][:: -1 if vertically else 1, :: -1 if horizontally else 1].copy()
+
     def _converted(self, frame: Any, coding: VideoCoding, region: list[int]) -> NDArray[np.uint8]:
         """Return the RGB of a region of a frame, in memory that the next call overwrites."""
         height, width = region[2:]
@@ -119,8 +173,54 @@ class ClipDecoder:
         return pixels
 
 
+def decoded_dtype(camera: Camera) -> torch.dtype:
+    """Return the type of decoded frames: RGB is uint8, and depth the 16 bits of unsigned numbers, which torch calls signed."""
+    return torch.uint8 if camera.depth is None else torch.int16
+
+
+@functools.lru_cache(maxsize=64)
+def _millimetres(depth: Depth) -> NDArray[np.float32]:
+    """Return (4096,) the whole millimetres that each stored number means, by torch, whose rounding is LeRobot's."""
+    low, high = depth.least, depth.most
+    if depth.is_log:
+        low, high = math.log(low + depth.shift), math.log(high + depth.shift)
+    values = torch.arange(NUM_CODES, dtype=torch.float32).mul_((high - low) / (NUM_CODES - 1)).add_(low)
+    if depth.is_log:
+        values.exp_().sub_(depth.shift)
+    values.clamp_(depth.least, depth.most).mul_(_MM).round_().clamp_(0, _MOST_MM)
+    found: NDArray[np.float32] = values.numpy()
+    return found
+
+
+def write_depth(frames: torch.Tensor | list[torch.Tensor], depth: Depth, out: torch.Tensor) -> None:
+    """Write the millimetres that t decoded frames of depth mean into (t, h, w, 1) float32."""
+    table = _millimetres(depth)
+    for target, frame in zip(out, frames, strict=True):
+        np.take(table, frame.numpy().view(np.uint16), out=target.numpy(), mode="clip")
+
+
+def takes_depth(recipe: Recipe, size: tuple[int, int]) -> bool:
+    """Return True for a geometry that depth of this (height, width) can have: a region, resized, and flips."""
+    chain = recipe.draw_cuts(Draws(0, 0, np.arange(16, dtype=np.int64)), np.array([size] * 16, np.int64))
+    (cuts, *others) = chain
+    return not others and all(one.window == [0, 0, *one.size] for one in row_cuts(cuts))
+
+
+def _cut_image(image: NDArray[np.uint8], steps: Mapping[int, tuple[RowCut, ...]], out: Mapping[int, NDArray[np.uint8]]) -> None:
+    """Write what each chain of cuts makes of an image."""
+    for key, chain in steps.items():
+        if _is_nothing(chain, (image.shape[0], image.shape[1])):
+            out[key][:] = image
+            continue
+        top, left, height, width = chain[0].region
+        cut_through(image[top : top + height, left : left + width], chain, out[key])
+
+
 def extents_of(index: AnyClips, clips: Ints, camera: int) -> Extents:
-    """Return the ranges of the file that decoding what a camera shows of clips of one run reads."""
+    """Return the ranges of the file that decoding what a camera shows of clips of one run reads; none of images in tables."""
+    if index.cameras[camera].is_of_images:
+        empty = np.zeros(0, np.int64)
+        return Extents([], empty, empty, np.zeros(0, np.uint32), np.zeros(0, np.uint8), one_file_each=False)
     found = [index.frames(clip, camera) for clip in clips.tolist()]
     track, source = track_of(index.videos, found[0].video), index.videos.source(found[0].video)
     frames = np.unique(np.concatenate([one.frames for one in found]))

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 from datapipe.core.printable import counted
 from datapipe.kernel.explanation import TRANSFER, device_line, threads_text
+from datapipe.kernel.options import LoaderOptions
 from datapipe.kernel.passes import Passes
-from datapipe.kinds.clips.batches import fields_of
+from datapipe.kinds.clips.batches import fields_of, visit_order
+from datapipe.kinds.clips.settings import LANES_NBYTES
 from datapipe.order.plan import Plan
-from datapipe.order.visits import VisitOrder
 
 if TYPE_CHECKING:
     from datapipe.kinds.clips.kind import ClipKind
@@ -19,19 +20,17 @@ def explain(kind: ClipKind, passes: Passes) -> list[str]:
     """Return the lines about the passes over such data."""
     index, settings, options, plan = kind.index, kind.settings, passes.options, passes.source()
     assert isinstance(plan, Plan)
-    order = plan.order
+    order, each = visit_order(plan), settings.per_visit
     lines = index.explain()
-    if not isinstance(order, VisitOrder):
+    if not order.is_shuffled:
         lines.append("order     in stored order")
-    elif order.per_visit == 1:
+    elif each == 1:
         lines.append("order     shuffled in full, each clip decoded by itself")
     else:
-        ranks = plan.rank.world_size
-        held = order.per_visit * kind.clip_nbytes * order.num_lanes // ranks
-        lines.append(
-            f"order     shuffled: visits of {order.per_visit} clips that share their decoding, in {order.num_lanes} lanes;"
-            f" at most {held / 1e6:,.0f} MB of decoded clips on each of {ranks} ranks"
-        )
+        lines.append(f"order     shuffled: visits of {each} clips that share their decoding, in {order.num_lanes} lanes")
+    lines.append(_memory(kind, plan, options))
+    if kind.mixture is not None:
+        lines.append(f"mix       {kind.mixture.described()}")
     lines += [
         f"seed      {passes.progress.seed.describe()}",
         f"batch     {', '.join(fields_of(settings, index))}; layout {settings.layout}",
@@ -46,3 +45,15 @@ def explain(kind: ClipKind, passes: Passes) -> list[str]:
         f" tail={options.tail.value}"
     )
     return lines
+
+
+def _memory(kind: ClipKind, plan: Plan, options: LoaderOptions) -> str:
+    """Return the line about the memory of decoded clips."""
+    held, most = kind.most_held_nbytes(plan, options), visit_order(plan).largest_visit
+    line = (
+        f"memory    {kind.clip_nbytes / 1e6:,.2f} MB a clip; at most {held / 1e6:,.0f} MB of decoded clips on each of"
+        f" {plan.rank.world_size} ranks, besides batches"
+    )
+    if held > LANES_NBYTES and most > 1:
+        line += "; a smaller per_visit, or smaller frames, take less"
+    return line

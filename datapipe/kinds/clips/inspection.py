@@ -95,6 +95,7 @@ def _facts(videos: VideoIndex) -> dict[str, Any]:
             "median_fps": float(np.median(rates)) if rates else None,
             "median_frames": int(np.median([len(track) for track in tracks])) if tracks else None,
             "median_frames_per_group": float(np.median(groups)) if groups else None,
+            "several_tracks": sum(track.num_others > 0 for track in tracks),
             "rotated": sum(track.coding.rotation != 0 for track in tracks),
         },
         "bad": [videos.problem(number) for number in bad[:_MAX_SHOWN]],
@@ -120,6 +121,9 @@ def as_text(path: str, facts: dict[str, Any]) -> str:
         ]
         if seen["median_frames_per_group"] > _FAR_FRAMES:
             lines.append("  advice    key frames lie far apart: per_visit=8 or more decodes each group for more clips at once")
+        if seen["several_tracks"]:
+            having = counted(seen["several_tracks"], "video")
+            lines.append(f"  tracks    {having} with several of video: read is the one that is marked as default, or the first")
         if seen["rotated"]:
             lines.append(f"  rotated   {counted(seen['rotated'], 'video')}, shown as a player turns them")
     if facts["num_bad"]:

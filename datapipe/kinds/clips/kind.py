@@ -3,32 +3,39 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from datapipe.errors import OptionError
 from datapipe.fetch.files import Files, open_object_files
+from datapipe.fetch.row_groups import RowGroups
 from datapipe.index.clips import AnyClips, Ints
 from datapipe.kernel.accelerators import open_batch_pool, runtime_of
 from datapipe.kernel.device import Uploader
 from datapipe.kernel.kind import Identity, Kind, Pass, Resources
+from datapipe.kernel.mixing import Mixture
 from datapipe.kernel.options import LoaderOptions, Shuffle, refuse_not_served, refuse_unknown_names
 from datapipe.kernel.passes import Passes
 from datapipe.kernel.pools import BatchMemory, ObjectPool, SlabPool
-from datapipe.kinds.clips.batches import ClipMaker, fields_of
-from datapipe.kinds.clips.decoding import ClipDecoder
+from datapipe.kinds.clips.batches import ClipMaker, fields_of, visit_order
+from datapipe.kinds.clips.decoding import ClipDecoder, takes_depth
 from datapipe.kinds.clips.explanation import explain
 from datapipe.kinds.clips.settings import ClipSettings
 from datapipe.kinds.clips.visits import ClipVisits
 from datapipe.order.plan import Plan
-from datapipe.order.sample_order import Order
-from datapipe.order.visits import RunsInOrder, VisitOrder
+from datapipe.order.sampling import own_seed
+from datapipe.order.visits import Runs, VisitOrder
 from datapipe.transforms import Recipe
 from datapipe.transforms.lowering import described
 
+_IMAGES_NBYTES = 512 << 20  # of encoded images that are kept, as they are read by row groups
+_ANY_SIZE = (480, 640)  # of frames that differ
+_MORE_FREE = 2  # visits whose memory is kept to be used again, besides one for each thread
 # Arguments of a loader that clips do not serve, and what to do instead.
 _NOT_SERVED = {
     "sampler": "leave it out: clips are decoded by visits, which shuffle=True shuffles",
@@ -38,17 +45,27 @@ _NOT_SERVED = {
 
 
 class ClipKind(Kind):
-    """The clips of videos under a recipe. See `Kind`."""
+    """The clips of videos under a recipe. `mixture`: how often those of each dataset come, if several are joined. See `Kind`."""
 
     block_sizes = (1, 1)
 
-    def __init__(self, index: AnyClips, settings: ClipSettings, recipe: Recipe, device: Callable[[], torch.device]) -> None:
-        self.index, self.settings, self.recipe = index, settings, recipe
+    def __init__(
+        self,
+        index: AnyClips,
+        settings: ClipSettings,
+        recipe: Recipe,
+        *,
+        mixture: Mixture | None,
+        device: Callable[[], torch.device],
+    ) -> None:
+        self.index, self.settings, self.recipe, self.mixture = index, settings, recipe, mixture
         self.fingerprint = index.fingerprint
-        self.num_samples = self.num_in_epoch = len(index)
+        self.num_samples = len(index) if index.choices is None else sum(len(one) - 1 for one in index.choices)
+        self.num_in_epoch = self.num_samples if mixture is None else sum(mixture.counts)
         self.identity = Identity("clips", index.name, "frames, stride, step, fps, short or delta_timestamps")
         self._resolve_device = device
         self._files: Files | None = None
+        self._row_groups = RowGroups(max_nbytes=_IMAGES_NBYTES)  # of images in tables
         if recipe.rest:
             raise OptionError(
                 f"{described(recipe.rest[-1])} is called per image ({recipe.rest_reason}); pass transforms of datapipe, or those "
@@ -56,6 +73,9 @@ class ClipKind(Kind):
             )
         if recipe.batch:
             raise OptionError(f"{recipe.batch[0][1]!r} mixes images; mix clips in a batch_transform")
+        for camera in index.cameras:
+            if camera.depth is not None and not takes_depth(recipe, camera.size or _ANY_SIZE):
+                raise OptionError(f"{camera.name} is depth, which takes a crop or a resize, and flips; leave others out")
         self.sizes = [recipe.check_equal_sizes(one.size, such_as="the videos differ in size") for one in index.cameras]
 
     def configure(self, arguments: Mapping[str, Any], options: LoaderOptions) -> None:
@@ -67,29 +87,47 @@ class ClipKind(Kind):
     @property
     def clip_nbytes(self) -> int:
         """The bytes of a decoded clip."""
-        return sum(one.num_frames * math.prod(size) * 3 for one, size in zip(self.index.cameras, self.sizes, strict=True))
+        sizes = zip(self.index.cameras, self.sizes, strict=True)
+        return sum(one.num_frames * math.prod(size) * one.pixel_nbytes for one, size in sizes)
+
+    def most_held_nbytes(self, plan: Plan, options: LoaderOptions) -> int:
+        """Return the most bytes of decoded clips that a rank holds besides batches.
+
+        Of each lane a visit is open, or at least those of the next batch; the batches in the making may still hold one for each
+        row, and a few are kept to be used again.
+        """
+        order = visit_order(plan)
+        visits = max(order.num_lanes // plan.rank.world_size, plan.batch_size)
+        in_making = (1 + options.depth) * plan.batch_size
+        return (visits + in_making + options.num_workers + _MORE_FREE) * max(1, order.largest_visit) * self.clip_nbytes
 
     @functools.cached_property
-    def _run_starts(self) -> Ints:
-        """Where runs of clips begin; an order is made for each pass, and whenever the length of a loader is asked for."""
+    def _run_starts(self) -> list[Ints]:
+        """Where runs of clips begin, of each dataset: an order is made for each pass, and for the length of a loader."""
+        if self.index.choices is not None:
+            return [np.arange(len(one), dtype=np.int64) for one in self.index.choices]
         return self.index.run_starts(self.settings.per_visit)
 
-    def order(self, seed: int, *, shuffle: Shuffle, global_batch: int) -> Order:
-        if not shuffle:
-            return RunsInOrder(self._run_starts)
-        each = self.settings.per_visit
-        num_lanes = 1 if each == 1 else self.settings.num_lanes(len(self.index), global_batch, self.clip_nbytes)
-        return VisitOrder(self._run_starts, seed, each, num_lanes)
+    def order(self, seed: int, *, shuffle: Shuffle, global_batch: int) -> VisitOrder:
+        starts, choices, each = self._run_starts, self.index.choices, self.settings.per_visit
+        offsets = itertools.accumulate((int(one[-1]) for one in choices or starts), initial=0)
+        datasets = [
+            Runs(one, own_seed(seed, place), each, bool(shuffle), offset, None if choices is None else choices[place])
+            for place, (one, offset) in enumerate(zip(starts, offsets, strict=False))
+        ]
+        has_lanes = shuffle and each > 1
+        num_lanes = self.settings.num_lanes(self.num_in_epoch, global_batch, self.clip_nbytes) if has_lanes else 1
+        return VisitOrder(datasets, num_lanes, None if self.mixture is None else self.mixture.counts)
 
     def open_pass(self, settings: Pass) -> ClipMaker:
         if self._files is None:
             self._files = open_object_files(self.index.videos.urls(), remote=self.settings.remote)
         files, source = self._files, settings.source
         assert isinstance(source, Plan)
-        order: Any = source.order
+        order = visit_order(source)
         runtime = None if self.device.type == "cpu" else runtime_of(self.device)
-        shapes = [(one.num_frames, *size, 3) for one, size in zip(self.index.cameras, self.sizes, strict=True)]
-        of_visits = functools.partial(SlabPool, max_free=settings.options.num_workers + 2)
+        shapes = [(one.num_frames, *size, one.channels) for one, size in zip(self.index.cameras, self.sizes, strict=True)]
+        of_visits = functools.partial(SlabPool, max_free=settings.options.num_workers + _MORE_FREE)
         shares = not self.recipe.geometry  # nothing is drawn that would cut a frame differently for each clip
         room = 1 if shares else max(1, order.largest_visit)
         memory = [BatchMemory(shape[1:] if shares else shape, room=room, open_pool=of_visits) for shape in shapes]
@@ -98,7 +136,7 @@ class ClipKind(Kind):
         geometry = self.recipe.geometry_alone()
 
         def open_worker() -> ClipDecoder:
-            return ClipDecoder(self.index, geometry, files, self.settings.resize)
+            return ClipDecoder(self.index, geometry, files, self.settings.resize, self._row_groups)
 
         resources = Resources(settings.options, ObjectPool(open_worker), runtime, shared=visits)
         return ClipMaker(
@@ -110,7 +148,7 @@ class ClipKind(Kind):
             [BatchMemory(shape, room=settings.options.batch_size, open_pool=open_pool) for shape in shapes],
             None if runtime is None else Uploader(runtime, observer=settings.observer),
             resources,
-            steps_ahead=max(1, getattr(order, "num_lanes", 1) // source.global_batch),
+            steps_ahead=max(1, order.num_lanes // source.global_batch),
         )
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from datapipe.codecs.video.conversion import Resize
@@ -14,7 +14,7 @@ Layout = Literal["BTCHW", "BCTHW", "BTHWC"]
 # Of (b, t, h, w, c) memory.
 PERMUTATIONS: dict[Layout, tuple[int, ...]] = {"BTCHW": (0, 1, 4, 2, 3), "BCTHW": (0, 4, 1, 2, 3), "BTHWC": (0, 1, 2, 3, 4)}
 
-_MEMORY_NBYTES = 2 << 30  # of the decoded clips of a process, where the number of lanes is chosen
+LANES_NBYTES = 2 << 30  # of the decoded clips of a process, where the number of lanes is chosen
 _MOST_PER_RANK = 128  # clips of a step of a rank that it is chosen for
 _LEAST_VISITS = 8  # of a lane, whose ends divide visits
 _MOST_STEPS = 16  # over which the clips of a visit are spread: batches vary as in a full shuffle
@@ -38,6 +38,10 @@ class ClipSettings:
         if self.layout not in PERMUTATIONS:
             raise OptionError(f"layout is {self.layout!r:.40}; choose one of {', '.join(PERMUTATIONS)}")
 
+    def differing(self, other: ClipSettings) -> list[str]:
+        """Return the names of the settings that differ."""
+        return [one.name for one in fields(self) if getattr(self, one.name) != getattr(other, one.name)]
+
     def num_lanes(self, num_clips: int, global_batch: int, clip_nbytes: int) -> int:
         """Return the number of lanes: a multiple of the clips of a step over all ranks, so that each rank has its own."""
         if self.lanes != "auto":
@@ -49,4 +53,4 @@ class ClipSettings:
             return self.lanes
         nbytes = self.per_visit * clip_nbytes * min(global_batch, _MOST_PER_RANK)
         visits = num_clips // (self.per_visit * global_batch)  # of each lane, if there were as many lanes as clips of a step
-        return global_batch * max(1, min(_MOST_STEPS, _MEMORY_NBYTES // nbytes, visits // _LEAST_VISITS))
+        return global_batch * max(1, min(_MOST_STEPS, LANES_NBYTES // nbytes, visits // _LEAST_VISITS))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -18,23 +17,12 @@ from datapipe.fetch.remote import RemoteFiles
 from datapipe.index.clips import AnyClips
 from datapipe.kernel.kind import Pass, SharedPieces
 from datapipe.kernel.pools import BatchMemory
-from datapipe.kinds.clips.decoding import ClipDecoder, Reason, extents_of
-from datapipe.order.draws import Draws
-from datapipe.order.sample_order import Order
-from datapipe.order.visits import Visit
+from datapipe.kinds.clips.decoding import ClipDecoder, Reason, decoded_dtype, extents_of
+from datapipe.order.draws import Draws, apart
+from datapipe.order.visits import Visit, VisitOrder
 
 Ints = NDArray[np.int64]
 _ROUNDED = 16  # frames: memory is used again for visits of other numbers of them
-
-
-class VisitingOrder(Order, Protocol):
-    """An order whose samples are made by visits."""
-
-    def visits_at(self, epoch: int, positions: Ints) -> list[Visit]:
-        """Return the visit that each of these positions belongs to."""
-
-    def samples(self, visit: Visit) -> Ints:
-        """Return the samples of a visit."""
 
 
 @dataclass(slots=True, eq=False)
@@ -42,9 +30,9 @@ class DecodedVisit:
     """The clips of a visit that are being decoded, then complete."""
 
     clips: Ints  # (k,)
-    epoch: int
+    draws: Draws  # of each
     step: int  # the first that needs one of them
-    pixels: list[torch.Tensor]  # of each camera (k, t, h, w, 3) uint8; or (u, h, w, 3), each frame once
+    pixels: list[torch.Tensor]  # of each camera (k, t, h, w, c) of its `decoded_dtype`; or (u, h, w, c), each frame once
     rows: list[Ints | None]  # of each camera (k, t) the rows of frames in the latter; None: the former
     bad: dict[int, Reason] = field(default_factory=dict)  # by place in the visit
     on_their_way: list[object] = field(default_factory=list)  # bytes that were asked for ahead of use
@@ -66,7 +54,7 @@ class ClipVisits(SharedPieces):
 
     def __init__(
         self,
-        order: VisitingOrder,
+        order: VisitOrder,
         run: Pass,
         memory: Sequence[BatchMemory],
         files: Files,
@@ -86,7 +74,9 @@ class ClipVisits(SharedPieces):
         clips = self._order.samples(key)
         held = [self._memory_for(clips, camera) for camera in range(len(self._memory))]
         pixels, rows = [one for one, _ in held], [one for _, one in held]
-        visit = DecodedVisit(clips, key.epoch, step, pixels, rows)
+        occurrences = np.full(len(clips), self._order.occurrence(key))
+        draws = Draws(self._run.seed, key.epoch, apart(clips, occurrences))
+        visit = DecodedVisit(clips, draws, step, pixels, rows)
         if isinstance(self._files, RemoteFiles):  # a disk is read ahead by the kernel
             asked = [self._files.will_need(extents_of(self._index, clips, camera)) for camera in range(len(pixels))]
             visit.on_their_way.extend(asked)
@@ -95,9 +85,8 @@ class ClipVisits(SharedPieces):
     def load(self, piece: DecodedVisit, parts: Sequence[int], worker: ClipDecoder) -> None:
         start_ns = time.perf_counter_ns()
         self._files.take_network_ns()  # what the thread waited for before is no part of this
-        draws = Draws(self._run.seed, piece.epoch, piece.clips)
         for camera in parts:
-            piece.bad.update(worker.decode(camera, piece.clips, draws, piece.pixels[camera], piece.rows[camera]))
+            piece.bad.update(worker.decode(camera, piece.clips, piece.draws, piece.pixels[camera], piece.rows[camera]))
         took_ns, num = time.perf_counter_ns() - start_ns, len(piece.clips)
         network_ns = min(self._files.take_network_ns(), took_ns)
         if network_ns:
@@ -106,15 +95,15 @@ class ClipVisits(SharedPieces):
 
     def _memory_for(self, clips: Ints, camera: int) -> tuple[torch.Tensor, Ints | None]:
         """Return memory for what a camera shows of clips, and the rows of frames in it. See `DecodedVisit`."""
-        memory = self._memory[camera]
+        memory, dtype = self._memory[camera], decoded_dtype(self._index.cameras[camera])
         if not self._shares_frames:
-            return memory.lease(len(clips), torch.uint8), None
+            return memory.lease(len(clips), dtype), None
         if len(clips) == 1:
-            return memory.lease(self._index.cameras[camera].num_frames, torch.uint8)[None], None
+            return memory.lease(self._index.cameras[camera].num_frames, dtype)[None], None
         shown = np.array([self._index.frames(clip, camera).frames for clip in clips.tolist()], np.int64)
         frames, rows = np.unique(shown, return_inverse=True)
-        room = -(-len(frames) // _ROUNDED) * _ROUNDED
-        return memory.lease(len(frames), torch.uint8, room=room), rows.reshape(shown.shape)
+        room = min(-(-len(frames) // _ROUNDED) * _ROUNDED, shown.size)
+        return memory.lease(len(frames), dtype, room=room), rows.reshape(shown.shape)
 
     def leave_out(self, piece: DecodedVisit, part: int, reason: DecodeError | IntegrityError) -> None:
         piece.bad = dict.fromkeys(range(len(piece.clips)), reason)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import operator
 import os
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -27,7 +26,7 @@ from datapipe.kernel.accelerators import accelerator
 from datapipe.kernel.bad_samples import located
 from datapipe.kernel.cache_settings import Cache
 from datapipe.kernel.kind import Data
-from datapipe.kernel.mixing import Mixture
+from datapipe.kernel.mixing import Mixture, warn_of_classes
 from datapipe.kernel.shown import shown_device
 from datapipe.kinds.images.collate import BoxesForm
 from datapipe.kinds.images.fields import IMAGE, LABEL, BatchFields, FurtherFields
@@ -277,7 +276,7 @@ class Images(Data):
                 )
         indexes = [part.index for part in parts]
         mixture = Mixture.of(indexes, weights, num_samples)
-        _warn_of_classes(indexes, stacklevel=3)
+        warn_of_classes([(index.where, index.manifest.classes) for index in indexes], stacklevel=3)
         index, fields = concatenated(indexes), self.fields if all(part.fields == self.fields for part in parts) else None
         samples = Samples(index, mixture, recipe=self._samples.recipe)
         return Images._of(samples, replace(self.settings, fields=None), fields)
@@ -346,15 +345,3 @@ def _names_of(fields: Iterable[str]) -> tuple[str, ...]:
         return (fields,) if isinstance(fields, str) else tuple(fields)
     except TypeError as exc:
         raise OptionError(f"fields is {fields!r:.60}; pass names of fields, such as ['image', 'label']") from exc
-
-
-def _warn_of_classes(indexes: Sequence[AnyIndex], *, stacklevel: int) -> None:
-    """Warn if datasets that are mixed name different classes: then one label means different things."""
-    named = {tuple(index.manifest.classes): index for index in indexes if index.manifest.classes}
-    if len(named) > 1:
-        listed = printable("; ".join(f"{index.where}: {', '.join(classes[:5])}" for classes, index in named.items()))
-        warnings.warn(
-            f"mix() of datasets that name different classes ({listed:.400}): each keeps its own labels, so one label means "
-            "several things; convert them with the same classes, or do not use the labels",
-            stacklevel=stacklevel + 1,
-        )

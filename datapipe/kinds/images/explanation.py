@@ -93,8 +93,7 @@ def _order(kind: str, dataset: Images) -> str:
     mixture = dataset.mixture
     if mixture is not None:
         kind = kind.rpartition(" ")[0]
-        shares = ", ".join(f"{count / sum(mixture.counts):.1%}" for count in mixture.counts)
-        return f"{kind}, {sum(mixture.counts)} an epoch" + (f" in shares of {shares}" if len(mixture.counts) > 1 else "")
+        return f"{kind}, {mixture.described()}"
     if kind.startswith("windows "):
         return f"shuffled in {kind}, each of which is read once"
     return _ORDERS.get(kind, kind)
