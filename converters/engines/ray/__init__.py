@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import logging
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -172,6 +173,7 @@ class _Attempt:
 
     shard: PlannedShard
     number: int
+    has_begun: bool = False
     num_samples: int = 0  # reported so far
     num_bad: int = 0
 
@@ -194,6 +196,7 @@ class _RayRun:
         self._on_samples, self._on_shard = on_samples, on_shard
         self._build = ray.remote(num_cpus=1, max_retries=0, num_returns="streaming")(task.build)
         self._job, self._expected = job_to_json(job), expected
+        self._stop_file = job.building / f"stop-{secrets.token_hex(8)}"
         self._running: dict[Any, _Attempt] = {}  # by the generator of a task's answers
 
     def build(self, shards: Sequence[PlannedShard]) -> None:
@@ -205,7 +208,9 @@ class _RayRun:
             while waiting or self._running:
                 while waiting and len(self._running) < self._most_at_once():
                     attempt = waiting.popleft()
-                    answers = self._build.remote(self._job, dataclasses.astuple(attempt.shard), *self._expected)
+                    answers = self._build.remote(
+                        self._job, dataclasses.astuple(attempt.shard), str(self._stop_file), *self._expected
+                    )
                     self._running[answers] = attempt
                 running = list(self._running)
                 ready, _ = self._ray.wait(running, num_returns=1, timeout=_POLL_S, fetch_local=False)
@@ -238,6 +243,7 @@ class _RayRun:
             return self._lost(attempt, exc)
         if "error" in answer:
             raise error_from_json(answer)
+        attempt.has_begun = True
         num_samples, num_bad = answer["samples"]
         attempt.num_samples += num_samples
         attempt.num_bad += num_bad
@@ -259,12 +265,21 @@ class _RayRun:
     def _stop(self) -> None:
         """Cancel every task, and wait until it has ended."""
         with reported_wait("the tasks of the Ray cluster", f"they are told to end, for {2 * _STOP_S:.0f} s at most"):
-            self._end_tasks()
+            with contextlib.suppress(OSError):
+                self._stop_file.touch()
+            try:
+                self._end_tasks()
+            finally:
+                self._stop_file.unlink(missing_ok=True)
 
     def _end_tasks(self) -> None:
+        """Interrupt the tasks that run; those that do not yet will find the file that tells them to stop.
+
+        To cancel a task at the moment at which it is sent to a node makes Ray (2.60) end this process.
+        """
         for force in (False, True):
             ended = [answers.completed() for answers in self._running]
-            for answers in self._running:
+            for answers in (one for one, attempt in self._running.items() if attempt.has_begun or force):
                 with contextlib.suppress(self._ray.exceptions.RayError, ValueError):
                     self._ray.cancel(answers, force=force)
             deadline = time.monotonic() + _STOP_S

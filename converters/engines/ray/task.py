@@ -81,15 +81,19 @@ def look() -> tuple[str, dict[str, str]]:
 
 
 def build(
-    job: dict[str, Any], shard: tuple[Any, ...], expected: dict[str, str], compared: frozenset[str]
+    job: dict[str, Any], shard: tuple[Any, ...], stop: str, expected: dict[str, str], compared: frozenset[str]
 ) -> Iterator[dict[str, Any]]:
     """Build one shard; yield {"samples": [number, bad ones]} now and then, or in the end {"error": class, "message": text}.
 
-    `job`: as in `converters.shards`. `shard`: the values of a PlannedShard. `expected`: the versions of the command.
-    `compared`: ids of the nodes whose versions have been found to be these; others may have joined since.
+    The first answer says that it has begun. `job`: as in `converters.shards`. `shard`: the values of a PlannedShard. `stop`: a
+    file that says, if it is there, that nothing is to be built any more. `expected`: the versions of the command. `compared`: ids
+    of the nodes whose versions have been found to be these; others may have joined since.
     """
     import ray
 
+    if os.path.exists(stop):
+        return
+    yield {"samples": [0, 0]}
     if ray.get_runtime_context().get_node_id() not in compared:
         skew = differing(node_name(), versions(), expected)
         if skew is not None:
