@@ -19,6 +19,7 @@ from test_convert_killed import assert_gone, children
 from trees import ROOT, cli_command, contents, make_tree, run_main, run_process
 
 from converters import Advance, ConvertOptions, Encode, OnError, Part, convert
+from converters.engines.ray import task
 from datapipe.errors import DecodeError, DependencyError, OptionError, StorageError
 
 ray = pytest.importorskip("ray", reason="Ray is not installed (the extra `ray`)")
@@ -167,6 +168,12 @@ def test_an_interrupt_ends_every_task(nodes: TwoNodes, source: Path, reference: 
     assert_nothing_goes_on(out)
     report = convert(options_of(source, out, engine="ray", encode=Encode("png")))
     assert report.num_resumed == num_done
+
+
+def test_a_task_that_comes_after_the_end_builds_nothing(tmp_path: Path) -> None:
+    stop = tmp_path / "stop"
+    stop.touch()
+    assert list(task.build({}, (), str(stop), {}, frozenset())) == []
 
 
 def test_nodes_with_other_versions_are_refused_by_name(
