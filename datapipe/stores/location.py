@@ -11,6 +11,7 @@ from datapipe.errors import FormatError, OptionError
 
 WEB_SCHEMES = ("http", "https", "hf")  # of web servers, which list nothing, and may redirect
 SCHEMES = ("s3", "gs", "az", *WEB_SCHEMES)
+_QUOTED = str.maketrans({one: quote(one) for one in "%?#"})
 _URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
 
 
@@ -23,8 +24,9 @@ class Location:
     key: str  # within the root, without a slash at either end; "" for the root itself
 
     def __str__(self) -> str:
+        """Return the URL, in which only what would mean something else is quoted."""
         top = f"hf://datasets/{self.root}" if self.scheme == "hf" else f"{self.scheme}://{self.root}"
-        return f"{top}/{self.key}" if self.key else top
+        return f"{top}/{self.key.translate(_QUOTED)}" if self.key else top
 
     def __truediv__(self, name: str) -> Location:
         """The object `name` under this prefix."""
