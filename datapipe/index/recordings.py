@@ -68,7 +68,7 @@ class RecordingIndex:
             if version != VERSION.encode():
                 raise ValueError(f"its version is {version!r}")
             batch.validate(full=True)
-            self._strings = {name: batch.column(name) for name in _STRINGS}
+            self._strings = {name: pa.chunked_array([batch.column(name)]) for name in _STRINGS}
             self._numbers = {name: _values(batch.column(name)) for name in _NUMBERS}
         except arrow_maps.DAMAGE as exc:
             raise FormatError(f"{path}: no index of recordings, or damaged ({exc}); remove it, and it is made again") from exc
@@ -78,7 +78,9 @@ class RecordingIndex:
         """Return the recordings of several indexes, one after the other."""
         index = cls.__new__(cls)
         index.fingerprint = hashlib.sha256(" ".join(part.fingerprint for part in parts).encode()).hexdigest()[:16]
-        index._strings = {name: pa.chunked_array([part._strings[name] for part in parts]) for name in _STRINGS}
+        index._strings = {
+            name: pa.chunked_array([chunk for part in parts for chunk in part._strings[name].chunks]) for name in _STRINGS
+        }
         index._numbers = {name: np.concatenate([part._numbers[name] for part in parts]) for name in _NUMBERS}
         return index
 
@@ -108,7 +110,7 @@ class RecordingIndex:
     def urls(self) -> list[str]:
         """Return the URLs of the objects that hold recordings, each once; none if they lie on disks."""
         paths = self._strings["path"]
-        if not len(paths) or re.search(b"://", paths.buffers()[2] or b"") is None:
+        if not any(re.search(b"://", chunk.buffers()[2] or b"") for chunk in paths.chunks):
             return []
         return [path for path in dict.fromkeys(map(os.fsdecode, paths.to_pylist())) if is_url(path)]
 

@@ -127,25 +127,27 @@ class VideoDecoder:
         found = access_of(H264, data, length_nbytes(H264, coding.extradata))
         return found is not None and found[0] == Access.OPEN
 
-    def _needed(self, track: VideoTrack, read: ReadAt, run: Run) -> Iterator[tuple[int, Data]]:
-        """Yield the packets of a run, without those that no wanted frame needs."""
+    def _needed(self, track: VideoTrack, read: ReadAt, run: Run) -> list[tuple[int, Data]]:
+        """Return the packets of a run, without those that no wanted frame needs.
+
+        A list, as an interrupt is lost that comes while a generator is freed.
+        """
         coding, wanted = track.coding, run.wanted
-        packets = packets_in(track.packets, run, read)
+        packets = list(packets_in(track.packets, run, read))
         if not self._skips or len(wanted) > run.last - run.first or coding.codec not in (H264, HEVC, MPEG4):
-            yield from packets
-            return
+            return packets
         length = length_nbytes(coding.codec, coding.extradata)
         if coding.codec == HEVC:
-            held = list(packets)
-            layers = [layer_of(data, length) for _, data in held]
+            layers = [layer_of(data, length) for _, data in packets]
             top = max(layer for _, layer in layers)  # frames of a lower layer may be needed by those of a higher one
-            for (number, data), (is_unreferenced, layer) in zip(held, layers, strict=True):
-                if number in wanted or not is_unreferenced or layer < top:
-                    yield number, data
-            return
-        for number, data in packets:
-            if number in wanted or not is_never_referenced(coding.codec, data, length):
-                yield number, data
+            return [
+                (number, data)
+                for (number, data), (is_unreferenced, layer) in zip(packets, layers, strict=True)
+                if number in wanted or not is_unreferenced or layer < top
+            ]
+        return [
+            (number, data) for number, data in packets if number in wanted or not is_never_referenced(coding.codec, data, length)
+        ]
 
     def _context(self, key: _Key) -> Any:
         """Return a codec context that has decoded nothing, or has been flushed. Raises DecodeError if PyAV has no decoder."""
