@@ -133,7 +133,7 @@ class VideoDecoder:
         A list, as an interrupt is lost that comes while a generator is freed.
         """
         coding, wanted = track.coding, run.wanted
-        packets = list(packets_in(track.packets, run, read))
+        packets: list[tuple[int, Data]] = list(packets_in(track.packets, run, read))
         if not self._skips or len(wanted) > run.last - run.first or coding.codec not in (H264, HEVC, MPEG4):
             return packets
         length = length_nbytes(coding.codec, coding.extradata)
