@@ -53,6 +53,9 @@ class Audio(Data):
     is none, and DependencyError without soundfile.
     """
 
+    mixture: Mixture | None = None  # of several sets of crops
+    _parts: tuple[Audio, ...] = ()  # those sets
+
     def __init__(
         self,
         source: AudioSource,
@@ -83,8 +86,6 @@ class Audio(Data):
         ):
             apply_settings(settings.remote)  # for the opening too
         self._opening = source, settings, skip_bad
-        self._parts: tuple[Audio, ...] = ()
-        self.mixture: Mixture | None = None
         self.samples = AudioSamples.of(open_utterances(source), settings, skip_bad=skip_bad)
         refuse_unknown_fields(settings.fields, self.samples.possible_fields)
 
