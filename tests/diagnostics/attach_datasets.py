@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -108,6 +109,18 @@ class Pictures(Dataset[Any]):
             image = file.convert("RGB")
         enlarged = image.resize((1024, 768), Image.Resampling.LANCZOS)
         return self.transform(torch.from_numpy(smoothed(np.array(enlarged.resize((256, 256)), np.float32))))
+
+
+_BLOCK = bytes(2_000_000)
+
+
+class Holding(Numbers):
+    """Computes for about as long with Python's lock as without it."""
+
+    def __getitem__(self, index: int) -> Any:
+        sum(range(60_000))
+        hashlib.sha256(_BLOCK)
+        return super().__getitem__(index)
 
 
 class Stream(IterableDataset[Any]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 import traceback
 from pathlib import Path
@@ -141,6 +142,19 @@ def test_a_dataset_of_own_code_is_told_by_its_calls(num_workers: int, tmp_path: 
     places = places_of(calls.profiles)
     assert "attach_datasets.py" in places["dataset image.resize"]
     assert places["dataset image.resize"].endswith("(Pictures.__getitem__)")
+
+
+@timed
+def test_a_call_that_holds_the_lock_is_told_from_one_that_does_not() -> None:
+    start = time.thread_time()
+    sum(range(60_000))
+    middle = time.thread_time()
+    hashlib.sha256(bytes(2_000_000))
+    truth = (middle - start) / (time.thread_time() - start)
+    found = fault_of(data.Holding(num=1200), num_workers=1, batch_size=8)
+    shares = {stage.transform or stage.name: stage.work_share or 0 for stage in found.stages}
+    held = shares["sum"] / (shares["sum"] + shares["hashlib.sha256"])
+    assert held == pytest.approx(truth, abs=0.25), (found, truth)  # it was 0 to 0.1 where the lock is not asked for at once
 
 
 @timed

@@ -1,7 +1,8 @@
 """Look now and then at what a thread computes while it makes a batch: which call, in which function of the user's code.
 
-A second thread looks. It needs Python's lock for that, and a thread that has held it during a call lets go of it as soon as the
-call returns, while its frame still stands at that call: so the call that took the time is named, not what comes after it.
+A second thread looks. It needs Python's lock for that, which a thread that is asked for it gives up when the call returns that it
+makes, while its frame still stands at that call: so the call that took the time is named, not what comes after it. It must be
+asked at once, rather than after the usual 5 ms, or calls that give up the lock by themselves would seem to take others' time.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from datapipe.diagnostics.torch_stages.profile import SampledCall
 from datapipe.diagnostics.torch_stages.user_code import is_of_user
 
 _PERIOD_S = 0.025  # from one look to the next, on average
-_LOOK_S = 0.001  # how long a thread is watched, to know whether it computes
+_MOST_LATER_S = 0.008  # after which a thread is looked at, from when the looking one has had the lock, at most
+_LOOK_S = 0.0002  # how long it is watched then, to know whether it computes
+_ASKED_S = 1e-5  # after which the thread is asked for the lock
 _MOST_CALLS = 64  # that are kept of a batch
 _DECODES = re.compile(  # names of functions that read and decode files
     r"(imread|imdecode|open|read|loads?|decode|decompress|frombuffer|fromfile|unpackb?|get_frames?|get_batch|grab|retrieve)(_\w+)?$"
@@ -60,19 +63,26 @@ class CallSampler:
             time.sleep(_PERIOD_S * (0.5 + draw()))
             for thread, calls in list(self._calls.items()):
                 with suppress(Exception):
-                    self._look(thread, calls)
+                    self._look(thread, calls, draw())
 
-    def _look(self, thread: int, calls: list[SampledCall]) -> None:
-        """Note what a thread does, if it computes."""
-        clock = time.pthread_getcpuclockid(thread)
-        before_s = time.clock_gettime(clock)
-        time.sleep(_LOOK_S)
-        if time.clock_gettime(clock) - before_s < _LOOK_S / 2 or len(calls) >= _MOST_CALLS:
-            return
-        frame = sys._current_frames().get(thread)  # held for microseconds alone: what lives in it cannot be freed meanwhile
-        call = None if frame is None else call_of(frame)
-        if call is not None and self._calls.get(thread) is calls:
-            calls.append(call)
+    def _look(self, thread: int, calls: list[SampledCall], drawn: float) -> None:
+        """Note what a thread does, if it computes, at a moment that has nothing to do with when the lock was free before."""
+        interval_s = sys.getswitchinterval()
+        sys.setswitchinterval(_ASKED_S)
+        try:
+            time.sleep(_MOST_LATER_S * drawn)
+            frame = sys._current_frames().get(thread)  # held for microseconds alone: what lives in it cannot be freed meanwhile
+            call = None if frame is None else call_of(frame)
+            del frame
+            if call is None or self._calls.get(thread) is not calls or len(calls) >= _MOST_CALLS:
+                return
+            clock = time.pthread_getcpuclockid(thread)
+            before_s = time.clock_gettime(clock)
+            time.sleep(_LOOK_S)
+            if time.clock_gettime(clock) - before_s > _LOOK_S / 2:
+                calls.append(call)
+        finally:
+            sys.setswitchinterval(interval_s)
 
 
 _sampler: CallSampler | None = None
