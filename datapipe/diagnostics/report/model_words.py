@@ -34,18 +34,18 @@ def batch_size_lines(diagnosis: Document) -> list[str]:
     rows = list(diagnosis.batch_sizes)
     if now is not None:
         rows.insert(0, BatchSizeRow(batch_size=now, step_s=figures.step_s, data_s=figures.data_s, model=diagnosis.model))
-    return [f"Without waiting for data, batch_size={_of_size(row)}." for row in rows]
+    return [f"batch_size={_of_size(row)}." for row in rows]
 
 
 def _of_size(row: BatchSizeRow) -> str:
     if row.step_s is None or row.data_s is None:
         return f"{row.batch_size} was not measured: {plain(row.reason or 'too few steps')}"
     work_s = row.step_s - row.data_s
-    text = f"{row.batch_size} takes {seconds(work_s)} a step, {row.batch_size / work_s:,.0f} samples/s"
+    text = f"{row.batch_size}: {seconds(work_s)} a step without waiting, {row.batch_size / work_s:,.0f} samples/s"
     if row.model is None:
         return text
-    reached = f"{_used(row.model, work_s):.1%} of the peak, {row.model.intensity:.3g} operations per byte"
-    return f"{text}, {reached}, {_bound(_shares(row.model, work_s))}"
+    bound = _bound(_shares(row.model, work_s))
+    return f"{text}, {bound}; {_used(row.model, work_s):.1%} of the peak, {row.model.intensity:.3g} operations per byte"
 
 
 def _shares(cost: ModelCost, step_s: float, data_s: float | None = None) -> dict[str, float]:

@@ -17,6 +17,7 @@ from datapipe.diagnostics.report.model_words import batch_size_lines, model_line
 
 MAX_LINES, WIDTH = 24, 100
 _MAX_STAGES, _FEW_STAGES, _MAX_HOW, _BAR, _LABEL = 4, 2, 4, 40, 36
+_MAX_SIZES = 4  # of batches that were tried
 _INDENT = " " * 5  # of the instructions of a remedy
 _COLOURS = {"high": "1;31", "moderate": "1;33", "fine": "1;32", None: "1"}
 _LONGEST_NAME = 44  # of what would make it slower: with its factor and with how many more there are it fits into a line
@@ -50,9 +51,10 @@ def screen(diagnosis: Readable, *, page: str | None = None, colours: bool = Fals
     savings = _savings(read, style, has_more=read.remedies is not None)
     worse = _worse(read.remedies)
     room = MAX_LINES - len(top) - len(savings) - len(worse) - len(bottom)
-    lines = top + savings + _help(read.remedies, style, room) + worse + bottom
-    while len(lines) > MAX_LINES:
+    lines = top + savings + _help(read.remedies, style, room) + worse
+    while len(lines) + len(bottom) > MAX_LINES and "" in lines:
         lines.remove("")
+    lines = lines[: MAX_LINES - len(bottom)] + bottom
     return "\n".join(lines).rstrip("\n")
 
 
@@ -64,8 +66,8 @@ def _verdict(read: Document, style: _Style) -> list[str]:
     lines += _wrap(words.ranks_line(read) or "", num=1, indent=2)
     for line in model_lines(read):
         lines += _wrap(line, num=3, indent=2)
-    for line in batch_size_lines(read):
-        lines += _wrap(line, num=2, indent=2)
+    for line in batch_size_lines(read)[:_MAX_SIZES]:
+        lines += _wrap(line, num=1, indent=2)
     if (levels := words.levels_line(read.regimes)) is not None:
         lines += _wrap(levels, num=2, indent=2)
     if read.run is not None:
