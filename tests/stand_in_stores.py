@@ -8,7 +8,8 @@ import importlib.util
 import logging
 import os
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -90,3 +91,14 @@ def upload(source: Path, prefix: str) -> None:
     for path in sorted(source.rglob("*")):
         if path.is_file():
             obstore.put(store, f"{prefix}/{path.relative_to(source)}", path.read_bytes())
+
+
+def repeated_until_quiet(store: FaultyStore, look: Callable[[], None]) -> None:
+    """Repeat a look at data whose objects are kept on a disk, until it asks the store for nothing: they are fetched beside it."""
+    latest = time.monotonic() + 60
+    while True:
+        store.log.clear()
+        look()
+        if not store.log:
+            return
+        assert time.monotonic() < latest, store.log

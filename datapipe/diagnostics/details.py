@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from datapipe.core.observe import Stage
-from datapipe.diagnostics.ceilings.of_training import roofline_of_training
 from datapipe.diagnostics.document import (
     MAX_SPANS,
     MAX_STEPS,
@@ -28,16 +27,14 @@ from datapipe.diagnostics.judge.steady import step_times
 from datapipe.diagnostics.measure.recorded import Process
 from datapipe.diagnostics.measure.watching import LoaderFacts
 from datapipe.diagnostics.predict.candidates import argument_of, place_of
-from datapipe.diagnostics.predict.measured_workload import workload_from
 from datapipe.diagnostics.predict.remedies import WORTH_IT
 from datapipe.diagnostics.torch_stages.profile import BatchProfile
 
 
 def details_of(found: Analysis) -> dict[str, Any]:
     """Return these parts, by the names of `Document`'s fields."""
-    process, workload = found.process, workload_from(found)
+    process = found.process
     return {
-        "ceilings": None if isinstance(workload, str) else roofline_of_training(found, workload),
         "loaders": tuple(_loader_row(facts, found) for facts in process.loaders.values()),
         "run": _run_time(found),
         "regimes": found.regimes if len(found.regimes) > 1 else (),

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from datapipe.diagnostics.attach.launching import Applied
+from datapipe.diagnostics.ceilings.of_training import roofline_of_training
 from datapipe.diagnostics.details import details_of
 from datapipe.diagnostics.document import AppliedRemedy, Document, LeftOut, Outlook, RankResult, Remedies, guide_of
 from datapipe.diagnostics.judge.analysis import Analysis, analyze
@@ -22,6 +23,7 @@ from datapipe.diagnostics.predict.candidates import Candidates, candidates_for, 
 from datapipe.diagnostics.predict.measured_workload import workload_from
 from datapipe.diagnostics.predict.needs import needs_of, situation_of
 from datapipe.diagnostics.predict.remedies import NO_REMEDY, WORTH_IT, Prediction, Ranking, rank_remedies
+from datapipe.diagnostics.predict.workload import Workload
 from datapipe.diagnostics.trials.trying import Trials
 
 
@@ -67,7 +69,8 @@ def diagnose(
     found = [analyze(process) for process in processes]
     joined = join_ranks(found) if found else None
     worst, verdict = (None, _unmeasured()) if joined is None else (found[joined.place], joined.verdict)
-    remedies, why, candidates = _remedies(worst, try_out)
+    workload = "there was no training" if worst is None else workload_from(worst)
+    remedies, why, candidates = _remedies(worst, workload, try_out)
     document = Document(
         command=command.argv,
         exit_code=command.exit_code,
@@ -87,7 +90,8 @@ def diagnose(
         troubles=(*troubles, *_troubles(found)),
     )
     if worst is not None:
-        document = msgspec.structs.replace(document, **details_of(worst))
+        ceilings = None if isinstance(workload, str) else roofline_of_training(worst, workload)
+        document = msgspec.structs.replace(document, ceilings=ceilings, **details_of(worst))
     return Diagnosis(document, candidates.applied)
 
 
@@ -98,11 +102,10 @@ def _rank_result(found: Analysis, parts: RankParts | None) -> RankResult:
     )
 
 
-def _remedies(worst: Analysis | None, try_out: Try) -> tuple[Remedies | None, str | None, Candidates]:
+def _remedies(worst: Analysis | None, workload: Workload | str, try_out: Try) -> tuple[Remedies | None, str | None, Candidates]:
     verdict, nothing = worst.verdict if worst else _unmeasured(), Candidates()
     if worst is None or verdict.kind in (VerdictKind.NOT_ENOUGH, VerdictKind.NOT_MEASURED):
         return None, f"{verdict.kind.value}: {verdict.reason}", nothing
-    workload = workload_from(worst)
     if isinstance(workload, str):
         return None, workload, nothing
     starved = verdict.severity != "fine"

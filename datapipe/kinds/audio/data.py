@@ -110,7 +110,7 @@ class Audio(Data):
 
     @property
     def where(self) -> str:
-        """Where the recordings lie."""
+        """The folder, list or URL of the recordings."""
         return self.samples.utterances.where
 
     def __len__(self) -> int:

@@ -174,7 +174,7 @@ class Clips(Data):
 
     @property
     def where(self) -> str:
-        """Where the videos lie."""
+        """The folder, list or URL of the videos."""
         return self.index.where
 
     def __len__(self) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import tarfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import pytest
 import torch
 from faulty_store import FaultyStore, PlantedFault
 from sound_files import sound, write_sound
-from stand_in_stores import BUCKET, moto_store, needs_moto, upload
+from stand_in_stores import BUCKET, moto_store, needs_moto, repeated_until_quiet, upload
 
 import datapipe as dp
 from datapipe.cli.main import main
@@ -195,13 +194,7 @@ def test_damaged_and_replaced_objects(store: FaultyStore, tmp_path: Path) -> Non
 def test_objects_are_kept_on_a_disk(store: FaultyStore, places: Path, tmp_path: Path) -> None:
     data = dp.Audio(f"{TOP}/tars", **HOW, remote=dp.Remote(cache_dir=tmp_path / "kept"))
     expected = batches(dp.Audio(places / "tars", **HOW))
-    latest = time.monotonic() + 60
-    while True:  # objects are fetched beside the passes
-        store.log.clear()
-        assert_same(batches(data), expected)
-        if not store.log:
-            return
-        assert time.monotonic() < latest, store.log
+    repeated_until_quiet(store, lambda: assert_same(batches(data), expected))
 
 
 @needs_moto

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import shutil
 import tarfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ av = pytest.importorskip("av")
 
 from faulty_store import FaultyStore, PlantedFault  # noqa: E402
 from lerobot_files import CAMERAS, write_lerobot  # noqa: E402
-from stand_in_stores import BUCKET, directory_store, moto_store, needs_moto, needs_obstore, upload  # noqa: E402
+from stand_in_stores import BUCKET, directory_store, moto_store, needs_moto, needs_obstore, repeated_until_quiet, upload  # noqa: E402
 from video_files import X264, pictures, write_video, x264  # noqa: E402
 
 import datapipe as dp  # noqa: E402
@@ -218,13 +217,7 @@ def test_lists_name_objects(store: FaultyStore, folder: Path, tmp_path: Path) ->
 def test_objects_are_kept_on_a_disk(store: FaultyStore, folder: Path, tmp_path: Path) -> None:
     data = dp.Clips(f"{TOP}/folder", **HOW, remote=dp.Remote(cache_dir=tmp_path / "kept"))
     expected = batches(dp.Clips(folder, **HOW))
-    latest = time.monotonic() + 60
-    while True:  # objects are fetched beside the passes
-        store.log.clear()
-        assert_same(batches(data), expected)
-        if not store.log:
-            return
-        assert time.monotonic() < latest, store.log
+    repeated_until_quiet(store, lambda: assert_same(batches(data), expected))
 
 
 @needs_moto
