@@ -36,8 +36,16 @@ def batches_of(dataset: Any, *, num_passes: int = 1, **options: Any) -> tuple[li
         return [batch for _ in range(num_passes) for batch in loader], calls
 
 
+def calls_of(dataset: Any, **options: Any) -> Calls:
+    """What was seen of a pass whose batches are freed one by one, as they lie in shared memory."""
+    with attached() as calls:
+        for _ in DataLoader(dataset, **({"batch_size": 8} | options)):
+            pass
+    return calls
+
+
 def fault_of(dataset: Any, **options: Any) -> Fault:
-    _, calls = batches_of(dataset, **({"num_workers": 2, "multiprocessing_context": "fork"} | options))
+    calls = calls_of(dataset, **({"num_workers": 2, "multiprocessing_context": "fork"} | options))
     return attribute([profile for profile in calls.profiles if profile.step >= 2])
 
 
@@ -132,7 +140,7 @@ def test_busy_getitem_is_told_from_a_waiting_one() -> None:
 def test_a_dataset_of_own_code_is_told_by_its_calls(num_workers: int, tmp_path: Path) -> None:
     dataset = data.Pictures(tmp_path, num=160)
     context = {"multiprocessing_context": "fork" if num_workers else None}
-    _, calls = batches_of(dataset, batch_size=2, num_workers=num_workers, **context)
+    calls = calls_of(dataset, batch_size=2, num_workers=num_workers, **context)
     found = attribute(calls.profiles)
     shares = {stage.transform or stage.name: stage.work_share or 0 for stage in found.stages}
     assert {"decode", "image.resize", "smoothed", "Spin"} <= set(shares), found
