@@ -6,13 +6,13 @@ import contextlib
 import hashlib
 import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO, cast
 
 from datapipe.codecs.audio.decoding import checked_facts
 from datapipe.codecs.audio.library import import_soundfile
 from datapipe.containers.foreign import UNREAD, cached_home, index_stamp, object_stamp, progress, stamp_of, write_stamp
+from datapipe.containers.looking import look_at_each
 from datapipe.core import atomic
 from datapipe.core.regular_files import open_descriptor, range_in_memory
 from datapipe.core.user_cache import INDEXES, index_directory, one_at_a_time
@@ -23,7 +23,6 @@ from datapipe.stores.location import is_url
 from datapipe.stores.random_access import RemoteBytes, RemoteFile, pin_each
 
 _NAME = "recordings.arrow"
-_NUM_THREADS, _NUM_REMOTE_THREADS = 2, 16  # the latter wait for stores most of the time
 
 
 def open_recordings(sources: Sequence[RecordingSource], *, where: str) -> RecordingIndex:
@@ -76,15 +75,14 @@ def _made(home: Path, sources: Sequence[RecordingSource], kept: RecordingIndex |
 
 
 def _entries(sources: Sequence[RecordingSource], kept: RecordingIndex | None) -> Iterator[RecordingEntry]:
-    """Yield the entries of all recordings in order, made by threads."""
+    """Yield the entries of all recordings in order."""
 
     def entry(number: int) -> RecordingEntry:
         if kept is not None and _is_current(kept, number, sources[number].path):
             return kept.entry(number)
         return look_at(sources[number])
 
-    with ThreadPoolExecutor(_NUM_REMOTE_THREADS if any(is_url(one.path) for one in sources) else _NUM_THREADS) as pool:
-        yield from pool.map(entry, range(len(sources)))
+    return look_at_each(entry, len(sources), is_remote=any(is_url(one.path) for one in sources))
 
 
 def look_at(source: RecordingSource) -> RecordingEntry:

@@ -6,13 +6,12 @@ import contextlib
 import hashlib
 import os
 import threading
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from datapipe.codecs.video.track import ReadAt
 from datapipe.containers.foreign import UNREAD, cached_home, index_stamp, object_stamp, progress, stamp_of, write_stamp
+from datapipe.containers.looking import look_at_each
 from datapipe.containers.videos.reading import read_track
 from datapipe.core import atomic
 from datapipe.core.regular_files import open_descriptor
@@ -24,8 +23,6 @@ from datapipe.stores.location import is_url
 from datapipe.stores.random_access import RemoteBytes, pin_each
 
 _NAME = "videos.arrow"
-_NUM_THREADS, _CHUNK = 2, 64  # one reads while the other parses; more fight over the interpreter's lock. Files at once
-_NUM_REMOTE_THREADS, _REMOTE_CHUNK = 16, 4  # which wait for stores most of the time
 _MAX_ROWS, _MAX_PACKETS = 4096, 1 << 20  # of a batch in the file
 _SMALL_NBYTES = 1 << 20
 _local = threading.local()  # memory of each thread for small files: new memory for each takes longer than reading it
@@ -94,27 +91,14 @@ def _made(home: Path, sources: Sequence[VideoSource], kept: VideoIndex | None, w
 
 
 def _entries(sources: Sequence[VideoSource], kept: VideoIndex | None) -> Iterator[VideoEntry]:
-    """Yield the entries of all videos in order, made by threads, some ahead."""
+    """Yield the entries of all videos in order."""
     urls = dict.fromkeys(source.path for source in sources if is_url(source.path))
     pin_each(urls)  # each is to be the same object from now on
-    num_threads, chunk = (_NUM_REMOTE_THREADS, _REMOTE_CHUNK) if urls else (_NUM_THREADS, _CHUNK)
-    with ThreadPoolExecutor(num_threads) as pool:
-        ahead: deque[Future[list[VideoEntry]]] = deque()
-        for first in range(0, len(sources), chunk):
-            ahead.append(pool.submit(_chunk, range(first, min(first + chunk, len(sources))), sources, kept))
-            if len(ahead) > 2 * num_threads:
-                yield from ahead.popleft().result()
-        while ahead:
-            yield from ahead.popleft().result()
-
-
-def _chunk(numbers: Iterable[int], sources: Sequence[VideoSource], kept: VideoIndex | None) -> list[VideoEntry]:
-    return [_entry(number, sources[number], kept) for number in numbers]
+    return look_at_each(lambda number: _entry(number, sources[number], kept), len(sources), is_remote=bool(urls))
 
 
 def _entry(number: int, source: VideoSource, kept: VideoIndex | None) -> VideoEntry:
-    stamp = stamp_of(source.path)
-    if kept is not None and stamp != UNREAD and kept.stamp(number) == stamp:
+    if kept is not None and (stamp := stamp_of(source.path)) != UNREAD and kept.stamp(number) == stamp:
         problem = kept.problem(number)
         return VideoEntry(kept.source(number), *stamp, None if problem else kept.track(number), problem)
     return look_at(source)

@@ -35,11 +35,12 @@ def read_mp4(read: ReadAt, nbytes: int, where: str) -> VideoTrack | None:
     """
     moov = read_moov(read, nbytes, where)
     try:
-        tracks = list(_video_tracks(moov))
+        top = list(boxes(moov, 0, len(moov)))
+        tracks = list(_video_tracks(moov, top))
         if not tracks:
             raise FormatError(f"{where}: has no video track; remove it from the data")
         shown = next((one for one in tracks if is_enabled(moov, one[0][b"tkhd"])), tracks[0])
-        found = _track(moov, *shown, read=read, nbytes=nbytes)
+        found = _track(moov, {box.kind: box for box in reversed(top)}, *shown, read=read, nbytes=nbytes)
         return dataclasses.replace(found, num_others=len(tracks) - 1) if found is not None and len(tracks) > 1 else found
     except FormatError:
         raise
@@ -50,9 +51,9 @@ def read_mp4(read: ReadAt, nbytes: int, where: str) -> VideoTrack | None:
         raise FormatError(f"{where}: damaged mp4: {what}; get the file again") from exc
 
 
-def _video_tracks(moov: bytes) -> Iterator[tuple[Children, Children]]:
+def _video_tracks(moov: bytes, top: list[Box]) -> Iterator[tuple[Children, Children]]:
     """Yield the boxes in `trak`, and those in its `mdia`, of each track of video."""
-    for box in boxes(moov, 0, len(moov)):
+    for box in top:
         if box.kind == b"trak":
             trak = children(moov, box)
             mdia = children(moov, trak[b"mdia"]) if b"mdia" in trak else {}
@@ -60,8 +61,7 @@ def _video_tracks(moov: bytes) -> Iterator[tuple[Children, Children]]:
                 yield trak, mdia
 
 
-def _track(moov: bytes, trak: Children, mdia: Children, *, read: ReadAt, nbytes: int) -> VideoTrack | None:
-    top = children(moov, Box(b"moov", 0, len(moov)))
+def _track(moov: bytes, top: Children, trak: Children, mdia: Children, *, read: ReadAt, nbytes: int) -> VideoTrack | None:
     tables = children(moov, children(moov, mdia[b"minf"])[b"stbl"])
     coding = coding_of(moov, trak[b"tkhd"], tables[b"stsd"])
     if coding is None:
