@@ -76,6 +76,7 @@ docs: $(VENV)/.installed-docs
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/codespell
 
 types: $(VENV)/.installed-dev
 	$(BIN)/mypy
@@ -169,7 +170,7 @@ $(VENV)/.made:
 
 $(VENV)/.installed-demo: $(VENV)/.made $(NEEDS)
 	@echo 'Installing datapipe into $(VENV) ...'
-	@$(PIP) install $(PIP_ARGS) -c constraints.txt -e '.[nvimgcodec]'
+	@$(PIP) install $(PIP_ARGS) -c constraints.txt -e '.[audio,nvimgcodec,tokens,video]'
 	@touch $@
 
 # torchvision is the reference of the transforms' tests. Without its dependencies it goes with any build of torch. pylibcudf

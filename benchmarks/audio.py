@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from benchmarks import harness
-from benchmarks.audio_contenders import CONTENDERS, PEERS, RATE
+from benchmarks.audio_contenders import CONTENDERS, PEERS
 from benchmarks.ratios import ratio_of, rotated
+from datapipe.kinds.audio.trial_data import make
 
 BARS = {"torchcodec": 3.0, "soundfile": 1.3}  # the least that their CPU time over ours may be
 MAX_RESUME_S = 1.0
@@ -43,7 +43,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=arguments.scratch) as name:
         directory = Path(name) / "speech"
         num_files = 70 if arguments.dry_run else 600
-        _write_speech(directory, num_files)
+        make(directory, num_files)
         names = [one for one in CONTENDERS if arguments.peers or one not in PEERS]
         rounds: dict[str, list[dict[str, float]]] = {one: [] for one in names}
         for number in range(arguments.rounds):
@@ -104,31 +104,6 @@ def _run(name: str, directory: Path, arguments: argparse.Namespace) -> dict[str,
         environment={"XDG_CACHE_HOME": str(directory.parent / "cache")},
     )
     return found
-
-
-# -- data ------------------------------------------------------------------------------------------
-
-
-def _speech(rng: np.random.Generator, seconds: float) -> NDArray[np.float32]:
-    """Return (n,) what compresses as speech does: harmonics whose pitch wanders, in syllables, over some noise."""
-    num = int(seconds * RATE)
-    times = np.arange(num) / RATE
-    slow, fast = np.arange(0, seconds + 1, 0.3), np.arange(0, seconds + 1, 0.1)
-    pitch = 120 * np.exp(0.2 * np.interp(times, slow, rng.normal(size=len(slow))))
-    phase = 2 * np.pi * np.cumsum(pitch) / RATE
-    syllables = np.interp(times, fast, rng.random(len(fast)) ** 2)
-    voice = sum(np.sin(number * phase + rng.random()) / number**1.2 for number in range(1, 20))
-    found: NDArray[np.float32] = (0.08 * syllables * voice + rng.normal(0, 0.004, num)).astype(np.float32)
-    return found
-
-
-def _write_speech(directory: Path, num_files: int) -> None:
-    import soundfile
-
-    directory.mkdir(parents=True)
-    for number in range(num_files):
-        rng = np.random.default_rng(number)
-        soundfile.write(directory / f"{number:04d}.flac", _speech(rng, float(rng.uniform(10, 20))), RATE)
 
 
 def _index(directory: Path) -> dict[str, Any]:

@@ -23,8 +23,8 @@ from benchmarks.task import Task
 
 _PEERS = ("ours", "ours-again", "ours-folder", "ours-uint8", "torch", "webdataset", "dali-file", "dali-webdataset", "ffcv")
 _LINE_UPS = {
-    "photos": (*_PEERS, "limit-whole", "limit-region"),
-    "256": (*_PEERS, "limit-whole", "limit-region"),
+    "photos": (*_PEERS, "limit-stages", "limit-whole", "limit-region"),
+    "256": (*_PEERS, "limit-stages", "limit-whole", "limit-region"),
     "dali": ("ours-dali", "ours-dali-again", "dali-file", "dali-webdataset"),
     "dali-uint8": ("ours-dali-uint8", "ours-dali-uint8-again", "dali-file-uint8", "dali-webdataset-uint8"),
     "from-torch": (

@@ -65,7 +65,7 @@ def main() -> None:
 def measure(shards: Path, num_images: int) -> dict[str, float]:
     """Microseconds per image of each step, over the first images of a shuffled epoch."""
     index, files, decoder = open_index(shards), LocalFiles(), open_decoder()
-    recipe = Recipe.of(_transforms())
+    recipe = Recipe.of(transforms_of_task())
     ids = index.ids(np.random.default_rng(0).permutation(len(index))[:num_images].astype(np.int64))
     entries = index.look_up(ids, "image")
     data: list[bytes] = [b""] * num_images
@@ -107,7 +107,7 @@ def measure(shards: Path, num_images: int) -> dict[str, float]:
         shuffle=True,
         seed=0,
         num_workers=0,
-        transform=_transforms(),
+        transform=transforms_of_task(),
         drop_last=True,
         device="cpu",
     )
@@ -115,7 +115,8 @@ def measure(shards: Path, num_images: int) -> dict[str, float]:
     return took
 
 
-def _transforms() -> list[Any]:
+def transforms_of_task() -> list[Any]:
+    """Return the transforms that all contenders apply."""
     crop = [T.RandomResizedCrop(CROP), T.RandomHorizontalFlip()]
     return [*crop, T.ToDtype(torch.float32, scale=True), T.Normalize(T.IMAGENET_MEAN, T.IMAGENET_STD)]
 

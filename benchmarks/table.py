@@ -347,9 +347,8 @@ def _clips(result: dict[str, Any]) -> str:
     index = result["index"]
     told = (
         "In parentheses: times as fast as torchcodec. H.264 with a key frame every 60; shuffled batches of 32, two threads or "
-        f"workers. {index['files']:,} videos are looked at once, {index['files_per_s']:,} a second, by two "
-        "threads that wait for each other's Python, and then compared with their "
-        f"files, {index['reopened_per_s']:,} a second."
+        f"workers. {index['files']:,} videos are looked at once, {index['files_per_s']:,} a second, and then "
+        f"compared with their files, {index['reopened_per_s']:,} a second."
     )
     return "\n".join([*lines, "", told])
 

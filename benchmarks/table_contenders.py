@@ -11,28 +11,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-DENSE = [f"I{number}" for number in range(1, 14)]
-IDS = [f"C{number}" for number in range(1, 27)]
-GROUP_ROWS = 1 << 17
+from datapipe.kinds.tables.trial_data import DENSE, GROUP_ROWS, IDS
+
 Spent = tuple[float, float]  # ns per row, by the clock and of CPU time
 Measure = Callable[[Path], Spent]  # of a file
-
-
-def write_table(path: Path, num_rows: int, *, seed: int = 0) -> None:
-    """13 floating columns, 26 of ids of different sizes, and a label: snappy, row groups of 131,072 rows."""
-    rng = np.random.default_rng(seed)
-    writer = None
-    for start in range(0, num_rows, GROUP_ROWS):
-        num = min(GROUP_ROWS, num_rows - start)
-        columns: dict[str, Any] = {name: (rng.random(num, dtype=np.float32) * 100).round() for name in DENSE}
-        for number, name in enumerate(IDS):
-            columns[name] = (rng.zipf(1.3, num) % 10 ** (1 + number % 6)).astype(np.int64)
-        columns["label"] = rng.integers(0, 2, num).astype(np.float32)
-        table = pa.table(columns)
-        writer = writer or pq.ParquetWriter(path, table.schema, compression="snappy")
-        writer.write_table(table, row_group_size=GROUP_ROWS)
-    assert writer is not None
-    writer.close()
 
 
 def timed(batches: Iterator[int]) -> Spent:

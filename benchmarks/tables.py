@@ -26,8 +26,9 @@ from typing import Any
 from benchmarks import harness
 from benchmarks.environment import ROOT
 from benchmarks.ratios import ratio_of, rotated
-from benchmarks.table_contenders import CONTENDERS, DENSE, GROUP_ROWS, IDS, write_table
+from benchmarks.table_contenders import CONTENDERS
 from datapipe.diagnostics.ceilings.lock_watch import offer, report_span, watch
+from datapipe.kinds.tables.trial_data import DENSE, GROUP_ROWS, IDS, make
 
 # (contender, against, the least that speed over speed may be)
 BARS = (
@@ -50,8 +51,8 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory(dir=arguments.scratch) as scratch:
         path, twice = Path(scratch) / "once.parquet", Path(scratch) / "twice.parquet"
-        write_table(path, arguments.rows)
-        write_table(twice, 2 * arguments.rows)
+        make(path, arguments.rows)
+        make(twice, 2 * arguments.rows)
         names = [name for name in CONTENDERS if name != "DuckDB by hand" or _has_duckdb()]
         rounds: dict[str, list[list[float]]] = {name: [] for name in names}
         for number in range(arguments.rounds):

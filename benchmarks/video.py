@@ -21,19 +21,16 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from benchmarks import episode_contenders, harness, video_contenders
 from benchmarks.episode_data import write_episodes
 from benchmarks.ratios import ratio_of, rotated
 from benchmarks.video_contenders import CONVERTED
+from datapipe.kinds.clips.trial_data import wandering, write_video
 
-HEIGHT, WIDTH, KEY_EVERY = 480, 640, 60
+KEY_EVERY = 60
 # By group: the module of its contenders, and its tasks, the last argument of these.
 GROUPS = {"clips": (video_contenders, ("resize", "crop")), "episodes": (episode_contenders, ("1", "2", "8"))}
 # (task, contender, the least that the peer's CPU time over its may be)
@@ -106,7 +103,7 @@ def _write_data(group: str, scratch: Path, *, is_dry: bool) -> tuple[Path, dict[
     directory = scratch / group
     if group == "episodes":
         lengths = [60, 60] if is_dry else [240] * 16
-        write_episodes(directory, lengths, _pictures)
+        write_episodes(directory, lengths, wandering)
         return directory, {"lengths": lengths}
     num_videos, num_frames = (2, 90) if is_dry else (12, 600)
     _write_videos(directory, num_videos, num_frames)
@@ -155,47 +152,10 @@ def as_lines(result: dict[str, Any]) -> list[str]:
 # -- data ------------------------------------------------------------------------------------------
 
 
-def _scene(rng: np.random.Generator) -> NDArray[np.uint8]:
-    """Return (960, 1280, 3) texture: noise of several sizes, as a landscape has."""
-    found = np.zeros((960, 1280, 3))
-    for size in (4, 8, 16, 32, 64, 128):
-        coarse = rng.normal(size=(960 // size + 2, 1280 // size + 2, 3))
-        rows, columns = np.arange(960) / size, np.arange(1280) / size
-        top, left = rows.astype(int), columns.astype(int)
-        y, x = (rows - top)[:, None, None], (columns - left)[None, :, None]
-        upper = coarse[top][:, left] * (1 - x) + coarse[top][:, left + 1] * x
-        lower = coarse[top + 1][:, left] * (1 - x) + coarse[top + 1][:, left + 1] * x
-        found += (upper * (1 - y) + lower * y) * size**0.6
-    pixels: NDArray[np.uint8] = np.clip(128 + 40 * found / found.std(), 0, 255).astype(np.uint8)
-    return pixels
-
-
-def _pictures(number: int, num_frames: int) -> Iterator[NDArray[np.uint8]]:
-    """Yield frames of a camera that moves over a scene, (HEIGHT, WIDTH, 3) each."""
-    rng = np.random.default_rng(number)
-    scene = _scene(rng).astype(np.int16)
-    for time_number in range(num_frames):
-        left = int(320 + 300 * np.sin(time_number / 40 + number))
-        top = int(240 + 200 * np.cos(time_number / 55))
-        grain = rng.normal(0, 3, (HEIGHT, WIDTH, 1)).astype(np.int16)
-        yield np.clip(scene[top : top + HEIGHT, left : left + WIDTH] + grain, 0, 255).astype(np.uint8)
-
-
 def _write_videos(directory: Path, num_videos: int, num_frames: int) -> None:
-    import av
-
     directory.mkdir(parents=True)
     for number in range(num_videos):
-        with av.open(str(directory / f"{number:03d}.mp4"), "w") as output:
-            stream: Any = output.add_stream("libx264", rate=30)
-            stream.width, stream.height, stream.pix_fmt = WIDTH, HEIGHT, "yuv420p"
-            keys = f"keyint={KEY_EVERY}:min-keyint={KEY_EVERY}:scenecut=0"
-            stream.options = {"x264-params": keys, "preset": "medium", "crf": "23"}
-            for pixels in _pictures(number, num_frames):
-                for packet in stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")):
-                    output.mux(packet)
-            for packet in stream.encode(None):
-                output.mux(packet)
+        write_video(directory / f"{number:03d}.mp4", wandering(number, num_frames), key_every=KEY_EVERY, preset="medium")
 
 
 def _convert(directory: Path, converted: Path) -> dict[str, float]:

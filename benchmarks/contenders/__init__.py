@@ -97,6 +97,7 @@ _ALL = (
     Contender("ffcv-raw", "FFCV, raw", "ffcv_loader", "ffcv-raw.beton", {"beton": "ffcv-raw.beton"}, interpreter="ffcv"),
     Contender("limit-whole", "limit: decode alone, whole image", "decode_only", "folder", {"decoder": "whole"}, "pixels"),
     Contender("limit-region", "limit: decode alone, the crop's region", "decode_only", "folder", {"decoder": "region"}, "pixels"),
+    Contender("limit-stages", "limit: read, decode, resize, convert, and no more", "stages_only", "shards", output="pixels"),
     # Onto a GPU; `device` and settings are added by benchmarks.gpu.
     Contender("gpu-ours-kept", "datapipe, images kept on the GPU", "ours_kept", "shards"),
     Contender("gpu-ours-auto", "datapipe, the backend it chose itself", "ours_gpu", "shards"),

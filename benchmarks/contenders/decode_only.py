@@ -6,38 +6,54 @@ import itertools
 import math
 import random
 import threading
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Iterator, Sequence, Sized
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 import simplejpeg
 
 from benchmarks.task import Task
 
 Decode = Callable[[bytes], object]
+_Item = TypeVar("_Item")
 
 
 def make(task: Task, *, decoder: str) -> Iterator[Sized]:
     """Lists as long as a batch; "whole" images by simplejpeg, or a crop's "region" by nvImageCodec."""
     files = sorted((Path(task.data) / "folder").glob("*/*"))
     random.Random(task.seed).shuffle(files)
-    contents = itertools.cycle([path.read_bytes() for path in files[: task.num_images]])
     opener = _open_whole if decoder == "whole" else _open_region
+
+    def open_own() -> Callable[[list[bytes]], object]:
+        decode = opener(task.seed + threading.get_ident())
+        return lambda part: [None for data in part if decode(data) is not None]
+
+    return in_threads(task, [path.read_bytes() for path in files[: task.num_images]], open_own)
+
+
+def in_threads(task: Task, items: Sequence[_Item], open_own: Callable[[], Callable[[list[_Item]], object]]) -> Iterator[Sized]:
+    """Lists as long as a batch, of items that were worked on, over and over, two batches ahead.
+
+    `open_own` returns the work of one thread: on a list of items, its share of a batch.
+    """
+    endless = itertools.cycle(items)
     share = math.ceil(task.batch_size / task.num_threads)
-    own = threading.local()  # a decoder serves one thread
+    own = threading.local()
 
-    def open_own() -> None:
-        own.decode = opener(task.seed + threading.get_ident())
+    def start() -> None:
+        own.work = open_own()
 
-    def decode_share(part: list[bytes]) -> list[None]:
-        return [None for data in part if own.decode(data) is not None]
+    def work_on(part: list[_Item]) -> list[_Item]:
+        own.work(part)
+        return part
 
-    with ThreadPoolExecutor(task.num_threads, initializer=open_own) as pool:
+    with ThreadPoolExecutor(task.num_threads, initializer=start) as pool:
 
-        def submit() -> Future[list[None]]:
-            return pool.submit(decode_share, list(itertools.islice(contents, share)))
+        def submit() -> Future[list[_Item]]:
+            return pool.submit(work_on, list(itertools.islice(endless, share)))
 
-        ahead = [submit() for _ in range(2 * task.num_threads)]  # two batches in the making
+        ahead = [submit() for _ in range(2 * task.num_threads)]
         while True:
             batch = []
             for _ in range(task.num_threads):

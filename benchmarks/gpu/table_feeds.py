@@ -12,10 +12,10 @@ import pyarrow.parquet as pq
 import torch
 
 import datapipe as dp
-from benchmarks.table_contenders import DENSE, IDS
 from datapipe.kernel.cuda_runtime import cuda_runtime
 from datapipe.kinds.tables.cudf.library import library, stream_ordered_memory
 from datapipe.kinds.tables.cudf.reader import DTYPES, CudaStream
+from datapipe.kinds.tables.trial_data import DENSE, IDS
 
 CUDF, ARROW, BY_HAND, RESIDENT = "ours, cuDF", "ours, Arrow", "cuDF by hand", "resident"
 Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # (b, 13) float32, (b, 26) int64, (b,) float32, on the device

@@ -12,7 +12,7 @@ from benchmarks.gpu.job import ask_job
 from benchmarks.gpu.report import Report
 from benchmarks.gpu.settings import Check, Deadline, num_cores
 from benchmarks.gpu.table_feeds import ARROW, BY_HAND, CUDF, RESIDENT
-from benchmarks.table_contenders import write_table
+from datapipe.kinds.tables.trial_data import make
 
 _FILES, _ROWS = 16, 1 << 19  # 8.4 million rows, 64 row groups
 _BATCH_SIZES = (65536, 4096)
@@ -55,7 +55,7 @@ def table(check: Check) -> Path:
 
 def _write(path: Path, num_rows: int) -> None:
     part = path.with_suffix(".part")
-    write_table(part, num_rows, seed=int(path.stem.rpartition("-")[2]))
+    make(part, num_rows, seed=int(path.stem.rpartition("-")[2]))
     part.rename(path)
 
 

@@ -14,7 +14,7 @@ from benchmarks.gpu.device import MB, Device, open_device
 from benchmarks.gpu.pace import bf16_step, first_and_steady, run_paced
 from benchmarks.gpu.settings import Check
 from benchmarks.gpu.table_feeds import ARROW, CUDF, FEEDS, Batch, open_ours
-from benchmarks.table_contenders import DENSE, IDS
+from datapipe.kinds.tables.trial_data import DENSE, IDS
 
 _IDS, _WIDTH = 100_000, 16  # of an embedding
 

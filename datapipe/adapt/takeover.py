@@ -69,6 +69,9 @@ def from_torch(
 ) -> AnyLoader:
     """Return a loader of the same batches as `loader`, made by datapipe as far as it can see how they are made.
 
+    >>> loader = torch.utils.data.DataLoader(dataset, batch_size=256, shuffle=True, num_workers=8)
+    >>> loader = datapipe.from_torch(loader)
+
     - A dataset whose files can be seen (torchvision's folders, `Subset` and `ConcatDataset` of them) with transforms that
       datapipe has: a `datapipe.DataLoader`. So too a `webdataset` pipeline over local shards that shuffles, decodes to PIL
       images, maps them by such transforms, and batches.

@@ -1,7 +1,8 @@
 """`datapipe demo`: everything in a minute or two, from loose files to the diagnosis of a training script.
 
 Generated photographs are converted and verified; torch's DataLoader on the files and datapipe's on the shards load them in
-turns; then `datapipe diagnose` examines a training script before and after its loader is replaced.
+turns; `datapipe diagnose` examines a training script before and after its loader is replaced. Then a little data of each other
+kind whose packages are installed is made, converted where a loader needs that, and measured.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import io
 import json
 import os
+import shlex
 import shutil
 import statistics
 import sys
@@ -23,7 +26,9 @@ from converters import ConvertOptions, convert
 from converters.verify import verify
 from datapipe.cli import demo_script
 from datapipe.cli.demo_script import BATCH_SIZE, SIZE, loader_of_shards
+from datapipe.cli.main import main
 from datapipe.cli.progress import Progress
+from datapipe.containers.forms import IMAGES
 from datapipe.containers.opening import open_index
 from datapipe.core.atomic import atomic_writer, write_json
 from datapipe.core.checks import whole_number
@@ -33,15 +38,18 @@ from datapipe.diagnostics.command import diagnose_command, write_reports
 from datapipe.diagnostics.document import Document
 from datapipe.diagnostics.report.compare import compare
 from datapipe.diagnostics.report.screen import screen
-from datapipe.errors import DatapipeError, IntegrityError, OptionError
+from datapipe.errors import DatapipeError, DependencyError, IntegrityError, OptionError
 from datapipe.kernel.calibration import in_turns, rate_of
 from datapipe.kernel.options import default_num_workers
 from datapipe.kinds.images.bench import torch_loader
+from datapipe.kinds.registry import KINDS, part
 from datapipe.testing.synthetic_images import make_image_folder
 
 NUM_CLASSES = 10
 _DEFAULT_IMAGES = 2000
 _ROUNDS = 3  # of each loader, after one to warm up
+_OTHER_KINDS = [kind for kind in reversed(KINDS) if kind != IMAGES]
+_BENCH = ("--images", "200", "--rounds", "1", "--size", "112", "--table-batch-size", "4096")
 
 
 class FailedScriptError(DatapipeError, RuntimeError):
@@ -52,6 +60,8 @@ def run(args: argparse.Namespace) -> int:
     """Run the demo. Raises OptionError for arguments that exclude each other, and what its steps raise."""
     if args.data is not None and (args.images is not None or args.photos is not None):
         raise OptionError("--images and --photos are about generated photographs and --data brings its own; give one of them")
+    if args.make is not None and args.make[0] not in _OTHER_KINDS:
+        raise OptionError(f"--make {args.make[0]}: choose one of {', '.join(_OTHER_KINDS)}; photographs are made by --photos DIR")
     num_images = _DEFAULT_IMAGES if args.images is None else args.images
     if num_images < 10 * NUM_CLASSES:
         raise OptionError(f"--images is {num_images}; an epoch needs at least {10 * NUM_CLASSES}")
@@ -60,6 +70,11 @@ def run(args: argparse.Namespace) -> int:
     if args.photos is not None:
         with _timed("photos", tell) as words:
             words.append(f"{num_images:,} in {generate(args.photos, num_images)}")
+        return 0
+    if args.make is not None:
+        kind, path = args.make
+        with _timed(kind, tell, "data is made") as words:
+            words.append(f"in {_made(kind, Path(path))}")
         return 0
     # Idle compute threads must not spin: on a CPU that trains and decodes they would take the decoders' cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -84,6 +99,8 @@ def run(args: argparse.Namespace) -> int:
             arguments = [str(photos), "--workers", str(num_workers), *read]
             found[name] = diagnose_script(args.out / "train.py", arguments, args.out / f"diagnosis-{name}")
             words.append(f"train.py {name} its loader is replaced")
+    for kind in _OTHER_KINDS:
+        _show(kind, args.out, tell)
     (before, page_before), (after, page_after) = found.values()
     result = {
         "num_workers": num_workers,
@@ -129,6 +146,41 @@ def diagnose_script(script: Path, arguments: list[str], out: Path) -> tuple[Docu
     return diagnosis.document, page
 
 
+def _show(kind: str, out: Path, tell: Any) -> None:
+    """Make data of a kind, convert it where a loader needs that, and say how fast it is loaded; or what is not installed."""
+    with _timed(kind, tell, "data is made, and loaded") as words:
+        data = part(kind, "trial_data")
+        path = out / data.TITLE
+        try:
+            _made(kind, path)
+        except DependencyError as exc:
+            words.append(f"left out: {exc}")
+            return
+        if options := data.convert_options(path):
+            path = out / kind
+            _said(["convert", str(out / data.TITLE), str(path), "--overwrite", *options])
+        about, *rates = _said(["bench", str(path), *_BENCH]).splitlines()
+        words += [about.partition(", ")[0], *(f"\n{'':<9}{rate.strip()}" for rate in rates)]
+
+
+def _made(kind: str, path: Path) -> Path:
+    """Return the path of generated data of a kind; reuses that of an earlier run. Raises DependencyError."""
+    if not path.exists():
+        unfinished = path.with_name(f"unfinished-{path.name}")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        part(kind, "trial_data").make(unfinished)
+        os.replace(unfinished, path)
+    return path
+
+
+def _said(arguments: list[str]) -> str:
+    """Return what a command of ours prints. Raises FailedScriptError if it fails; it has said why."""
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        if main(arguments):
+            raise FailedScriptError(f"datapipe {shlex.join(arguments)}: failed; the reason is above")
+    return said.getvalue()
+
+
 def _rates(photos: Path, shards: Path, num_workers: int) -> dict[str, float]:
     """Return the images/s of torch's loader on the files and of datapipe's on the shards: medians of rounds in turns."""
     # Torch's worker processes must be forked before our threads start, so its loader is first; the processes stay.
@@ -153,4 +205,5 @@ def _timed(name: str, tell: Any, doing: str = "") -> Iterator[list[str]]:
     started = time.perf_counter()
     with reported_wait(f"the step {name}", doing) if doing else contextlib.nullcontext():
         yield words
-    tell(f"{name:<9}{' '.join(words):<76}{time.perf_counter() - started:>6.1f} s")
+    first, line_end, more = "".join(words).partition("\n")
+    tell(f"{name:<9}{first:<76}{time.perf_counter() - started:>6.1f} s{line_end}{more}")

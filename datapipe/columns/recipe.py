@@ -33,6 +33,9 @@ VOCABULARIES_SUFFIX = ".vocabularies"  # of the directory beside a recipe
 class Columns:
     """A recipe: shell patterns of column names, and the operations on the columns that they match, in order.
 
+    >>> recipe = datapipe.Columns({"I*": datapipe.Columns.Normalize(), "C*": datapipe.Columns.Categorify()}).fit("train.parquet")
+    >>> data = datapipe.Table("train.parquet", label="label", transform=recipe)
+
     `operations`: `{"I*": [dp.Columns.FillMissing("median"), dp.Columns.Normalize()], "C*": dp.Columns.Categorify()}`. A column
     that several patterns match follows the first of them; one that none matches is unchanged. FillMissing("mean") and
     "median", Normalize and Categorify need fitting: `fit` returns a fitted recipe, `save` and `load` keep it. Immutable.

@@ -52,6 +52,8 @@ class FieldChoice:
 class Form:
     """How a path is read as samples: its form, and what its names do not say.
 
+    >>> data = datapipe.Images("list.csv", form=datapipe.Form("manifest", root="photos", fields={"age": "int"}))
+
     `name`: one of FORMS; "auto" recognises it. `root`: where the file names in a manifest or COCO file start; None: its own
     folder. `fields`: kinds by the name of a column, suffix or annotation, such as `{"age": "int", "notes": "none"}`; kinds are
     those of `datapipe convert --field`. `class_from`: what names the class of a file, "folder", "parent", "path" or "none";

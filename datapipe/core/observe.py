@@ -16,7 +16,11 @@ from datapipe.errors import OptionError
 
 
 class Stage(enum.Enum):
-    """What a span of time was spent on."""
+    """What a span of time was spent on.
+
+    >>> if event.stage is datapipe.Stage.DECODE:
+    ...     seconds += event.duration_ns / 1e9
+    """
 
     PLAN = "plan"  # order, index look-up, draws
     READ = "read"  # bytes from storage, checksum
@@ -30,7 +34,10 @@ class Stage(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class StageEvent:
-    """One stage of one block (or, for COLLATE, COPY and WAIT, of one batch)."""
+    """One stage of one block (or, for COLLATE, COPY and WAIT, of one batch).
+
+    >>> loader.observe(lambda event: print(event.stage.value, event.duration_ns))
+    """
 
     stage: Stage
     step: int  # within the epoch, from 0
@@ -41,7 +48,14 @@ class StageEvent:
 
 
 class Observer(Protocol):
-    """A receiver of events; called from several threads at once."""
+    """A receiver of events; called from several threads at once.
+
+    >>> def slow(event: datapipe.StageEvent) -> None:
+    ...     if event.duration_ns > 50_000_000:
+    ...         print(event.step, event.stage.value)
+    ...
+    >>> loader.observe(slow)
+    """
 
     def __call__(self, event: StageEvent, /) -> None: ...
 

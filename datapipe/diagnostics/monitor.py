@@ -32,10 +32,8 @@ _ELSEWHERE = "this process runs under `datapipe diagnose`, which will write the 
 class Monitor:
     """Passes on a loader's batches unchanged, measures how long the training waits for them, and says so.
 
-    ::
-
-        for images, labels in dp.Monitor(loader, log=writer, saves="run.dpr"):
-            ...
+    >>> for images, labels in datapipe.Monitor(loader, log=writer, saves="run.dpr"):
+    ...     train(images, labels)
 
     Where data starves the training, one line on the standard error says so after the first 200 steps, and another one if the
     loop comes to wait longer later on; `quiet` leaves them out. Other than that a monitor only keeps what it measures: it costs

@@ -24,7 +24,11 @@ logger = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class BadSample:
-    """One sample that was skipped or replaced."""
+    """One sample that was skipped or replaced.
+
+    >>> for bad in loader.bad_samples:              # of a loader with on_error="skip" or "replace"
+    ...     print(bad.id, bad.reason)
+    """
 
     epoch: int
     step: int

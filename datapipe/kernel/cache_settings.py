@@ -15,6 +15,8 @@ from datapipe.errors import OptionError
 class Cache:
     """A place in which decoded data is kept between epochs, and its capacity.
 
+    >>> data = datapipe.Images("photos", cache=datapipe.Cache("ram", nbytes=32_000_000_000))
+
     where: "ram", the node's memory, shared by its processes until the last one ends; "disk", in the user's cache directory; a
       directory; or "gpu", the memory of the device that batches go to.
     nbytes: its capacity in bytes; None: half of the memory, 80 % of the disk, or a quarter of the GPU's memory that is free. A

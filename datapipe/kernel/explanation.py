@@ -32,6 +32,8 @@ class Explanation:
 def explain(loader: Any) -> Explanation:
     """Return a loader's device and backend and why, its decoder, which part runs where, and its order, as text to print.
 
+    >>> print(datapipe.explain(loader))
+
     `loader`: a datapipe.DataLoader or TableLoader, or the result of `from_torch` or `prefetch`. Raises OptionError for
     anything else.
 

@@ -29,6 +29,9 @@ def prefetch(
 ) -> PrefetchedLoader:
     """Return a loader of the batches of `iterable`, their tensors on `device`; `depth` further ones are copied ahead.
 
+    >>> for images, labels in datapipe.prefetch(loader, "cuda"):    # any loader's batches, copied while the GPU computes
+    ...     train(images, labels)
+
     `iterable`: a torch DataLoader, a datapipe one, a list, a generator: anything that gives batches. `device`: "cuda" is
     the current device at the first `next()`, before which no CUDA context is made; on "cpu" batches come as they
     are, and nothing runs ahead. `static`: for CUDA graphs, the number of batches whose memory is used in turn; then a batch is

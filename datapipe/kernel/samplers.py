@@ -24,6 +24,8 @@ _MAX_GIVEN = 64  # batches whose checksums are calculated at once
 class WeightedSampler:
     """A loader's `sampler` that draws samples with replacement, each as often as its weight says.
 
+    >>> loader = datapipe.DataLoader("shards", batch_size=64, sampler=datapipe.WeightedSampler(weights))
+
     The arithmetic form of torch's `WeightedRandomSampler`: every rank draws its part of one epoch, and a saved state
     resumes on any number of ranks. `weights`: (n,) for each sample of the dataset in its order. `num_samples`: length of an
     epoch over all ranks; None: the number of weights.

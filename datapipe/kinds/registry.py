@@ -4,7 +4,9 @@ A kind is a folder beside this module. It has `inspection` (`claim(path)`: the i
 not of this kind; `claim(path, form)` too, if it has forms of its own; `describe(index, args)`: facts, JSON-safe;
 `as_text(path, facts)`), `data` (`of(source, index)`: the data object of what was claimed, or of an object that is no path, with
 None for the index; None if that is not of this kind) and `bench` (`measure(index, args)`: rates, JSON-safe; `as_text(result)`;
-`loader(index, args)`: the loader whose ceilings are measured). Inspections work without torch.
+`loader(index, args)`: the loader whose ceilings are measured). Each but images, whose photographs lie in `datapipe/testing`, has
+`trial_data` (`TITLE`, what its file or folder is called; `make(path)`: generated data; `convert_options(path)`: those of
+`datapipe convert` where that makes what is loaded). Inspections work without torch.
 """
 
 from __future__ import annotations
@@ -88,6 +90,9 @@ def open_data(source: Any) -> Data:
 
 def mix(datasets: Sequence[Any], weights: Sequence[float] | None = None, *, num_samples: int | None = None) -> Any:
     """Return one dataset of several, each of which makes up a fixed share of every epoch.
+
+    >>> data = datapipe.mix([datapipe.Tokens("web", 4096), datapipe.Tokens("code", 4096)], weights=[0.7, 0.3])
+    >>> loader = datapipe.DataLoader(data, batch_size=8, shuffle=True)
 
     `datasets`: data objects of one kind, such as `Images`, or paths. `weights`: one for each, to any scale; None: each by its
     size. `num_samples`: length of an epoch; None: the sum of their sizes. Shares hold in every batch, to within a sample or two.

@@ -16,6 +16,8 @@ from datapipe.stores.window import MAX_REQUESTS
 class Remote:
     """How samples are read from an object store. Credentials come from the environment and are no part of it.
 
+    >>> data = datapipe.Images("s3://bucket/train", remote=datapipe.Remote(cache_dir="/ssd/shards", cache_nbytes=200_000_000_000))
+
     cache_dir: a directory on a local disk in which shards are kept, shared by the processes of a node; None: none are kept.
     cache_nbytes: how much that may take, in bytes; None: 80 % of the disk that is free.
     requests: how many may be under way at once in this process, at most.

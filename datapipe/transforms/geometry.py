@@ -39,6 +39,8 @@ Size = tuple[int, int]
 class Resize:
     """Resize to (height, width), or so that the shorter side is `size` and the aspect ratio is kept.
 
+    >>> T.Resize(256)
+
     With an int, `max_size` limits the longer side; with None the longer side becomes `max_size`. Lengths are truncated as
     in torchvision; where that gives 0 (and torchvision fails) they are 1.
     """
@@ -108,7 +110,10 @@ class Resize:
 
 @dataclass(frozen=True, repr=False)
 class CenterCrop:
-    """Cut `size` out of the centre; a smaller image is padded with `fill` on both sides."""
+    """Cut `size` out of the centre; a smaller image is padded with `fill` on both sides.
+
+    >>> T.CenterCrop(224)
+    """
 
     size: Size = field(metadata={"square": True})
     fill: Fill = (0, 0, 0)
@@ -133,7 +138,10 @@ class CenterCrop:
 
 @dataclass(frozen=True, repr=False)
 class Pad:
-    """Add a border: `padding` is one int, (left and right, top and bottom), or (left, top, right, bottom)."""
+    """Add a border: `padding` is one int, (left and right, top and bottom), or (left, top, right, bottom).
+
+    >>> T.Pad(4)
+    """
 
     padding: tuple[int, int, int, int]  # left, top, right, bottom
     fill: Fill = (0, 0, 0)
@@ -163,6 +171,8 @@ class Pad:
 @dataclass(frozen=True, repr=False)
 class RandomCrop:
     """Cut out `size` at a random position, after padding by `padding` and, with `pad_if_needed`, up to the crop's size.
+
+    >>> T.RandomCrop(32, padding=4)
 
     `fold` raises OptionError for an image that is smaller than the crop.
     """
@@ -215,7 +225,10 @@ class RandomCrop:
 
 @dataclass(frozen=True, repr=False)
 class RandomHorizontalFlip:
-    """Mirror left and right with probability `p`."""
+    """Mirror left and right with probability `p`.
+
+    >>> T.RandomHorizontalFlip(p=0.5)
+    """
 
     p: float = 0.5
 
@@ -233,7 +246,10 @@ class RandomHorizontalFlip:
 
 @dataclass(frozen=True, repr=False)
 class RandomVerticalFlip:
-    """Mirror top and bottom with probability `p`."""
+    """Mirror top and bottom with probability `p`.
+
+    >>> T.RandomVerticalFlip(p=0.5)
+    """
 
     p: float = 0.5
 

@@ -24,6 +24,8 @@ _FEW = 24  # up to this many samples, computing all attempts is cheaper than fin
 class RandomResizedCrop:
     """Cut out a box of random area and aspect ratio and resize it to `size`.
 
+    >>> T.RandomResizedCrop(224, scale=(0.35, 1.0))
+
     `scale` bounds the area as a share of the image's, `ratio` the box's width / height (uniform in its logarithm). As in
     torchvision, up to ten boxes are tried; if none fits, the largest central one within `ratio` is taken.
     """

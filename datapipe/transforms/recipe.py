@@ -36,7 +36,10 @@ class _ChecksDtype(Protocol):
 
 @dataclass(frozen=True, repr=False)
 class Recipe:
-    """The transforms applied to each image and to each batch. Made by `Recipe.of`; equal for equal transforms."""
+    """The transforms applied to each image and to each batch. Made by `Recipe.of`; equal for equal transforms.
+
+    >>> T.Recipe.of([T.RandomResizedCrop(224), T.RandomHorizontalFlip()]).explain()
+    """
 
     transforms: tuple[object, ...]  # flattened: datapipe's, others converted to datapipe's, then `rest`
     geometry: tuple[tuple[int, GeometryOp], ...] = dataclasses.field(compare=False)  # (operation, transform)

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import datapipe as dp
+from datapipe.cli import demo
 from datapipe.cli.main import main
+from datapipe.errors import DependencyError
+from datapipe.kinds.registry import part, recognise
 from datapipe.testing.synthetic_images import make_image_folder
 
 pytestmark = pytest.mark.slow
@@ -32,6 +38,8 @@ def test_whole_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytes
         found = json.loads((out / f"diagnosis-{name}" / "diagnosis.json").read_text())
         assert (found["exit_code"], [rank["num_steps"] for rank in found["ranks"]]) == (0, [2])
         assert str(out / f"diagnosis-{name}" / "diagnosis.html") in said.out
+    for kind in ("tables", "audio", "clips", "tokens"):
+        assert re.search(rf"^{kind} .* [\d.]+ s\n +\S.*[\d,]{{3}}", said.out, re.MULTILINE), said.out
     assert found["loaders"][0]["kind"] == "datapipe.kinds.loader.DataLoader"
     # a second run keeps the photographs, and says so if their number differs from the requested one
     assert main(["demo", "--out", str(out), "--images", "131"]) == 2
@@ -45,6 +53,7 @@ def test_whole_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytes
         (["--data", "x", "--images", "500"], "give one of them"),
         (["--data", "x", "--photos", "y"], "give one of them"),
         (["--workers", "0"], "at least 1"),
+        (["--make", "dreams", "here"], "--make dreams: choose one of tables, audio, clips, tokens"),
     ],
 )
 def test_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
@@ -57,3 +66,36 @@ def test_only_photographs_if_that_is_asked_for(tmp_path: Path) -> None:
     assert main(["demo", "--photos", str(tmp_path / "photos"), "--images", "100"]) == 0
     assert len(list((tmp_path / "photos").glob("*/*.jpg"))) == 100
     assert [path.name for path in tmp_path.iterdir()] == ["photos"]
+
+
+@pytest.mark.parametrize("kind", ["tables", "audio", "tokens"])
+def test_data_of_a_kind_is_made_and_recognised(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / part(kind, "trial_data").TITLE
+    assert main(["demo", "--make", kind, str(path)]) == 0
+    if options := part(kind, "trial_data").convert_options(path):
+        assert main(["convert", str(path), str(tmp_path / "converted"), *options]) == 0
+        path = tmp_path / "converted"
+    assert recognise(path)[0] == kind
+
+
+@pytest.mark.nightly
+def test_videos_that_are_made_show_their_classes(tmp_path: Path) -> None:
+    """The camera pans to the left: what was at a place is further to the right in the next frame."""
+    assert main(["demo", "--make", "clips", str(tmp_path / "videos")]) == 0
+    data = dp.Clips(tmp_path / "videos", frames=2)
+    assert data.classes == ("pan-left", "pan-right", "tilt-down", "tilt-up")
+    batch = next(iter(dp.DataLoader(data, batch_size=1, device="cpu")))
+    first, second = batch["video"][0].numpy().astype(np.int64)
+    moved = [int(np.abs(second[:, :, 6:-6] - first[:, :, 6 - step : first.shape[2] - 6 - step]).mean()) for step in (-3, 0, 3)]
+    assert moved[2] < min(moved[:2]), moved
+    assert main(["demo", "--make", "clips", str(tmp_path / "videos")]) == 0, "what is there is kept"
+
+
+def test_a_kind_whose_package_is_missing_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(path: Path) -> None:
+        raise DependencyError("sound needs soundfile; pip install 'gpu-datapipe[audio]'")
+
+    monkeypatch.setattr(part("audio", "trial_data"), "make", refused)
+    said: list[str] = []
+    demo._show("audio", tmp_path, said.append)
+    assert re.search(r"^audio    left out: sound needs soundfile; pip install", said[0])

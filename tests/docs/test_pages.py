@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import doctest
+import inspect
 import os
 import re
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from typed import Block, sections, type_in
 
 import datapipe
@@ -44,6 +49,24 @@ def test_the_quick_start_runs_as_typed(tmp_path: Path, environment: dict[str, st
     assert (folder / "sheet.png").exists()
 
 
+@pytest.mark.nightly
+@pytest.mark.slow
+@pytest.mark.parametrize("guide", ["folder", "own-dataset", "gpu-waits", "small-gpt", "clips"])
+def test_a_guide_runs_as_typed(guide: str, tmp_path: Path, environment: dict[str, str]) -> None:
+    """From beginning to end, in an environment that lacks torchvision, as a newcomer's does."""
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['torchvision'] = None\n")
+    folder = tmp_path / "here"
+    folder.mkdir()
+    settings = environment | {"PYTHONPATH": f"{tmp_path}:{environment['PYTHONPATH']}"}
+    for blocks in sections((ROOT / "docs" / "guides" / f"{guide}.md").read_text()).values():
+        type_in(blocks, folder, settings)
+
+
+def test_notebooks_are_those_of_their_guides() -> None:
+    script = ROOT / "docs" / "_site" / "notebooks.py"
+    subprocess.run([sys.executable, script, "--check"], check=True, timeout=60)
+
+
 @pytest.mark.slow
 def test_the_readme_runs_as_typed(tmp_path: Path, environment: dict[str, str]) -> None:
     folder = tmp_path / "here"
@@ -73,6 +96,22 @@ def test_every_public_name_is_on_the_page_of_the_api() -> None:
     text = (ROOT / "docs" / "reference" / "api.md").read_text()
     for name in datapipe.__all__:
         assert f"datapipe.{name}\n" in text or f"`{name}`" in text or name == "__version__", name
+
+
+def public_names() -> list[tuple[str, Any]]:
+    named = [(name, getattr(datapipe, name)) for name in datapipe.__all__ if name != "__version__"]
+    named += [(f"transforms.{name}", getattr(datapipe.transforms, name)) for name in datapipe.transforms.__all__]
+    return [(name, value) for name, value in named if callable(value)]
+
+
+@pytest.mark.parametrize(("name", "value"), public_names(), ids=[name for name, _ in public_names()])
+def test_every_public_name_has_an_example(name: str, value: Any) -> None:
+    examples = doctest.DocTestParser().get_examples(inspect.getdoc(value) or "")
+    assert examples, f"{name}: its docstring has no example (>>> ...)"
+    for example in examples:
+        compile(example.source, name, "exec")
+    if name.startswith("transforms.") and len(examples) == 1:
+        eval(examples[0].source, {"T": datapipe.transforms, "torch": torch})
 
 
 def test_every_error_has_its_cause_and_remedy() -> None:

@@ -1,7 +1,8 @@
 """Pages tried as a reader would: files are saved, commands typed, and what is shown is compared with what comes.
 
 A page shows files as `python` blocks with a title, commands as `bash` blocks, and their output as the `text` block that follows.
-Numbers and fingerprints may differ, and the folder, which pages call /home/you.
+Numbers and fingerprints may differ, the width of columns, and the folder, which pages call /home/you. What cannot be promised
+is in a `console` block, and not compared.
 
 python tests/docs/typed.py PAGE FOLDER [SECTION ...] does so with the commands on PATH.
 """
@@ -55,7 +56,14 @@ def _pattern(line: str) -> str:
     """Return an expression for that line with other numbers, fingerprints and folders."""
     line = re.sub(r"\b[0-9a-f]{16}\b", "FINGERPRINT", line.rstrip())
     line = re.sub(r"\b\d[\d,]*(\.\d+)?(?=\D|$)", "NUMBER", line)
-    return re.escape(line).replace("FINGERPRINT", "[0-9a-f]{16}").replace("NUMBER", r"[\d.,]+").replace("/home/you", ".*")
+    line = re.sub(r"(?<=\S) {2,}", "SPACES", line)  # between columns, which are as wide as their numbers
+    return (
+        re.escape(line)
+        .replace("FINGERPRINT", "[0-9a-f]{16}")
+        .replace("NUMBER", r"[\d.,]+")
+        .replace("SPACES", " +")
+        .replace("/home/you", ".*")
+    )
 
 
 def main() -> None:

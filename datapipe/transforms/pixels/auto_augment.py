@@ -31,6 +31,8 @@ _SIGNED = np.array([1 <= number <= 9 for number in range(len(OPERATIONS))])
 class RandAugment:
     """Apply `num_ops` of fourteen operations, each chosen at random, all at strength `magnitude` of `num_magnitude_bins`.
 
+    >>> T.RandAugment(num_ops=2, magnitude=9)
+
     Sampling is nearest-neighbour; pixels from outside the image are `fill` (None is black). uint8 images only.
     """
 
@@ -70,6 +72,8 @@ class RandAugment:
 @dataclass(frozen=True, repr=False)
 class TrivialAugmentWide:
     """Apply one of fourteen operations, chosen at random, at a random one of `num_magnitude_bins` strengths.
+
+    >>> T.TrivialAugmentWide()
 
     Sampling is nearest-neighbour; pixels from outside the image are `fill` (None is black). uint8 images only.
     """

@@ -23,6 +23,8 @@ from datapipe.transforms.protocols import Locality, Params
 class GaussianBlur:
     """Blur with a Gaussian of random sigma; the image is extended by reflection.
 
+    >>> T.GaussianBlur(23, sigma=(0.1, 2.0))
+
     `kernel_size`: odd, one int or (x, y); as in torchvision, the only argument where x comes first. `sigma`: one number or
     (low, high), in torchvision's unit: its kernel is exp(-(x / sigma)^2) over x from -lim to lim with
     lim = (kernel_size - 1) / (2 sqrt 2), that is a Gaussian of standard deviation sigma.

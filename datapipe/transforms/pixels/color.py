@@ -31,6 +31,8 @@ _ADJUSTMENTS: tuple[Callable[[torch.Tensor, torch.Tensor, float], None], ...] = 
 class ColorJitter:
     """Change brightness, contrast, saturation and hue by random factors, in a random order per sample.
 
+    >>> T.ColorJitter(brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1)
+
     A number x stands for factors in [max(0, 1 - x), 1 + x], for hue in [-x, x] of the colour circle; a pair gives the bounds
     themselves. uint8 images, or floating point images within [0, 1].
     """
@@ -114,7 +116,10 @@ class _Occasional:
 
 @dataclass(frozen=True, repr=False)
 class RandomGrayscale(_Occasional):
-    """Set all three channels to the luma (truncated for uint8) with probability `p`."""
+    """Set all three channels to the luma (truncated for uint8) with probability `p`.
+
+    >>> T.RandomGrayscale(p=0.2)
+    """
 
     p: float = 0.1
 
@@ -129,7 +134,10 @@ class RandomGrayscale(_Occasional):
 
 @dataclass(frozen=True, repr=False)
 class RandomInvert(_Occasional):
-    """Turn each value v into 255 - v with probability `p`."""
+    """Turn each value v into 255 - v with probability `p`.
+
+    >>> T.RandomInvert(p=0.5)
+    """
 
     p: float = 0.5
 
@@ -141,7 +149,10 @@ class RandomInvert(_Occasional):
 
 @dataclass(frozen=True, repr=False)
 class RandomPosterize(_Occasional):
-    """Keep only the `bits` (0 to 8) highest bits of each value with probability `p`."""
+    """Keep only the `bits` (0 to 8) highest bits of each value with probability `p`.
+
+    >>> T.RandomPosterize(4, p=0.5)
+    """
 
     bits: int
     p: float = 0.5
@@ -159,7 +170,10 @@ class RandomPosterize(_Occasional):
 
 @dataclass(frozen=True, repr=False)
 class RandomSolarize(_Occasional):
-    """Turn each value v of at least `threshold` (0 to 255) into 255 - v with probability `p`."""
+    """Turn each value v of at least `threshold` (0 to 255) into 255 - v with probability `p`.
+
+    >>> T.RandomSolarize(128, p=0.5)
+    """
 
     threshold: float
     p: float = 0.5
@@ -178,7 +192,10 @@ class RandomSolarize(_Occasional):
 
 @dataclass(frozen=True, repr=False)
 class RandomAutocontrast(_Occasional):
-    """Stretch each channel to 0..255 with probability `p`."""
+    """Stretch each channel to 0..255 with probability `p`.
+
+    >>> T.RandomAutocontrast(p=0.5)
+    """
 
     p: float = 0.5
 
@@ -190,7 +207,10 @@ class RandomAutocontrast(_Occasional):
 
 @dataclass(frozen=True, repr=False)
 class RandomEqualize(_Occasional):
-    """Equalize each channel's histogram with probability `p`."""
+    """Equalize each channel's histogram with probability `p`.
+
+    >>> T.RandomEqualize(p=0.5)
+    """
 
     p: float = 0.5
 
@@ -202,7 +222,10 @@ class RandomEqualize(_Occasional):
 
 @dataclass(frozen=True, repr=False)
 class RandomAdjustSharpness(_Occasional):
-    """Blur (`sharpness_factor` 0 is fully blurred) or sharpen (above 1) with probability `p`; a factor of 1 changes nothing."""
+    """Blur (`sharpness_factor` 0 is fully blurred) or sharpen (above 1) with probability `p`; a factor of 1 changes nothing.
+
+    >>> T.RandomAdjustSharpness(2.0, p=0.5)
+    """
 
     sharpness_factor: float
     p: float = 0.5

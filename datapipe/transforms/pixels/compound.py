@@ -46,7 +46,10 @@ class _Compound:
 
 @dataclass(frozen=True, repr=False)
 class RandomApply(_Compound):
-    """Apply all of `transforms`, in order, with probability `p`: pixel operations that keep the dtype."""
+    """Apply all of `transforms`, in order, with probability `p`: pixel operations that keep the dtype.
+
+    >>> T.RandomApply([T.ColorJitter(0.8, 0.8, 0.8, 0.2)], p=0.8)
+    """
 
     transforms: tuple[PixelOp, ...]
     p: float = 0.5
@@ -68,7 +71,10 @@ class RandomApply(_Compound):
 
 @dataclass(frozen=True, repr=False)
 class RandomChoice(_Compound):
-    """Apply one of `transforms`, each with its share of `p` (None: equal shares): pixel operations that keep the dtype."""
+    """Apply one of `transforms`, each with its share of `p` (None: equal shares): pixel operations that keep the dtype.
+
+    >>> T.RandomChoice([T.RandomGrayscale(1.0), T.RandomSolarize(128, 1.0), T.GaussianBlur(9)])
+    """
 
     transforms: tuple[PixelOp, ...]
     p: tuple[float, ...] | None = None
@@ -91,7 +97,10 @@ class RandomChoice(_Compound):
 
 @dataclass(frozen=True, repr=False)
 class RandomOrder(_Compound):
-    """Apply all of `transforms` in a random order per sample: pixel operations that keep the dtype."""
+    """Apply all of `transforms` in a random order per sample: pixel operations that keep the dtype.
+
+    >>> T.RandomOrder([T.RandomInvert(), T.RandomGrayscale(0.5)])
+    """
 
     transforms: tuple[PixelOp, ...]
 

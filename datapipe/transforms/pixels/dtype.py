@@ -33,6 +33,8 @@ _scratch = threading.local()
 class ToDtype:
     """Convert to `dtype`: uint8, float16, bfloat16, float32 or float64.
 
+    >>> T.ToDtype(torch.float32, scale=True)
+
     With `scale`, uint8's 0..255 becomes 0..1 and back (back is x * 255.999, truncated, as in torchvision). Without it, values
     are kept (and truncated).
     """
@@ -66,7 +68,10 @@ class ToDtype:
 
 @dataclass(frozen=True, repr=False)
 class Normalize:
-    """Compute (x - mean) / std per channel, for floating point images. `inplace` has no effect."""
+    """Compute (x - mean) / std per channel, for floating point images. `inplace` has no effect.
+
+    >>> T.Normalize(T.IMAGENET_MEAN, T.IMAGENET_STD)
+    """
 
     mean: Triple
     std: Triple

@@ -26,6 +26,8 @@ _LOW_HALF = np.uint64(0xFFFFFFFF)
 class RandomErasing:
     """Overwrite a box of random area and aspect ratio (height / width) with probability `p`.
 
+    >>> T.RandomErasing(p=0.25, value="random")
+
     `value`: one number, one per channel, or "random" for normally distributed noise per pixel and channel (floating point
     images only). As in torchvision, if none of ten boxes is smaller than the image in both directions, nothing is erased.
     `inplace` has no effect.

@@ -19,6 +19,8 @@ from datapipe.transforms.protocols import Params
 class MixUp:
     """Blend images and labels: lam of the sample, 1 - lam of the one before it, lam from Beta(alpha, alpha).
 
+    >>> T.MixUp(num_classes=1000, alpha=0.2)
+
     One lam per batch. Floating point images only; labels become (b, num_classes) float32.
     """
 
@@ -48,6 +50,8 @@ class MixUp:
 @dataclass(frozen=True, kw_only=True, repr=False)
 class CutMix:
     """Paste a box of the previous sample into each image; labels are blended by the area that remains.
+
+    >>> T.CutMix(num_classes=1000, alpha=1.0)
 
     One box per batch, its area about 1 - lam of the image, lam from Beta(alpha, alpha), its centre uniform, clipped at the
     edges. Labels become (b, num_classes) float32.

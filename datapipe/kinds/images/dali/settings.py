@@ -15,6 +15,8 @@ HUFFMAN_THRESHOLD = 1_000_000  # pixels; DALI's default
 class Dali:
     """Options of running DALI: pass it as `backend=` to set what is otherwise measured or derived.
 
+    >>> loader = datapipe.DataLoader("shards", batch_size=256, shuffle=True, backend=datapipe.Dali(hw_decoder_load=0.9))
+
     num_threads: DALI's threads per pipeline; None for the loader's `num_workers`.
     num_pipelines: batches that are in DALI at once, each in its own pipeline.
     hw_decoder_load: share of the JPEGs decoded by the GPU's JPEG engines, 0 to 1, if it has any; the CUDA cores decode the
