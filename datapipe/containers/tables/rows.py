@@ -100,7 +100,8 @@ class GroupReader:
             raise IntegrityError(
                 f"{group}: {table.num_rows} rows are in it, and its file claims {group.num_rows}: damaged; get the file again"
             )
-        return {name: _one_array(_column(table, name)) for name in self._columns}
+        places = {name: number for number, name in enumerate(table.schema.names)}
+        return {name: _one_array(_column(table, name, places)) for name in self._columns}
 
     def _opened(self, file: TableFile) -> _OpenTable:
         opened = self._open.get(file.path)
@@ -229,13 +230,16 @@ def _damaged(group: TableGroup, reason: Exception) -> DecodeError | IntegrityErr
     return DecodeError(f"{group}: does not decode ({lines[0]:.160}); get the file again, or pass on_error='skip' or 'replace'")
 
 
-def _column(table: Any, name: str) -> Any:
-    """Return a column of a table or batch; a field of a struct by its dotted name, null if the struct is."""
-    if name in table.schema.names:
-        return table.column(name)
-    for top in table.schema.names:
+def _column(table: Any, name: str, places: dict[str, int]) -> Any:
+    """Return a column of a table or batch; a field of a struct by its dotted name, null if the struct is.
+
+    `places`: of the columns, by name, as looking one up takes pyarrow long.
+    """
+    if name in places:
+        return table.column(places[name])
+    for top, place in places.items():
         if name.startswith(f"{top}."):
-            return _field(table.column(top), name[len(top) + 1 :])
+            return _field(table.column(place), name[len(top) + 1 :])
     raise IntegrityError(f"column {name!r} is gone; open the table again")
 
 

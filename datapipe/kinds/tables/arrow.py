@@ -21,7 +21,7 @@ from datapipe.index.tables import TableGroup
 Ints = NDArray[np.int64]
 Write = Callable[[int, int, NDArray[Any]], None]  # rows from start to stop, and where they go
 
-BLOCK = 8192  # rows packed at a time: a block of all columns stays in a core's cache
+BLOCK = 32768  # rows packed at a time: few calls of numpy, which hold the lock, and a block that stays in a core's cache
 
 
 def pack(
@@ -118,6 +118,9 @@ def _check_range(feature: MatrixColumn, dtype: str, values: ColumnValues, group:
 
 def _put(values: ColumnValues, target: NDArray[Any], feature: MatrixColumn, group: TableGroup, start: int) -> None:
     """Write values into a matrix. Raises OptionError for finite ones that become infinite. `start`: their first row."""
+    if values.data.dtype == target.dtype:
+        target[:] = values.data
+        return
     try:
         with np.errstate(over="raise"):
             target[:] = values.data

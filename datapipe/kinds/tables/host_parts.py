@@ -116,7 +116,7 @@ class HostTableParts:
             if isinstance(chosen, slice):
                 target[first : first + num] = source[chosen]
             else:
-                np.take(source, chosen, axis=0, out=target[first : first + num], mode="clip")  # "raise" would gather into a copy
+                source.take(chosen, axis=0, out=target[first : first + num], mode="clip")  # "raise" would gather into a copy
         if window.lists is not None:
             batch.lists[first] = _gathered(window.lists, chosen)
 
