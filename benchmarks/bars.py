@@ -234,6 +234,10 @@ BARS = (
         lambda found: float(found["gil"]["median_dali"]["at_most_us_per_image"]),
     ),
     *(
+        _times(f"{what}, float32, against the sum of its stages", 0.93, _lead(f"images-{name}", "limit-stages"))
+        for name, what in (("photos", "photos"), ("256", "256 px"))
+    ),
+    *(
         Bar(f"a step watched by diagnose ({loop}), more than alone", 100, " us", True, _attached(loop))
         for loop in ("bare, batch 4", "5 transforms, batch 256", "5 transforms, batch 256, 2 workers")
     ),

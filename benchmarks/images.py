@@ -21,7 +21,18 @@ from benchmarks.data import DEFAULT_DATA, ImageSet, Workshop, describe, prepare,
 from benchmarks.plots import plot_rates
 from benchmarks.task import Task
 
-_PEERS = ("ours", "ours-again", "ours-folder", "ours-uint8", "torch", "webdataset", "dali-file", "dali-webdataset", "ffcv")
+_PEERS = (
+    "ours",
+    "ours-again",
+    "ours-folder",
+    "ours-uint8",
+    "torch",
+    "webdataset",
+    "dali-file",
+    "dali-webdataset",
+    "ffcv",
+    "spdl",
+)
 _LINE_UPS = {
     "photos": (*_PEERS, "limit-stages", "limit-whole", "limit-region"),
     "256": (*_PEERS, "limit-stages", "limit-whole", "limit-region"),
@@ -67,7 +78,7 @@ def main() -> None:
         raise SystemExit(f"--contenders: no {', '.join(unknown)}; there are {', '.join(CONTENDERS)}")
     if arguments.ffcv_python is None:
         names = [name for name in names if CONTENDERS[name].interpreter != "ffcv"]
-        print("without --ffcv-python FFCV is left out; benchmarks/README.md says how to install it")
+        print("without --ffcv-python FFCV and SPDL are left out; benchmarks/README.md says how to install them")
     image_set = ImageSet(
         name=_DATA.get(arguments.set, arguments.set),
         source=arguments.source,
@@ -155,7 +166,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--warmup-images", type=int, default=1024)
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--threads", type=int, default=2, help="decoding threads or workers, and cores")
-    parser.add_argument("--ffcv-python", help="interpreter of the environment that has FFCV")
+    parser.add_argument("--ffcv-python", help="interpreter of the environment that has FFCV and SPDL")
     parser.add_argument("--data", type=Path, default=DEFAULT_DATA)
     parser.add_argument("--results", type=Path, default=harness.RESULTS)
     parser.add_argument("--name", help="of the result file (default: images-SET)")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import bars, cpu_kinds, versions
-from benchmarks.contenders import OWN_DATASETS
+from benchmarks.contenders import CONTENDERS, OWN_DATASETS
 from benchmarks.diagnostics import table as diagnostics
 from benchmarks.environment import ROOT
 from benchmarks.gpu import table as gpu
@@ -24,7 +24,18 @@ from benchmarks.marked import replace_marked
 from benchmarks.rate_picture import pictures
 from datapipe.kinds.tables.kind import WINDOW_NBYTES
 
-_ROWS = ("ours", "ours-folder", "ours-uint8", "ffcv", "dali-file", "dali-webdataset", "torch", "webdataset")
+_ROWS = (
+    "ours",
+    "ours-folder",
+    "ours-uint8",
+    "ffcv",
+    "dali-file",
+    "dali-webdataset",
+    "spdl",
+    "torch",
+    "webdataset",
+    "limit-stages",
+)
 _RAW_ROWS = ("ours", "ours-uint8", "ours-raw", "ours-raw-uint8", "ffcv-raw")
 
 
@@ -107,8 +118,7 @@ def _peers(found: dict[str, Any]) -> str:
     for row in _ROWS:
         present = [found[name]["contenders"].get(row) for name in sets]
         if any(present):
-            title = next(entry["title"] for entry in present if entry)
-            lines.append(_row(title, [_cell(found[name], row) for name in sets]))
+            lines.append(_row(CONTENDERS[row].title, [_cell(found[name], row) for name in sets]))
     noise = ", ".join(f"{titles[name]} {_interval(found[name]['ratios']['ours / ours-again'])}" for name in sets)
     return "\n".join(lines) + f"\n\nThe same loader against itself: {noise}. {_conditions(found[sets[0]])}"
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from datapipe.kinds.tokens.data import Tokens
     from datapipe.stores.settings import Remote
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Audio",

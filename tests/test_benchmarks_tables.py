@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import large_table, table_contenders, tables
+from datapipe.kinds.tables.trial_data import make
 
 
 def test_bars_name_contenders_and_are_judged() -> None:
@@ -24,7 +25,7 @@ def test_bars_name_contenders_and_are_judged() -> None:
 
 @pytest.mark.parametrize("name", ["bare", "datapipe, 65,536", "Arrow take by hand", "order alone"])
 def test_contenders_run(tmp_path: Path, name: str) -> None:
-    table_contenders.write_table(tmp_path / "t.parquet", 3000)
+    make(tmp_path / "t.parquet", 3000)
     clock, cpu = table_contenders.CONTENDERS[name](tmp_path / "t.parquet")
     assert clock > 0
     assert cpu >= 0

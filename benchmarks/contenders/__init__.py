@@ -26,7 +26,7 @@ class Contender:
     needs: str  # the part of a data set that it reads
     options: dict[str, Any] = field(default_factory=dict)
     output: str = "float32"  # "float32", "uint8", or "pixels" for the limits, which make no batches
-    interpreter: str = "here"  # "ffcv": runs in FFCV's own environment
+    interpreter: str = "here"  # "ffcv": runs in the environment of FFCV and SPDL
 
     def make(self, task: Task) -> Iterator[Sized]:
         maker: Maker = importlib.import_module(f"benchmarks.contenders.{self.module}").make
@@ -94,10 +94,13 @@ _ALL = (
     Contender("dali-file-uint8", "DALI on the CPU, file reader, uint8", "dali_cpu", "folder", _FILE_UINT8, "uint8"),
     Contender("dali-webdataset-uint8", "DALI on the CPU, webdataset, uint8 out", "dali_cpu", "webdataset", _WDS_UINT8, "uint8"),
     Contender("ffcv", "FFCV", "ffcv_loader", "ffcv.beton", interpreter="ffcv"),
+    Contender("spdl", "SPDL", "spdl_pipeline", "folder", interpreter="ffcv"),
     Contender("ffcv-raw", "FFCV, raw", "ffcv_loader", "ffcv-raw.beton", {"beton": "ffcv-raw.beton"}, interpreter="ffcv"),
     Contender("limit-whole", "limit: decode alone, whole image", "decode_only", "folder", {"decoder": "whole"}, "pixels"),
     Contender("limit-region", "limit: decode alone, the crop's region", "decode_only", "folder", {"decoder": "region"}, "pixels"),
-    Contender("limit-stages", "limit: read, decode, resize, convert, and no more", "stages_only", "shards", output="pixels"),
+    Contender(
+        "limit-stages", "read, decode, resize, convert in plain threads, and no more", "stages_only", "shards", output="pixels"
+    ),
     # Onto a GPU; `device` and settings are added by benchmarks.gpu.
     Contender("gpu-ours-kept", "datapipe, images kept on the GPU", "ours_kept", "shards"),
     Contender("gpu-ours-auto", "datapipe, the backend it chose itself", "ours_gpu", "shards"),

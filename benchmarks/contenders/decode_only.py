@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import simplejpeg
 
+from benchmarks.contenders.crops import random_resized_crop
 from benchmarks.task import Task
 
 Decode = Callable[[bytes], object]
@@ -78,18 +79,7 @@ def _open_region(seed: int) -> Decode:
 
     def decode(data: bytes) -> object:
         stream = nvimgcodec.CodeStream(data)
-        top, left, height, width = _random_resized_crop(rng, stream.height, stream.width)
+        top, left, height, width = random_resized_crop(rng, stream.height, stream.width)
         return decoder.decode(stream.get_sub_code_stream(0, nvimgcodec.Region(top, left, top + height, left + width)))
 
     return decode
-
-
-def _random_resized_crop(rng: random.Random, height: int, width: int) -> tuple[int, int, int, int]:
-    """A box of 8 to 100% of the area and 3:4 to 4:3, or the whole image after ten misses."""
-    for _ in range(10):
-        area = height * width * rng.uniform(0.08, 1.0)
-        ratio = math.exp(rng.uniform(math.log(3 / 4), math.log(4 / 3)))
-        w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
-        if 0 < w <= width and 0 < h <= height:
-            return rng.randint(0, height - h), rng.randint(0, width - w), h, w
-    return 0, 0, height, width

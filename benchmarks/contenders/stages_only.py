@@ -1,4 +1,4 @@
-"""What our loader cannot pass on these threads: the work on each image alone, without order, batches or anything to hand over."""
+"""The work on each image alone, in plain threads: no order, no batches, nothing handed over, as a loader must."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ def make(task: Task) -> Iterator[Sized]:
         out = torch.empty((_BLOCK, CROP, CROP, 3), dtype=torch.float32)
 
         def work(numbers: list[int]) -> None:
-            for first in range(0, len(numbers), _BLOCK):
-                block(numbers[first : first + _BLOCK])
-
-        def block(numbers: list[int]) -> None:
             data = [files.read(entries.extents, number) for number in numbers]
             headers = [checked_header(one) for one in data]
-            draws = Draws(0, 0, ids[numbers])
-            (cuts,) = recipe.draw_cuts(draws, np.array([(header.height, header.width) for header in headers], np.int64))
-            for place, row in enumerate(row_cuts(cuts)):
-                cut(decode(data[place], headers[place], row.region), row, pixels[place])
-            recipe.run_pixels(torch.from_numpy(pixels[: len(numbers)]), draws, out[: len(numbers)])
+            sizes = np.array([(header.height, header.width) for header in headers], np.int64)
+            (cuts,) = recipe.draw_cuts(Draws(0, 0, ids[numbers]), sizes)
+            rows = row_cuts(cuts)
+            for first in range(0, len(numbers), _BLOCK):
+                places = range(first, min(first + _BLOCK, len(numbers)))
+                for place in places:
+                    cut(decode(data[place], headers[place], rows[place].region), rows[place], pixels[place - first])
+                done = slice(0, len(places))
+                recipe.run_pixels(torch.from_numpy(pixels[done]), Draws(0, 0, ids[numbers[first : first + _BLOCK]]), out[done])
 
         return work
 

@@ -33,11 +33,12 @@ _TRAIN = """
     with open(log, "a") as out:
         while (batch := next(batches, None)) is not None:
             out.write(json.dumps({"ids": ids(batch), "state": loader.state_dict()}) + "\\n")
-            out.flush()
             try:
+                out.flush()
                 time.sleep(pause_s)
             except KeyboardInterrupt:
                 print("interrupted")
+                pause_s = 0
     kept = iter(loader)
     next(kept)
     sys.exit(3)  # while a pass is open
@@ -132,7 +133,7 @@ class ProcessSuite(Promises):
         killed.communicate(timeout=60)
         log.write_text(log.read_text().rpartition("\n")[0] + "\n")
         assert seen() == expected[: len(seen())]
-        interrupted = start(0.1)
+        interrupted = start(0.5)
         wait_for_lines(len(seen()) + 3)
         interrupted.send_signal(signal.SIGINT)
         out, errors = interrupted.communicate(timeout=60)
