@@ -19,9 +19,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from datapipe.codecs.tokens import TokenFacts
+from datapipe.codecs.tokens import TokenFacts, import_tokenizers
 from datapipe.core.regular_files import read_bytes
-from datapipe.errors import DecodeError, DependencyError, FormatError, IntegrityError, MissingDataError, OptionError
+from datapipe.errors import DecodeError, FormatError, IntegrityError, MissingDataError, OptionError
 
 NONE, AUTO = "none", "auto"
 _CONFIG_NAME, _TEMPLATE_NAME = "tokenizer_config.json", "chat_template.jinja"
@@ -211,10 +211,7 @@ def open_tokenizer(tokenizing: Tokenizing) -> Any:
 
 
 def _reference(data: bytes, where: str) -> Any:
-    try:
-        import tokenizers
-    except ImportError as exc:
-        raise DependencyError("--to tokens needs the package tokenizers: pip install 'gpu-datapipe[tokens]'") from exc
+    tokenizers = import_tokenizers("--to tokens")
     try:
         return tokenizers.Tokenizer.from_buffer(data)
     except Exception as exc:  # the library raises nothing more special

@@ -166,6 +166,7 @@ def _show(kind: str, out: Path, tell: Any) -> None:
 def _made(kind: str, path: Path) -> Path:
     """Return the path of generated data of a kind; reuses that of an earlier run. Raises DependencyError."""
     if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_name(f"unfinished-{path.name}")
         shutil.rmtree(unfinished, ignore_errors=True)
         part(kind, "trial_data").make(unfinished)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from datapipe.core.checks import whole_number
-from datapipe.errors import OptionError
+from datapipe.errors import DependencyError, OptionError
 
 STORED_DTYPES = ("uint16", "uint32")  # of the shards that datapipe writes
 READ_DTYPES = ("uint8", "int16", *STORED_DTYPES, "int32", "int64")  # of files of others; ids are never negative
@@ -38,3 +38,12 @@ class TokenFacts:
     def stored(self) -> np.dtype[Any]:
         """The dtype of an id in the files."""
         return np.dtype(self.dtype).newbyteorder("<")
+
+
+def import_tokenizers(who: str) -> Any:
+    """Return the package tokenizers. Raises DependencyError, with the remedy, if it does not load. `who`: needs it."""
+    try:
+        import tokenizers
+    except ImportError as exc:
+        raise DependencyError(f"{who} needs the package tokenizers: pip install 'gpu-datapipe[tokens]'") from exc
+    return tokenizers

@@ -16,7 +16,7 @@ from datapipe.errors import OptionError
 
 
 class Stage(enum.Enum):
-    """What a span of time was spent on.
+    """The kind of work that a loader spent a span of time on.
 
     >>> if event.stage is datapipe.Stage.DECODE:
     ...     seconds += event.duration_ns / 1e9

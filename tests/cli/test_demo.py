@@ -70,7 +70,7 @@ def test_only_photographs_if_that_is_asked_for(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["tables", "audio", "tokens"])
 def test_data_of_a_kind_is_made_and_recognised(kind: str, tmp_path: Path) -> None:
-    path = tmp_path / part(kind, "trial_data").TITLE
+    path = tmp_path / "new" / part(kind, "trial_data").TITLE
     assert main(["demo", "--make", kind, str(path)]) == 0
     if options := part(kind, "trial_data").convert_options(path):
         assert main(["convert", str(path), str(tmp_path / "converted"), *options]) == 0
@@ -99,3 +99,10 @@ def test_a_kind_whose_package_is_missing_is_left_out(tmp_path: Path, monkeypatch
     said: list[str] = []
     demo._show("audio", tmp_path, said.append)
     assert re.search(r"^audio    left out: sound needs soundfile; pip install", said[0])
+
+
+@pytest.mark.parametrize("kind", ["tables", "audio", "tokens"])
+def test_a_place_that_cannot_be_written_is_named(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--make", kind, "/proc/nothing"]) == 1
+    said = capsys.readouterr().err
+    assert "/proc/" in said.splitlines()[-1], said

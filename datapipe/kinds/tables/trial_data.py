@@ -41,6 +41,6 @@ def write_groups(path: Path, num_rows: int, columns: Callable[[int], dict[str, N
     sizes = [min(GROUP_ROWS, num_rows - start) for start in range(0, num_rows, GROUP_ROWS)]
     groups = (pa.table(columns(size)) for size in sizes)
     first = next(groups)
-    with pq.ParquetWriter(path, first.schema, compression="snappy") as writer:
+    with path.open("wb") as file, pq.ParquetWriter(file, first.schema, compression="snappy") as writer:
         for group in itertools.chain([first], groups):
             writer.write_table(group, row_group_size=GROUP_ROWS)

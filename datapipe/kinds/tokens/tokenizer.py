@@ -6,8 +6,9 @@ import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from datapipe.codecs.tokens import import_tokenizers
 from datapipe.core.regular_files import read_bytes
-from datapipe.errors import DependencyError, FormatError, MissingDataError, OptionError
+from datapipe.errors import FormatError, MissingDataError, OptionError
 from datapipe.index.tokens import TokenIndex
 
 
@@ -33,12 +34,9 @@ def open_decoder(path: Path) -> Callable[[Sequence[int]], str]:
 
     Raises DependencyError without `tokenizers`, FormatError for a file that is no tokenizer.
     """
+    tokenizers = import_tokenizers("--tokenizer")
     try:
-        from tokenizers import Tokenizer
-    except ImportError as exc:
-        raise DependencyError("--tokenizer needs the package tokenizers: pip install 'gpu-datapipe[tokens]'") from exc
-    try:
-        tokenizer = Tokenizer.from_file(str(_file(path)))
+        tokenizer = tokenizers.Tokenizer.from_file(str(_file(path)))
     except Exception as exc:  # the library raises nothing more special
         raise FormatError(f"{path}: no tokenizer.json ({exc}); pass the one of the model") from exc
     return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False))

@@ -6,7 +6,7 @@ import json
 import sysconfig
 from pathlib import Path
 
-from datapipe.errors import DependencyError
+from datapipe.codecs.tokens import import_tokenizers
 
 TITLE = "corpus.jsonl"
 _TOKENIZER = "tokenizer.json"  # beside the corpus
@@ -24,16 +24,15 @@ def make(path: Path) -> None:
 
     Raises DependencyError without `tokenizers`.
     """
-    try:
-        from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    except ImportError as exc:
-        raise DependencyError(f"texts need tokenizers, which does not load ({exc}); pip install 'gpu-datapipe[tokens]'") from exc
+    library = import_tokenizers("making texts")
     texts = [file.read_text(errors="replace") for file in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))]
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=_VOCABULARY, special_tokens=[_END], initial_alphabet=alphabet, show_progress=False)
+    tokenizer = library.Tokenizer(library.models.BPE())
+    tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = library.decoders.ByteLevel()
+    alphabet = library.pre_tokenizers.ByteLevel.alphabet()
+    trainer = library.trainers.BpeTrainer(
+        vocab_size=_VOCABULARY, special_tokens=[_END], initial_alphabet=alphabet, show_progress=False
+    )
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.save(str(path.with_name(_TOKENIZER)))
