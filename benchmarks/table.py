@@ -9,6 +9,7 @@ python -m benchmarks.table --check    # exit 1 if one of them differs
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -59,7 +60,11 @@ def documents(found: dict[str, Any]) -> dict[Path, str]:
     marked[stability] = replace_marked(marked[stability], "cpu-kinds", cpu_kinds.as_markdown(found), where=str(stability))
     readme = ROOT / "README.md"
     told = readme.read_text()
-    for name, sentence in (("tables", _tables_in_short), ("remote", _stores_in_short), ("gpu-sweep", gpu.in_short)):
+    for name, sentence in (
+        ("tables", _tables_in_short),
+        ("remote", _stores_in_short),
+        ("gpu-sweep", functools.partial(gpu.in_short, found)),
+    ):
         told = replace_marked(told, name, _sentence(found, name, sentence), where=str(readme))
     return marked | {readme: told} | pictures(found)
 

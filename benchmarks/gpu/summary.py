@@ -75,7 +75,7 @@ def _correct(found: list[Found]) -> list[str]:
             lines.append(f"  {entry['what']}: yes, {entry['worst_mean_difference']} of 255 from Pillow on average at worst")
         if "ended_well" in entry:
             lines.append(f"  {entry['what']}: {'well' if entry['ended_well'] else 'NOT WELL'}, {entry['wall_s']:.1f} s in all")
-    return [*lines, *_parity(found), *_verdicts(found), *_decoders(found)]
+    return [*lines, *_parity(found), *_decoders(found)]
 
 
 def _decoders(found: list[Found]) -> list[str]:
@@ -275,6 +275,7 @@ def _last_line(text: str) -> str:
 _TELLERS: dict[str, Callable[[list[Found]], list[str]]] = {
     "tests": _tests,
     "correct": _correct,
+    "damaged": _verdicts,
     "sweep": _sweep,
     "train": _train,
     "diagnose": _diagnose,

@@ -15,7 +15,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from fixtures import make_folder
-from video_files import write_video
 
 import datapipe as dp
 from datapipe.cli.main import main
@@ -119,8 +118,16 @@ def ids_of_tokens(batch: Any) -> list[int]:
     return [int(row[0]) for row in batch["input_ids"]]
 
 
+def _write_video() -> Any:
+    pytest.importorskip("av")
+    from video_files import write_video
+
+    return write_video
+
+
 def make_clips(path: Path, num: int) -> Path:
     """Clips of two frames, 17 in a video."""
+    write_video = _write_video()
     path.mkdir(parents=True)
     rng = np.random.default_rng(0)
     for video, first in enumerate(range(0, num, CLIPS)):
@@ -153,6 +160,7 @@ def clips_of(source: Any) -> dp.Clips:
 
 def make_videos(path: Path, num: int) -> Path:
     """Videos of one frame or two, of which a clip of one is drawn."""
+    write_video = _write_video()
     path.mkdir(parents=True)
     rng = np.random.default_rng(0)
     for number in range(num):
@@ -289,7 +297,7 @@ def test_batches_on_a_gpu_are_the_host_s(name: str, tmp_path: Path) -> None:
     kind = KINDS[name]
     path = kind.make(tmp_path / "samples", NUM_SAMPLES)
     options: dict[str, Any] = {"batch_size": 4, "shuffle": True, "seed": 3, "num_workers": 3}
-    expected = [*kind.open(path, **options)]
+    expected = [*kind.open(path, **options, device="cpu")]
     for _ in range(2):
         for batch, host in zip(kind.open(path, **options, device="cuda"), expected, strict=True):
             torch.cuda._sleep(20_000_000)

@@ -103,8 +103,8 @@ def test_pickles_as_its_arguments(folder: Path) -> None:
 
 @pytest.mark.gpu
 def test_pinned_batches(folder: Path) -> None:
-    loader = make(folder, pin_memory=True, transform=TRAIN)
-    for (images, _), (plain, _) in zip(loader, make(folder, transform=TRAIN), strict=True):
+    loader = make(folder, pin_memory=True, device="cpu", transform=TRAIN)
+    for (images, _), (plain, _) in zip(loader, make(folder, device="cpu", transform=TRAIN), strict=True):
         assert images.is_pinned()
         assert torch.equal(images.to("cuda", non_blocking=True).cpu(), plain)
 
