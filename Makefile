@@ -48,7 +48,7 @@ test test-fast test-nightly cpu-kinds versions: export PYTHONDONTWRITEBYTECODE :
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 NEEDS := pyproject.toml constraints.txt
-EXTRAS := cpu nvimgcodec remote ray dali-cu12 dali-cu13 cudf-cu12 cudf-cu13 gpu-cu12 gpu-cu13 train bench docs release dev
+EXTRAS := cpu nvimgcodec remote lmdb tokens video nvdec audio video,tokens,remote ray dali-cu12 dali-cu13 cudf-cu12 cudf-cu13 gpu-cu12 gpu-cu13 train bench docs release dev
 
 .PHONY: setup demo test test-fast test-nightly cpu-kinds versions arm docs lint types bench fuzz gpu-check gpu-check-dry resolve constraints check-wheel check-clean
 
@@ -132,8 +132,9 @@ resolve: $(VENV)/.made
 	@failed=; for extra in $(EXTRAS); do \
 		case $$extra in cpu) what=.;; *) what=".[$$extra]";; esac; \
 		case $$extra in *-cu12) torch='torch<2.11';; *) torch='torch';; esac; \
+		began=$$(date +%s); \
 		if $(PIP) install --dry-run --ignore-installed --no-input $(PIP_ARGS) "$$what" "$$torch" >$(VENV)/resolve-$$extra.log 2>&1; \
-		then echo "resolves       $$extra ($$torch)"; \
+		then echo "resolves       $$extra ($$torch), $$(($$(date +%s) - began)) s"; \
 		else echo "does NOT resolve $$extra ($$torch): $(VENV)/resolve-$$extra.log"; failed=1; fi; \
 	done; test -z "$$failed"
 

@@ -73,6 +73,7 @@ OWN_ROOMS: dict[str, tuple[str, ...]] = {
     "lmdb": ("datapipe.containers.lmdb.listing",),
     "ray": ("converters.engines.ray",),
     "av": ("datapipe.codecs.video.library",),
+    "PyNvVideoCodec": ("datapipe.kinds.clips.nvdec.library",),
     "soundfile": ("datapipe.codecs.audio.library",),
     "soxr": ("datapipe.codecs.audio.library",),
     "torchvision": ("datapipe.adapt",),

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # One call on a GPU machine without network: `OUT=DIRECTORY bash benchmarks/gpu/call.sh STAGE ...`, in the repository.
 #
-# Unpacks the payload (PAYLOAD, or .gpu/payload.tar.xz; .gpu/tables.tar.xz for the stage `tables`, which comes in a call of its
-# own; and .gpu/spare.tar.xz if it is there) where that is not done yet, and runs the stages in turn. Results lie in $OUT, a file
-# for each stage, up to date after every measurement. What later stages build on is taken from .gpu/results and from the machine.
+# Unpacks the payload (PAYLOAD, or .gpu/payload.tar.xz; .gpu/tables.tar.xz for the stage `tables` and .gpu/clips.tar.xz for `clips`,
+# each in a call of its own, `clips` also with `tests`; and .gpu/spare.tar.xz if it is there) where that is not done yet, and runs
+# the stages in turn. Results lie in $OUT, a file for each stage, up to date after every measurement. What later stages build on is taken from .gpu/results and from the machine.
 # Set COMMIT where git cannot say it, LIMIT_S for the whole call, GPU_ARGS for further arguments of benchmarks.gpu.
 set -u
 work=${WORK:-/tmp/datapipe-gpu}
@@ -11,6 +11,7 @@ out=${OUT:-$work/out}
 python=${PYTHON:-python3}
 kind=payload imports=torch,crc32c,converters,datapipe,nvidia.dali.fn,simplejpeg
 [ "$*" = tables ] && kind=tables imports=torch,crc32c,converters,datapipe,pylibcudf
+case "$*" in clips | "clips tests") kind=clips imports=torch,crc32c,converters,datapipe,av,PyNvVideoCodec ;; esac
 payload=${PAYLOAD:-.gpu/$kind.tar.xz}
 limit_s=${LIMIT_S:-585}
 

@@ -1,4 +1,4 @@
-"""The host in the place of a GPU, with a stand-in for cuDF: the lines of the stage `tables` run without either."""
+"""The host in the place of a GPU, with stand-ins for cuDF and PyNvVideoCodec: their stages run without them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from benchmarks.gpu import nvdec_stand_in
 from benchmarks.gpu.cudf_stand_in import stand_in
 from datapipe.kernel.device_runtime import KeepAlive
 from datapipe.kernel.pools import SlabPool
+from datapipe.kinds.clips.choice import ClipChoice
+from datapipe.kinds.clips.kind import ClipKind
 from datapipe.kinds.tables.choice import TableChoice
 from datapipe.kinds.tables.cudf.library import library
 from datapipe.kinds.tables.kind import TableKind
@@ -24,6 +27,9 @@ class HostStream:
     """The host's own order."""
 
     cuda_stream = 0
+
+    def synchronize(self) -> None:
+        pass
 
 
 class HostRuntime:
@@ -100,3 +106,19 @@ def dry_cudf() -> Iterator[None]:
     ):
         yield
     library.cache_clear()
+
+
+@contextlib.contextmanager
+def dry_nvdec() -> Iterator[None]:
+    """Let loaders with backend="clips_nvdec" and device="cpu" run on the host."""
+    choose: Any = ClipKind.choice
+
+    def choice(kind: ClipKind) -> Any:
+        return ClipChoice(True, "a dry run") if kind.backend == "clips_nvdec" else choose.fget(kind)
+
+    with (
+        nvdec_stand_in.stand_in(),
+        mock.patch("datapipe.kinds.clips.kind.cuda_runtime", return_value=HostRuntime()),
+        mock.patch.object(ClipKind, "choice", property(choice)),
+    ):
+        yield

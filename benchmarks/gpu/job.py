@@ -33,7 +33,7 @@ _MARK = "RESULT "
 _LOG_TAIL = 2000  # characters
 _START_S = 60  # a job may take so long to begin
 _DIE_WITH_PARENT = 1  # Linux's PR_SET_PDEATHSIG
-_JOBS = ("benchmarks.gpu.rates", "benchmarks.gpu.train_job", "benchmarks.gpu.tables_job", "benchmarks.gpu.tokens_job")
+_JOBS = tuple(f"benchmarks.gpu.{name}" for name in ("rates", "train_job", "tables_job", "tokens_job", "clips_job"))
 _IMPORTS = ("torch", "datapipe.kinds.loader", "nvidia.dali.fn", *_JOBS)
 
 

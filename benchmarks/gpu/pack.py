@@ -4,8 +4,8 @@ The machine is taken to have PyTorch for CUDA 13, torchvision, numpy, pyarrow, h
 nvidia-ml-py, and no network. Wheels are downloaded here for its Python, unpacked beside each other, freed of what is not
 needed there (tests, headers, other Pythons, codecs of other forms than JPEG, device code of other GPUs), and packed. The stages
 of images need `.gpu/payload.tar.xz` (the set `images`), with `site/` for PYTHONPATH; the stage `tables` needs
-`.gpu/tables.tar.xz`, with cuDF in `site/`; `.gpu/spare.tar.xz` has `nvimgcodec-0.8/`, another nvImageCodec to be asked by itself,
-and may be left out. To unpack there, with nothing but Python:
+`.gpu/tables.tar.xz`, with cuDF in `site/`, and `clips` needs `.gpu/clips.tar.xz`; `.gpu/spare.tar.xz` has `nvimgcodec-0.8/`,
+another nvImageCodec to be asked by itself, and may be left out. To unpack there, with nothing but Python:
 
     python3 -m tarfile -e .gpu/payload.tar.xz DIRECTORY
 
@@ -48,7 +48,14 @@ TABLES: dict[str, tuple[str, ...]] = {
         *_OURS,
     ),
 }  # fmt: skip
-SETS = {"images": ("payload.tar.xz", IMAGES), "spare": ("spare.tar.xz", SPARE), "tables": ("tables.tar.xz", TABLES)}
+# Videos, and `pytest -m gpu` with them. PyNvVideoCodec brings the source of its FFmpeg, which is left out.
+CLIPS: dict[str, tuple[str, ...]] = {"site": ("av==18.*", "PyNvVideoCodec>=2.2", *_OURS, *_TESTS)}
+SETS = {
+    "images": ("payload.tar.xz", IMAGES),
+    "spare": ("spare.tar.xz", SPARE),
+    "tables": ("tables.tar.xz", TABLES),
+    "clips": ("clips.tar.xz", CLIPS),
+}
 MIB = 1 << 20
 
 _DROPPED_SUFFIXES = (".a", ".h", ".hpp", ".cuh", ".inl", ".pyx", ".pxd", ".pxi", ".pyi", ".cc")
@@ -59,6 +66,7 @@ _DROPPED = (
     "nvidia/nvimgcodec/tools", "nvidia/nvimgcodec/extensions/libnvjpeg2k", "nvidia/nvimgcodec/extensions/libnvtiff",
     "nvidia/nvimgcodec/extensions/libtiff", "nvidia/nvimgcodec/extensions/libopencv", "nvidia/libnvcomp/bin",
     "nvidia/libnvcomp/lib64/libnvcomp_cpu", "libkvikio/share", "bin/",
+    "PyNvVideoCodec/PyNvVideoCodec_121", "samples/", "benchmarks/",
     "cuda/bindings/_v2", "cuda/bindings/nvml", "cuda/bindings/cufile", "cuda/bindings/cudla",
 )  # fmt: skip
 _WITH_DEVICE_CODE = 500_000  # bytes; smaller libraries hold none worth the trouble
@@ -160,7 +168,11 @@ def _parse() -> argparse.Namespace:
         prog="python -m benchmarks.gpu.pack", description="What a bare GPU machine lacks, in a file."
     )
     parser.add_argument(
-        "set", nargs="?", choices=list(SETS), default="images", help="for the stages of images, another nvImageCodec, or `tables`"
+        "set",
+        nargs="?",
+        choices=list(SETS),
+        default="images",
+        help="for the stages of images, another nvImageCodec, or a stage",
     )
     parser.add_argument("--out", type=Path, default=ROOT / ".gpu", help="folder for the payload")
     parser.add_argument("--python", default="3.12", help="Python of the GPU machine")

@@ -267,6 +267,23 @@ def _tokens(found: list[Found]) -> list[str]:
     return lines + (rows(["network, fed by", "round", "tokens/s", "step ms", "idle for data"], body) if body else [])
 
 
+def _clips(found: list[Found]) -> list[str]:
+    lines = [
+        f"  {entry['set']}: {entry['num_clips']} clips, {entry['num_different']} differ from the CPU's"
+        for entry in found
+        if entry["question"] == "parity"
+    ]
+    timed = [entry for entry in found if entry["question"] == "rate"]
+    rates = [[entry["what"], entry["round"], f"{entry['clips_per_s']:.4g}", entry["cores"]] for entry in timed]
+    lines += rows(["clips", "round", "clips/s", "cores"], rates) if rates else []
+    body = [
+        [entry["what"], entry["round"], f"{entry['clips_per_s']:.4g}", f"{entry['step_ms']:.2f}", f"{entry['idle_share']:.2%}"]
+        for entry in found
+        if entry["question"] == "train"
+    ]
+    return lines + (rows(["network, fed by", "round", "clips/s", "step ms", "idle for data"], body) if body else [])
+
+
 def _last_line(text: str) -> str:
     lines = text.strip().splitlines()
     return lines[-1][:300] if lines else ""
@@ -284,4 +301,5 @@ _TELLERS: dict[str, Callable[[list[Found]], list[str]]] = {
     "further": _further,
     "tables": _tables,
     "tokens": _tokens,
+    "clips": _clips,
 }

@@ -18,7 +18,7 @@ _FEEDS = (_RESIDENT, OURS, ON_CPU, _TORCH)
 
 def as_markdown(found: dict[str, Any]) -> str:
     """Tables and sentences."""
-    parts = [_rates(found), _training(found), _exactness(found), _rows_of_tables(found)]
+    parts = [_rates(found), _training(found), _exactness(found), _rows_of_tables(found), _clips(found)]
     return "\n\n".join(["### On a GPU", *filter(None, parts)]) if any(parts) else ""
 
 
@@ -156,3 +156,25 @@ def _rows_of_tables(found: dict[str, Any]) -> str:
         f"{rates['ours, Arrow'] / 1e6:.1f} million by Arrow; of {parity['num_rows']:,} rows {parity['num_different']} values "
         "differed." + (" The loop by hand was not reached in the time that there was." if "cuDF by hand" not in rates else "")
     )
+
+
+def _clips(found: dict[str, Any]) -> str:
+    if "gpu-clips" not in found:
+        return ""
+    entries = found["gpu-clips"]["measurements"]
+    parity = [entry for entry in entries if entry["question"] == "parity"]
+    rates: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    for entry in entries:
+        if entry["question"] == "rate":
+            rates.setdefault(entry["set"], {}).setdefault(entry["feed"], []).append(entry)
+    lines = ["| clips of 8 frames, cut at random, by | CPU, clips/s | with engines, clips/s | cores busy |", "|---|--:|--:|--:|"]
+    for name, by_feed in rates.items():
+        if by_feed.keys() >= {"clips_cpu", "clips_nvdec"}:
+            per_s = {feed: _median(mine, "clips_per_s") for feed, mine in by_feed.items()}
+            cores = " and ".join(f"{_median(by_feed[feed], 'cores'):.1f}" for feed in ("clips_cpu", "clips_nvdec"))
+            lines.append(f"| {name} | {per_s['clips_cpu']:,.0f} | {per_s['clips_nvdec']:,.0f} | {cores} |")
+    told = (
+        f"Clips decoded by the GPU's engines, on {_machine(found['gpu-clips'])}: of "
+        f"{sum(one['num_clips'] for one in parity)} clips {sum(one['num_different'] for one in parity)} differed from the CPU's, bit for bit."
+    )
+    return "\n".join([*lines, "", told])

@@ -40,7 +40,8 @@ class DataLoader(Loader):
     batch_transform: a function of a finished batch.
     device: where batches are delivered; "auto" is this rank's GPU, or the CPU if torch finds none.
     backend: for images "images_cpu", "dali", or `datapipe.Dali(...)` for DALI with settings of your own; for tables
-      "tables_arrow" or "tables_cudf"; "auto": the one that is faster here. `datapipe.explain(loader)` says which, and why.
+      "tables_arrow" or "tables_cudf"; for clips "clips_cpu" or "clips_nvdec"; "auto": the one that is faster here.
+      `datapipe.explain(loader)` says which, and why.
     seed: all shuffling and augmentation depend on it, the epoch and the sample id alone. None: `torch.initial_seed()` when the
       first pass begins, that of rank 0 on all ranks of a process group; or the seed of the state that is loaded.
     tail: "pad" (torch's way: the last batch is short, ranks get equally many samples), "drop", or "mask" (the last batch is

@@ -70,7 +70,7 @@ class VideoDecoder:
             yield from ((frame, exc) for frame in missing.values())
             return []
         try:
-            for number, data in self._needed(track, read, run):
+            for number, data in self.needed(track, read, run):
                 is_open = is_open or (number == run.first and self._is_open(track.coding, data))
                 try:
                     decoded = self._decoded(context, number, data)
@@ -127,8 +127,8 @@ class VideoDecoder:
         found = access_of(H264, data, length_nbytes(H264, coding.extradata))
         return found is not None and found[0] == Access.OPEN
 
-    def _needed(self, track: VideoTrack, read: ReadAt, run: Run) -> list[tuple[int, Data]]:
-        """Return the packets of a run, without those that no wanted frame needs.
+    def needed(self, track: VideoTrack, read: ReadAt, run: Run) -> list[tuple[int, Data]]:
+        """Return the packets of a run with their numbers, without those that no wanted frame needs.
 
         A list, as an interrupt is lost that comes while a generator is freed.
         """

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 H264, HEVC, MPEG4 = "h264", "hevc", "mpeg4"
 _START_CODE = b"\0\0\1"
+_LONG_START_CODE = b"\0\0\0\1"
 _VOP_START = b"\0\0\1\xb6"  # of a picture of MPEG-4 part 2
 _B_VOP = 2
 
@@ -53,6 +54,45 @@ def nal_units(data: Data, length: int) -> Iterator[tuple[int, int]]:
         start = place + 3
         place = held.find(_START_CODE, start)
         yield start, (place if place >= 0 else end)
+
+
+def in_annex_b(data: Data, length: int) -> bytes:
+    """Return a packet with a start code in the place of each length; as it is, if it has start codes or none.
+
+    `length`: as `length_nbytes` returns it.
+    """
+    if not length:
+        return bytes(data)
+    return b"".join(part for start, end in nal_units(data, length) for part in (_LONG_START_CODE, data[start:end]))
+
+
+def parameter_sets(codec: str, extradata: bytes) -> bytes:
+    """Return the parameter sets of `extradata` in Annex B: those of avcC, of hvcC, or `extradata` if it is such already.
+
+    Nothing for other codecs than H.264 and HEVC, whose packets bring theirs.
+    """
+    if codec not in (H264, HEVC):
+        return b""
+    if not length_nbytes(codec, extradata):
+        return extradata
+    found: list[bytes] = []
+
+    def take(place: int, num: int) -> int:
+        """Take units, each after its length in two bytes; return the place after them."""
+        for _ in range(num):
+            start = place + 2
+            place = start + int.from_bytes(extradata[place:start], "big")
+            found.append(_LONG_START_CODE + extradata[start:place])
+        return place
+
+    if codec == H264:  # avcC: sequence sets, then picture sets
+        place = take(6, extradata[5] & 31)
+        take(place + 1, int.from_bytes(extradata[place : place + 1], "big"))
+    else:  # hvcC: arrays, each of one kind
+        place = 23
+        for _ in range(extradata[22]):
+            place = take(place + 3, int.from_bytes(extradata[place + 1 : place + 3], "big"))
+    return b"".join(found)
 
 
 def access_of(codec: str, data: Data, length: int) -> tuple[Access, list[bytes]] | None:

@@ -190,7 +190,7 @@ class Clips(Data):
         self, arguments: Mapping[str, Any], *, device: Callable[[], torch.device], open_loader: Callable[..., Iterable[Any]]
     ) -> ClipKind:
         recipe = Recipe.of(arguments["transform"])
-        return ClipKind(self.index, self.settings, recipe, mixture=self.mixture, device=device)
+        return ClipKind(self.index, self.settings, recipe, mixture=self.mixture, device=device, open_loader=open_loader)
 
     def mixed(self, others: Sequence[Clips], *, weights: Sequence[float] | None, num_samples: int | None) -> Clips:
         """Return these clips and others, of each of which an epoch has a fixed share. See `mix`."""

@@ -6,7 +6,7 @@ import functools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from datapipe.codecs.video.conversion import FrameConverter, Resize
 from datapipe.codecs.video.decoding import VideoDecoder
 from datapipe.codecs.video.depth import FORMAT, NUM_CODES, Depth
 from datapipe.codecs.video.runs import reads_of, runs_of
-from datapipe.codecs.video.track import VideoCoding
+from datapipe.codecs.video.track import ReadAt, VideoCoding, VideoTrack
 from datapipe.errors import DecodeError, IntegrityError
 from datapipe.fetch.files import Files
 from datapipe.fetch.row_groups import RowGroups
@@ -35,17 +35,34 @@ _Cut = Callable[[Any, dict[int, tuple[RowCut, ...]], dict[int, NDArray[Any]]], N
 _MM, _MOST_MM = 1000.0, 65535  # millimetres in a metre; the most that are told apart
 
 
+class FrameDecoder(Protocol):
+    """Decodes frames of videos, for one thread; see `VideoDecoder`."""
+
+    def decode(self, track: VideoTrack, read: ReadAt, frames: Ints, /) -> Iterator[tuple[int, Any]]:
+        """Yield the number of each wanted frame with the frame, a `VideoFrame` of PyAV, or the DecodeError that it has."""
+
+
 class ClipDecoder:
     """Decodes clips for one thread. `recipe`: its geometry is carried out on each frame, with one draw for a clip.
 
+    `decoder`: None: the CPU's.
     `resize`: EXACT: frames are resized as images are, by the transforms; FAST: by the converter, if all of the geometry is a
     crop, a bilinear resize and flips.
     """
 
-    def __init__(self, index: AnyClips, recipe: Recipe, files: Files, resize: Resize, row_groups: RowGroups) -> None:
+    def __init__(
+        self,
+        index: AnyClips,
+        recipe: Recipe,
+        files: Files,
+        resize: Resize,
+        row_groups: RowGroups,
+        decoder: FrameDecoder | None = None,
+    ) -> None:
         self._index, self._recipe, self._files, self._resize, self._row_groups = index, recipe, files, resize, row_groups
         self._decode_image = open_decoder()
-        self._decoder, self._converter = VideoDecoder(), FrameConverter(resize)
+        self._decoder: FrameDecoder = VideoDecoder() if decoder is None else decoder
+        self._converter = FrameConverter(resize)
         self._memory = np.empty(0, np.uint8)  # of a frame, or a part of it, before it is cut
 
     def decode(self, camera: int, clips: Ints, draws: Draws, out: torch.Tensor, rows: Ints | None = None) -> dict[int, Reason]:

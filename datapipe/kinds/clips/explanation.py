@@ -9,7 +9,7 @@ from datapipe.kernel.explanation import TRANSFER, device_line, threads_text
 from datapipe.kernel.options import LoaderOptions
 from datapipe.kernel.passes import Passes
 from datapipe.kinds.clips.batches import fields_of, visit_order
-from datapipe.kinds.clips.settings import LANES_NBYTES
+from datapipe.kinds.clips.settings import LANES_NBYTES, MOST_ENGINE_THREADS
 from datapipe.order.plan import Plan
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def explain(kind: ClipKind, passes: Passes) -> list[str]:
         f"seed      {passes.progress.seed.describe()}",
         f"batch     {', '.join(fields_of(settings, index))}; layout {settings.layout}",
         device_line(kind.device),
-        f"backend   PyAV on {threads_text(options)}, one codec context each; a frame is decoded once for all clips of a visit",
+        f"backend   {_backend(kind, options)}; a frame is decoded once for all clips of a visit",
         *(f"transform {line}" for line in kind.recipe.explain_own()),
     ]
     if kind.device.type != "cpu":
@@ -45,6 +45,20 @@ def explain(kind: ClipKind, passes: Passes) -> list[str]:
         f" tail={options.tail.value}"
     )
     return lines
+
+
+def _backend(kind: ClipKind, options: LoaderOptions) -> str:
+    """Return what decodes."""
+    on_cpu = f"clips_cpu: PyAV on {threads_text(options)}, one codec context each"
+    if kind.backend == "clips_cpu" or kind.device.type == "cpu":
+        return on_cpu
+    choice = kind.choice
+    if not choice.uses_nvdec:
+        return f"{on_cpu} ({choice.reason})"
+    return (
+        f"clips_nvdec ({choice.reason}): the GPU's video engines for up to {MOST_ENGINE_THREADS} of {threads_text(options)}, "
+        "PyAV for the others, and for what engines do not decode alike"
+    )
 
 
 def _memory(kind: ClipKind, plan: Plan, options: LoaderOptions) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,8 @@ from datapipe.fetch.files import Files, open_object_files
 from datapipe.fetch.row_groups import RowGroups
 from datapipe.index.clips import AnyClips, Ints
 from datapipe.kernel.accelerators import open_batch_pool, runtime_of
+from datapipe.kernel.calibration import power_of_two, rates_of
+from datapipe.kernel.cuda_runtime import cuda_runtime
 from datapipe.kernel.device import Uploader
 from datapipe.kernel.kind import Identity, Kind, Pass, Resources
 from datapipe.kernel.mixing import Mixture
@@ -23,9 +25,11 @@ from datapipe.kernel.options import LoaderOptions, Shuffle, refuse_not_served, r
 from datapipe.kernel.passes import Passes
 from datapipe.kernel.pools import BatchMemory, ObjectPool, SlabPool
 from datapipe.kinds.clips.batches import ClipMaker, fields_of, visit_order
+from datapipe.kinds.clips.choice import CLIP_BACKENDS, MEASURED, PACKAGES, ClipBackend, ClipChoice, choose_clip_backend
 from datapipe.kinds.clips.decoding import ClipDecoder, takes_depth
 from datapipe.kinds.clips.explanation import explain
-from datapipe.kinds.clips.settings import ClipSettings
+from datapipe.kinds.clips.nvdec.decoder import EngineDecoder, Trust
+from datapipe.kinds.clips.settings import MOST_ENGINE_THREADS, ClipSettings
 from datapipe.kinds.clips.visits import ClipVisits
 from datapipe.order.plan import Plan
 from datapipe.order.sampling import own_seed
@@ -45,7 +49,11 @@ _NOT_SERVED = {
 
 
 class ClipKind(Kind):
-    """The clips of videos under a recipe. `mixture`: how often those of each dataset come, if several are joined. See `Kind`."""
+    """The clips of videos under a recipe. See `Kind`.
+
+    `mixture`: how often those of each dataset come, if several are joined. `open_loader`: makes a loader from arguments, to
+    measure backends.
+    """
 
     block_sizes = (1, 1)
 
@@ -57,13 +65,15 @@ class ClipKind(Kind):
         *,
         mixture: Mixture | None,
         device: Callable[[], torch.device],
+        open_loader: Callable[..., Iterable[Any]],
     ) -> None:
         self.index, self.settings, self.recipe, self.mixture = index, settings, recipe, mixture
         self.fingerprint = index.fingerprint
         self.num_samples = len(index) if index.choices is None else sum(len(one) - 1 for one in index.choices)
         self.num_in_epoch = self.num_samples if mixture is None else sum(mixture.counts)
         self.identity = Identity("clips", index.name, "frames, stride, step, fps, short or delta_timestamps")
-        self._resolve_device = device
+        self._resolve_device, self._open_loader = device, open_loader
+        self.trust: Trust = {}  # of the GPU's engines
         self._files: Files | None = None
         self._row_groups = RowGroups(max_nbytes=_IMAGES_NBYTES)  # of images in tables
         if recipe.rest:
@@ -80,9 +90,13 @@ class ClipKind(Kind):
 
     def configure(self, arguments: Mapping[str, Any], options: LoaderOptions) -> None:
         refuse_not_served(arguments, _NOT_SERVED, "clips")
-        if arguments["backend"] != "auto":
-            raise OptionError(f"backend is {arguments['backend']!r:.40}; clips are decoded by the host alone: leave it out")
+        backend = arguments["backend"]
+        if not isinstance(backend, str) or backend not in CLIP_BACKENDS:
+            raise OptionError(f"backend is {backend!r:.40}; choose one of {', '.join(CLIP_BACKENDS)}")
         refuse_unknown_names(options.rename, fields_of(self.settings, self.index))
+        self.backend: ClipBackend = backend
+        self._arguments, self._options = arguments, options
+        self._choice: ClipChoice | None = None
 
     @property
     def clip_nbytes(self) -> int:
@@ -134,9 +148,12 @@ class ClipKind(Kind):
         visits = ClipVisits(order, settings, memory, files, self.index, shares_frames=shares)
         open_pool = functools.partial(open_batch_pool, options=settings.options, runtime=runtime)
         geometry = self.recipe.geometry_alone()
+        engines = cuda_runtime(self.device) if self.choice.uses_nvdec else None
+        numbers = itertools.count()  # of workers
 
         def open_worker() -> ClipDecoder:
-            return ClipDecoder(self.index, geometry, files, self.settings.resize, self._row_groups)
+            decoder = EngineDecoder(engines, self.trust) if engines and next(numbers) < MOST_ENGINE_THREADS else None
+            return ClipDecoder(self.index, geometry, files, self.settings.resize, self._row_groups, decoder)
 
         resources = Resources(settings.options, ObjectPool(open_worker), runtime, shared=visits)
         return ClipMaker(
@@ -158,3 +175,31 @@ class ClipKind(Kind):
 
     def explain(self, passes: Passes) -> list[str]:
         return explain(self, passes)
+
+    @property
+    def choice(self) -> ClipChoice:
+        """The backend that serves passes, and why. The first access may measure."""
+        if self._choice is None:
+            self._choice = choose_clip_backend(self.backend, self.device, rates=self._rates)
+        return self._choice
+
+    def _rates(self) -> list[float]:
+        """Measure the backends on these clips, alone on this rank."""
+        index, options = self.index, self._options
+        changes = {"ranks": (0, 1), "seed": 0, "generator": None, "device": self.device, "on_error": "skip"}
+        changes |= {"batch_size": min(options.batch_size, self.num_in_epoch), "batch_transform": None, "worker_init_fn": None}
+        return rates_of(
+            MEASURED,
+            lambda backend: self._open_loader(**{**self._arguments, **changes, "backend": backend}),
+            device=self.device,
+            packages=PACKAGES,
+            circumstances={
+                "clips": index.fingerprint,
+                "num_clips": power_of_two(len(index)),
+                "batch_size": options.batch_size,
+                "shuffle": bool(options.shuffle),
+                "per_visit": self.settings.per_visit,
+                "sizes": [list(size) for size in self.sizes],
+                "num_workers": options.num_workers,
+            },
+        )

@@ -14,6 +14,7 @@ Layout = Literal["BTCHW", "BCTHW", "BTHWC"]
 # Of (b, t, h, w, c) memory.
 PERMUTATIONS: dict[Layout, tuple[int, ...]] = {"BTCHW": (0, 1, 4, 2, 3), "BCTHW": (0, 4, 1, 2, 3), "BTHWC": (0, 1, 2, 3, 4)}
 
+MOST_ENGINE_THREADS = 8  # a data centre's GPU has 7 video engines, which more threads slow down
 LANES_NBYTES = 2 << 30  # of the decoded clips of a process, where the number of lanes is chosen
 _MOST_PER_RANK = 128  # clips of a step of a rank that it is chosen for
 _LEAST_VISITS = 8  # of a lane, whose ends divide visits

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,15 +35,22 @@ def make(path: Path) -> None:
         write_video(path / action / f"{number:02d}.mp4", _moved(np.random.default_rng(number), _ACTIONS[action]))
 
 
-def write_video(path: Path, frames: Iterator[NDArray[np.uint8]], *, key_every: int = 60, preset: str = "veryfast") -> None:
-    """Write frames, (h, w, 3) RGB, 30 a second, as H.264 with a key frame every `key_every`. `preset`: of x264."""
+def write_video(
+    path: Path,
+    frames: Iterator[NDArray[np.uint8]],
+    *,
+    key_every: int = 60,
+    preset: str = "veryfast",
+    encoder: Literal["libx264", "libx265"] = "libx264",
+) -> None:
+    """Write frames, (h, w, 3) RGB, 30 a second, as H.264 or HEVC with a key frame every `key_every`. `preset`: the encoder's."""
     av = import_av()
     first = next(frames)
     with av.open(str(path), "w") as output:
-        stream: Any = output.add_stream("libx264", rate=30)
+        stream: Any = output.add_stream(encoder, rate=30)
         stream.height, stream.width, stream.pix_fmt = first.shape[0], first.shape[1], "yuv420p"
-        keys = f"keyint={key_every}:min-keyint={key_every}:scenecut=0"
-        stream.options = {"x264-params": keys, "preset": preset, "crf": "23"}
+        settings = f"keyint={key_every}:min-keyint={key_every}:scenecut=0" + ":log-level=none" * (encoder == "libx265")
+        stream.options = {f"{encoder[3:]}-params": settings, "preset": preset, "crf": "23"}
         for pixels in (first, *frames):
             output.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
         output.mux(stream.encode(None))

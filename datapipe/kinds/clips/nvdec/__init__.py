@@ -1,0 +1,1 @@
+"""Frames decoded by the video engines of an NVIDIA GPU (NVDEC)."""
