@@ -173,8 +173,9 @@ def _clips(found: dict[str, Any]) -> str:
             per_s = {feed: _median(mine, "clips_per_s") for feed, mine in by_feed.items()}
             cores = " and ".join(f"{_median(by_feed[feed], 'cores'):.1f}" for feed in ("clips_cpu", "clips_nvdec"))
             lines.append(f"| {name} | {per_s['clips_cpu']:,.0f} | {per_s['clips_nvdec']:,.0f} | {cores} |")
+    num_clips, num_different = (sum(one[key] for one in parity) for key in ("num_clips", "num_different"))
     told = (
-        f"Clips decoded by the GPU's engines, on {_machine(found['gpu-clips'])}: of "
-        f"{sum(one['num_clips'] for one in parity)} clips {sum(one['num_different'] for one in parity)} differed from the CPU's, bit for bit."
+        f"Clips decoded by the GPU's engines, on {_machine(found['gpu-clips'])}: of {num_clips} clips {num_different} differed from "
+        "the CPU's, bit for bit."
     )
     return "\n".join([*lines, "", told])

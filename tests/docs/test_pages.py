@@ -30,7 +30,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
     """The commands of this checkout, found by their names."""
     commands = tmp_path / "commands"
     commands.mkdir()
-    for name, arguments in (("datapipe", "-m datapipe"), ("python", "")):
+    for name, arguments in (("datapipe", "-m datapipe"), ("python", ""), ("torchrun", "-m torch.distributed.run")):
         (commands / name).write_text(f'#!/bin/sh\nexec {sys.executable} {arguments} "$@"\n')
         (commands / name).chmod(0o755)
     return {**os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{commands}:{os.environ['PATH']}"}
@@ -51,7 +51,7 @@ def test_the_quick_start_runs_as_typed(tmp_path: Path, environment: dict[str, st
 
 @pytest.mark.nightly
 @pytest.mark.slow
-@pytest.mark.parametrize("guide", ["folder", "own-dataset", "gpu-waits", "small-gpt", "clips"])
+@pytest.mark.parametrize("guide", ["folder", "own-dataset", "gpu-waits", "small-gpt", "clips", "bad-files", "resume", "ranks"])
 def test_a_guide_runs_as_typed(guide: str, tmp_path: Path, environment: dict[str, str]) -> None:
     """From beginning to end, in an environment that lacks torchvision, as a newcomer's does."""
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['torchvision'] = None\n")
