@@ -1,7 +1,8 @@
 """A stand-in for the parts of PyNvVideoCodec that decode, over PyAV: it runs without a GPU.
 
 It is as unhelpful as the real one may be. It understands start codes alone. A surface lasts until the next call. Damage is
-concealed. A packet's memory is only looked at during the call.
+concealed. A packet's memory is only looked at during the call. If one of the first frames comes after an earlier time is pending,
+times are taken for those of decoding, and frames get them in ascending order, from then on.
 
     with stand_in(): ...    # `import PyNvVideoCodec` finds it
 """
@@ -24,6 +25,7 @@ from datapipe.codecs.video.library import import_av
 from datapipe.kinds.clips.nvdec.library import PACKAGE, import_nvdec
 
 _POISON = 0xDB
+_LOOKED_AT = 16  # frames whose times show whether they ascend
 
 
 class PacketData:
@@ -64,20 +66,33 @@ class Decoder:
         self._context: Any = self._av.CodecContext.create(codec.value, "r")
         self._context.thread_count = 1
         self._given: list[Surface] = []
+        self._pending: set[int] = set()  # times of packets whose frames are not shown yet
+        self._num_shown = 0
+        self._sorts = False
 
     def Decode(self, packet: PacketData) -> list[Surface]:  # noqa: N802  # the library's name
         for surface in self._given:
             surface.pixels[:] = _POISON
-        found = [Surface(_nv12(frame), frame.pts) for frame in self._frames(packet)]
+        found = [Surface(_nv12(frame), self._time(frame.pts)) for frame in self._frames(packet)]
         Decoder.num_surfaces += len(found)
         self._given = found
         return found
+
+    def _time(self, pts: int) -> int:
+        """Return the time that a frame gets, which need not be its packet's."""
+        if self._num_shown < _LOOKED_AT:
+            self._sorts = self._sorts or any(other < pts for other in self._pending)
+            self._num_shown += 1
+        time = min(self._pending) if self._sorts else pts
+        self._pending.discard(time)
+        return time
 
     def _frames(self, packet: PacketData) -> list[Any]:
         if not packet.bsl:
             frames: list[Any] = self._context.decode(None)
             self._context.flush_buffers()
             return frames
+        self._pending.add(packet.pts)
         data = ctypes.string_at(packet.bsl_data, packet.bsl)
         given = self._av.Packet(data)
         given.pts, given.dts = packet.pts, packet.dts

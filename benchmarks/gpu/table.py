@@ -175,7 +175,7 @@ def _clips(found: dict[str, Any]) -> str:
             lines.append(f"| {name} | {per_s['clips_cpu']:,.0f} | {per_s['clips_nvdec']:,.0f} | {cores} |")
     num_clips, num_different = (sum(one[key] for one in parity) for key in ("num_clips", "num_different"))
     told = (
-        f"Clips decoded by the GPU's engines, on {_machine(found['gpu-clips'])}: of {num_clips} clips {num_different} differed from "
-        "the CPU's, bit for bit."
+        f"Clips decoded by the GPU's engines, on {_machine(found['gpu-clips'])}: of {num_clips:,} clips {num_different} differed "
+        "from the CPU's, bit for bit."
     )
     return "\n".join([*lines, "", told])

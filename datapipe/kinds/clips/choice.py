@@ -12,6 +12,7 @@ from typing import Literal
 
 import torch
 
+from datapipe.codecs.video.conversion import Resize
 from datapipe.errors import DependencyError, OptionError
 from datapipe.kinds.clips.nvdec.library import PACKAGE, import_nvdec
 
@@ -19,6 +20,7 @@ ClipBackend = Literal["auto", "clips_cpu", "clips_nvdec"]
 CLIP_BACKENDS: tuple[ClipBackend, ...] = ("auto", "clips_cpu", "clips_nvdec")
 MEASURED: tuple[ClipBackend, ...] = ("clips_cpu", "clips_nvdec")
 PACKAGES = ("gpu-datapipe", "torch", "av", PACKAGE)  # whose versions decide the rates
+_NOT_FAST = "resize='fast' looks at where the colour of a frame was sampled, which engines do not say"
 _NVDEC_LEAD = 1.2  # how much faster the engines must be: what they give crosses the GPU's memory and its bus
 
 
@@ -34,7 +36,9 @@ class ClipChoice:
         return "clips_nvdec" if self.uses_nvdec else "clips_cpu"
 
 
-def choose_clip_backend(backend: ClipBackend, device: torch.device, *, rates: Callable[[], list[float]]) -> ClipChoice:
+def choose_clip_backend(
+    backend: ClipBackend, device: torch.device, *, resize: Resize, rates: Callable[[], list[float]]
+) -> ClipChoice:
     """Decide. `rates`: measures clips/s of each of MEASURED; called only if the choice needs it.
 
     Raises OptionError or DependencyError if the engines are requested and cannot serve.
@@ -46,10 +50,14 @@ def choose_clip_backend(backend: ClipBackend, device: torch.device, *, rates: Ca
             raise OptionError(
                 f"backend='clips_nvdec' needs a GPU, and device is {device}; pass device='cuda', or leave out backend"
             )
+        if resize is Resize.FAST:
+            raise OptionError(f"backend='clips_nvdec': {_NOT_FAST}; pass resize='exact', or leave out backend")
         import_nvdec()
         return ClipChoice(True, "asked for")
     if device.type != "cuda":
         return ClipChoice(False, "NVDEC needs an NVIDIA GPU")
+    if resize is Resize.FAST:
+        return ClipChoice(False, _NOT_FAST)
     try:
         import_nvdec()
     except DependencyError as exc:

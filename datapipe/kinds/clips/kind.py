@@ -28,7 +28,8 @@ from datapipe.kinds.clips.batches import ClipMaker, fields_of, visit_order
 from datapipe.kinds.clips.choice import CLIP_BACKENDS, MEASURED, PACKAGES, ClipBackend, ClipChoice, choose_clip_backend
 from datapipe.kinds.clips.decoding import ClipDecoder, takes_depth
 from datapipe.kinds.clips.explanation import explain
-from datapipe.kinds.clips.nvdec.decoder import EngineDecoder, Trust
+from datapipe.kinds.clips.nvdec.decoder import EngineDecoder
+from datapipe.kinds.clips.nvdec.trust import Trust
 from datapipe.kinds.clips.settings import MOST_ENGINE_THREADS, ClipSettings
 from datapipe.kinds.clips.visits import ClipVisits
 from datapipe.order.plan import Plan
@@ -73,7 +74,8 @@ class ClipKind(Kind):
         self.num_in_epoch = self.num_samples if mixture is None else sum(mixture.counts)
         self.identity = Identity("clips", index.name, "frames, stride, step, fps, short or delta_timestamps")
         self._resolve_device, self._open_loader = device, open_loader
-        self.trust: Trust = {}  # of the GPU's engines
+        self.trust = Trust()  # in the GPU's engines
+        self._workers: ObjectPool[ClipDecoder] | None = None
         self._files: Files | None = None
         self._row_groups = RowGroups(max_nbytes=_IMAGES_NBYTES)  # of images in tables
         if recipe.rest:
@@ -97,6 +99,7 @@ class ClipKind(Kind):
         self.backend: ClipBackend = backend
         self._arguments, self._options = arguments, options
         self._choice: ClipChoice | None = None
+        self._workers = None
 
     @property
     def clip_nbytes(self) -> int:
@@ -147,15 +150,9 @@ class ClipKind(Kind):
         memory = [BatchMemory(shape[1:] if shares else shape, room=room, open_pool=of_visits) for shape in shapes]
         visits = ClipVisits(order, settings, memory, files, self.index, shares_frames=shares)
         open_pool = functools.partial(open_batch_pool, options=settings.options, runtime=runtime)
-        geometry = self.recipe.geometry_alone()
-        engines = cuda_runtime(self.device) if self.choice.uses_nvdec else None
-        numbers = itertools.count()  # of workers
-
-        def open_worker() -> ClipDecoder:
-            decoder = EngineDecoder(engines, self.trust) if engines and next(numbers) < MOST_ENGINE_THREADS else None
-            return ClipDecoder(self.index, geometry, files, self.settings.resize, self._row_groups, decoder)
-
-        resources = Resources(settings.options, ObjectPool(open_worker), runtime, shared=visits)
+        if self._workers is None:  # for all passes: what decodes is costly to open
+            self._workers = self._open_workers(files)
+        resources = Resources(settings.options, self._workers, runtime, shared=visits)
         return ClipMaker(
             self.index,
             self.settings,
@@ -167,6 +164,18 @@ class ClipKind(Kind):
             resources,
             steps_ahead=max(1, order.num_lanes // source.global_batch),
         )
+
+    def _open_workers(self, files: Files) -> ObjectPool[ClipDecoder]:
+        """Return the decoders of threads. Call it in the consumer's thread."""
+        geometry = self.recipe.geometry_alone()
+        engines = cuda_runtime(self.device) if self.choice.uses_nvdec else None
+        numbers = itertools.count()  # of decoders
+
+        def make() -> ClipDecoder:
+            decoder = EngineDecoder(engines, self.trust) if engines and next(numbers) < MOST_ENGINE_THREADS else None
+            return ClipDecoder(self.index, geometry, files, self.settings.resize, self._row_groups, decoder)
+
+        return ObjectPool(make)
 
     @property
     def device(self) -> torch.device:
@@ -180,7 +189,7 @@ class ClipKind(Kind):
     def choice(self) -> ClipChoice:
         """The backend that serves passes, and why. The first access may measure."""
         if self._choice is None:
-            self._choice = choose_clip_backend(self.backend, self.device, rates=self._rates)
+            self._choice = choose_clip_backend(self.backend, self.device, resize=self.settings.resize, rates=self._rates)
         return self._choice
 
     def _rates(self) -> list[float]:

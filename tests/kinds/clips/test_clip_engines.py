@@ -19,15 +19,18 @@ import datapipe as dp  # noqa: E402
 from benchmarks.gpu import nvdec_stand_in  # noqa: E402
 from benchmarks.gpu.host_runtime import HostRuntime, dry_nvdec  # noqa: E402
 from benchmarks.gpu.nvdec_stand_in import Decoder, Surface  # noqa: E402
+from datapipe.codecs.video.conversion import Resize  # noqa: E402
 from datapipe.codecs.video.decoding import VideoDecoder  # noqa: E402
 from datapipe.codecs.video.nal_units import in_annex_b, length_nbytes, nal_units, parameter_sets  # noqa: E402
-from datapipe.codecs.video.track import ReadAt, VideoTrack  # noqa: E402
+from datapipe.codecs.video.track import ReadAt, VideoCoding, VideoTrack  # noqa: E402
 from datapipe.containers.videos.reading import read_track  # noqa: E402
 from datapipe.errors import DecodeError, DependencyError, OptionError  # noqa: E402
 from datapipe.kernel.cuda_runtime import cuda_runtime  # noqa: E402
 from datapipe.kinds.clips.choice import choose_clip_backend  # noqa: E402
-from datapipe.kinds.clips.nvdec.decoder import EngineDecoder, Trust  # noqa: E402
+from datapipe.kinds.clips.nvdec import decoder as decoders  # noqa: E402
+from datapipe.kinds.clips.nvdec.decoder import EngineDecoder  # noqa: E402
 from datapipe.kinds.clips.nvdec.library import import_nvdec  # noqa: E402
+from datapipe.kinds.clips.nvdec.trust import Colours, Trust  # noqa: E402
 
 CUDA = torch.device("cuda", 0)
 ON_ENGINES = {"h264.mp4", "h264-open.mp4", "hevc.mp4", "hevc-open.mp4", "av1.mp4"}  # among others
@@ -70,7 +73,7 @@ def test_frames_are_those_of_sequential_decoding(name: str, tmp_path: Path, engi
     path = KINDS[name](tmp_path / name)
     track, read = opened(path)
     expected = list(decoded_in_order(path))
-    trust: Trust = {}
+    trust = Trust()
     decoder = EngineDecoder(HostRuntime(), trust)
     shuffled = np.random.default_rng(len(name)).permutation(len(track))
     requests = [np.sort(part) for part in np.array_split(shuffled, 5)] + [np.arange(len(track))]
@@ -79,14 +82,12 @@ def test_frames_are_those_of_sequential_decoding(name: str, tmp_path: Path, engi
         assert sorted(found) == request.tolist()
         for number, frame in found.items():
             assert same(frame, expected[number]), number
-    is_by_engine = trust.get(track.coding) is not None
-    assert is_by_engine == (Decoder.num_surfaces > len(track)) or name not in ON_ENGINES
-    assert is_by_engine or name not in ON_ENGINES
+    assert name not in ON_ENGINES or trust.num_frames >= len(track)
 
 
 def test_pixels_are_the_cpu_s(track: tuple[VideoTrack, ReadAt], engines: Any) -> None:
     """The colours that the stream names, which an engine does not, are kept: RGB depends on them."""
-    decoder = EngineDecoder(HostRuntime(), {})
+    decoder = EngineDecoder(HostRuntime(), Trust())
     all_of(decoder, *track)
     for number, frame in all_of(decoder, *track).items():
         expected = all_of(VideoDecoder(), *track)[number]
@@ -104,28 +105,31 @@ def test_an_engine_that_decodes_otherwise_is_left_out(
     track: tuple[VideoTrack, ReadAt], engines: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     honest = Decoder.Decode
-    trust: Trust = {}
+    trust = Trust()
     with mock.patch.object(Decoder, "Decode", lambda self, packet: wrong(honest(self, packet))):
         found = all_of(EngineDecoder(HostRuntime(), trust), *track)
-    assert trust == {track[0].coding: None}
+    assert not trust.may_serve(track[0].coding)
     expected = all_of(VideoDecoder(), *track)
     assert all(same(found[number], expected[number]) for number in expected)
-    assert "otherwise than the CPU" in caplog.text
+    assert "they give other pixels" in caplog.text
 
 
-def test_an_engine_that_refuses_a_coding_is_left_out(track: tuple[VideoTrack, ReadAt], engines: Any) -> None:
+def test_an_engine_that_refuses_a_coding_is_left_out(
+    track: tuple[VideoTrack, ReadAt], engines: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     refuse = mock.Mock(side_effect=RuntimeError("Codec not supported on this GPU"))
     engines.CreateDecoder = refuse
-    trust: Trust = {}
+    trust = Trust()
     decoder = EngineDecoder(HostRuntime(), trust)
-    for _ in range(3):
+    for _ in range(5):
         assert len(all_of(decoder, *track)) == len(track[0])
-    assert trust == {track[0].coding: None}
-    assert refuse.call_count == 1, "asked once"
+    assert not trust.may_serve(track[0].coding)
+    assert refuse.call_count == 3, "asked no more than that"
+    assert caplog.text.count("Codec not supported") == 1
 
 
 def test_frames_that_an_engine_does_not_give_are_the_cpu_s(track: tuple[VideoTrack, ReadAt], engines: Any) -> None:
-    decoder = EngineDecoder(HostRuntime(), {})
+    decoder = EngineDecoder(HostRuntime(), Trust())
     expected = all_of(decoder, *track)
     honest = Decoder.Decode
     with mock.patch.object(Decoder, "Decode", lambda self, packet: [one for one in honest(self, packet) if one.timestamp % 3]):
@@ -137,22 +141,77 @@ def test_frames_that_an_engine_does_not_give_are_the_cpu_s(track: tuple[VideoTra
 def test_an_engine_that_fails_again_and_again_is_given_up(
     track: tuple[VideoTrack, ReadAt], engines: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    trust: Trust = {}
+    trust = Trust()
     decoder = EngineDecoder(HostRuntime(), trust)
     expected = all_of(decoder, *track)
-    assert trust[track[0].coding] is not None
+    all_of(decoder, *track)
+    assert trust.num_frames > 0
     fail = mock.Mock(side_effect=RuntimeError("out of memory"))
     with mock.patch.object(Decoder, "Decode", fail):
         for turn in range(5):
             found = all_of(decoder, *track)
             assert all(same(found[number], expected[number]) for number in expected)
-            assert (trust[track[0].coding] is None) == (turn >= 2)
+            assert trust.may_serve(track[0].coding) == (turn < 2)
     assert fail.call_count == 3
     assert caplog.text.count("out of memory") == 1
 
 
+def test_trust_needs_frames_that_differ(tmp_path: Path, engines: Any) -> None:
+    """Any engine gives the right black frames."""
+    still = [np.full((48, 64, 3), 40, np.uint8)] * 30
+    track, read = opened(write_video(tmp_path / "still.mp4", frames=still, options=x264("bframes=2")))
+    trust = Trust()
+    decoder = EngineDecoder(HostRuntime(), trust)
+    for _ in range(4):
+        all_of(decoder, track, read)
+    assert trust.num_frames == 0
+    assert trust.may_serve(track.coding)
+
+
+def test_frames_that_differ_add_up_to_trust(track: tuple[VideoTrack, ReadAt], engines: Any) -> None:
+    trust = Trust()
+    decoder = EngineDecoder(HostRuntime(), trust)
+    for number in range(len(track[0])):
+        list(decoder.decode(*track, np.array([number], np.int64)))
+    assert trust.num_frames == len(track[0]) - 8
+
+
+def test_an_engine_that_begins_to_decode_otherwise_is_found_out(
+    track: tuple[VideoTrack, ReadAt], engines: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decoders, "_CHECK_EVERY", 4)
+    trust = Trust()
+    decoder = EngineDecoder(HostRuntime(), trust)
+    all_of(decoder, *track)
+    honest = Decoder.Decode
+    with mock.patch.object(Decoder, "Decode", lambda self, packet: wrong(honest(self, packet))):
+        for _ in range(5):
+            all_of(decoder, *track)
+    assert not trust.may_serve(track[0].coding)
+    assert "they give other pixels" in caplog.text
+
+
+def test_files_of_one_coding_whose_colours_differ_are_the_cpu_s() -> None:
+    trust = Trust()
+    coding = VideoCoding("av1", b"\x81\0\0\0 sequence header", 64, 48)
+    trust.note_equal(coding, Colours(1, 1), range(8))
+    assert trust.colours(coding) == Colours(1, 1)
+    trust.note_equal(coding, Colours(5, 2), range(8))
+    assert trust.colours(coding) is None
+    trust.note_equal(coding, Colours(1, 1), range(8))
+    assert trust.colours(coding) is None, "refused for good"
+
+
+def test_codings_that_their_headers_do_not_say_are_the_cpu_s() -> None:
+    trust = Trust()
+    assert not trust.may_serve(VideoCoding("h264", b"", 64, 48))
+    assert not trust.may_serve(VideoCoding("av1", b"\x81\0\0\0", 64, 48))
+    assert not trust.may_serve(VideoCoding("mpeg4", b"header", 64, 48))
+    assert not trust.may_serve(VideoCoding("av1", b"\x81\0\0\0 sequence header", 63, 48))
+
+
 def test_decoding_that_is_given_up_leaves_nothing_behind(track: tuple[VideoTrack, ReadAt], engines: Any) -> None:
-    decoder = EngineDecoder(HostRuntime(), {})
+    decoder = EngineDecoder(HostRuntime(), Trust())
     expected = all_of(decoder, *track)
     frames = decoder.decode(*track, np.arange(len(track[0]), dtype=np.int64))
     next(frames)
@@ -162,7 +221,7 @@ def test_decoding_that_is_given_up_leaves_nothing_behind(track: tuple[VideoTrack
 
 
 def test_errors_of_the_file_are_raised(track: tuple[VideoTrack, ReadAt], engines: Any) -> None:
-    decoder = EngineDecoder(HostRuntime(), {})
+    decoder = EngineDecoder(HostRuntime(), Trust())
     all_of(decoder, *track)
 
     def fail(offset: int, size: int) -> bytes:
@@ -177,7 +236,7 @@ def test_cut_files_have_the_cpu_s_verdicts(num_before: int, track: tuple[VideoTr
     whole, read = track
     end = int(whole.packets.offset[len(whole.packets) * 2 // 3]) + 3
     cut = lambda offset, size: read(offset, size)[: max(0, end - offset)]  # noqa: E731
-    decoder = EngineDecoder(HostRuntime(), {})
+    decoder = EngineDecoder(HostRuntime(), Trust())
     for _ in range(num_before):
         all_of(decoder, whole, read)
     found, expected = all_of(decoder, whole, cut), all_of(VideoDecoder(), whole, cut)
@@ -255,14 +314,13 @@ def test_batches_of_real_engines_are_the_cpu_s(num_workers: int, videos: Path) -
     for batch, wanted in zip(loader, expected, strict=True):
         assert batch["id"].equal(wanted["id"].cuda())
         assert batch["video"].cpu().equal(wanted["video"])
-    trust = loader._passes.kind.trust
-    assert {coding.codec for coding, colours in trust.items() if colours is not None} == {"h264", "hevc"}
+    assert loader._passes.kind.trust.num_frames > 0
 
 
 @pytest.mark.gpu
 def test_a_real_engine_s_frames_are_the_cpu_s(track: tuple[VideoTrack, ReadAt]) -> None:
     pytest.importorskip("PyNvVideoCodec")
-    decoder = EngineDecoder(cuda_runtime(CUDA), {})
+    decoder = EngineDecoder(cuda_runtime(CUDA), Trust())
     expected = all_of(VideoDecoder(), *track)
     for _ in range(3):
         found = all_of(decoder, *track)
@@ -277,26 +335,34 @@ def never() -> list[float]:
 
 
 def test_auto_takes_the_cpu_unless_engines_are_faster(engines: Any) -> None:
-    assert not choose_clip_backend("auto", CUDA, rates=lambda: [100.0, 115.0]).uses_nvdec
-    found = choose_clip_backend("auto", CUDA, rates=lambda: [100.0, 130.0])
+    assert not choose_clip_backend("auto", CUDA, resize=Resize.EXACT, rates=lambda: [100.0, 115.0]).uses_nvdec
+    found = choose_clip_backend("auto", CUDA, resize=Resize.EXACT, rates=lambda: [100.0, 130.0])
     assert found.backend == "clips_nvdec"
     assert "clips_nvdec 130, clips_cpu 100" in found.reason
 
 
 def test_nothing_is_measured_without_need(engines: Any) -> None:
-    assert choose_clip_backend("auto", torch.device("cpu"), rates=never).reason == "NVDEC needs an NVIDIA GPU"
-    assert choose_clip_backend("clips_cpu", CUDA, rates=never).backend == "clips_cpu"
-    assert choose_clip_backend("clips_nvdec", CUDA, rates=never).backend == "clips_nvdec"
+    assert (
+        choose_clip_backend("auto", torch.device("cpu"), resize=Resize.EXACT, rates=never).reason == "NVDEC needs an NVIDIA GPU"
+    )
+    assert choose_clip_backend("clips_cpu", CUDA, resize=Resize.EXACT, rates=never).backend == "clips_cpu"
+    assert choose_clip_backend("clips_nvdec", CUDA, resize=Resize.EXACT, rates=never).backend == "clips_nvdec"
+
+
+def test_a_fast_resize_is_the_cpu_s(engines: Any) -> None:
+    assert "sampled" in choose_clip_backend("auto", CUDA, resize=Resize.FAST, rates=never).reason
+    with pytest.raises(OptionError, match=r"pass resize='exact', or leave out backend"):
+        choose_clip_backend("clips_nvdec", CUDA, resize=Resize.FAST, rates=never)
 
 
 def test_without_the_library() -> None:
     import_nvdec.cache_clear()
     with mock.patch.dict("sys.modules", {"PyNvVideoCodec": None}):
-        found = choose_clip_backend("auto", CUDA, rates=never)
+        found = choose_clip_backend("auto", CUDA, resize=Resize.EXACT, rates=never)
         assert found.backend == "clips_cpu"
         assert "pip install 'gpu-datapipe[nvdec]'" in found.reason
         with pytest.raises(DependencyError, match=r"pip install 'gpu-datapipe\[nvdec\]'"):
-            choose_clip_backend("clips_nvdec", CUDA, rates=never)
+            choose_clip_backend("clips_nvdec", CUDA, resize=Resize.EXACT, rates=never)
     import_nvdec.cache_clear()
 
 
