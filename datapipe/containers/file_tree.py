@@ -17,7 +17,7 @@ from typing import Protocol
 
 from datapipe.codecs.field_values import IMAGE_FIELD, LABEL_FIELD, FieldKind, FieldSpec
 from datapipe.codecs.stored import PLAIN
-from datapipe.containers.form import ClassFrom, Form
+from datapipe.containers.form import ClassFrom, Form, refuse_root
 from datapipe.containers.listing import (
     NO_FOLDER,
     ListedFile,
@@ -102,6 +102,7 @@ class FolderSource:
         self._populated: set[bytes] = set()
         self._classes: tuple[str, ...] | None = None
         refuse_field_choices(form)
+        refuse_root(form)
         self._tree = open_tree(self.root)
         folders = self._tree.folders(otherwise=NO_FOLDER)
         if self._class_from is not ClassFrom.FOLDER:

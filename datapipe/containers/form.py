@@ -131,6 +131,14 @@ def _class_from(value: str | ClassFrom | None) -> ClassFrom | None:
         raise OptionError(f"class_from is {value!r:.40}; pass one of: {', '.join(one.value for one in ClassFrom)}") from exc
 
 
+def refuse_root(form: Form) -> None:
+    """Raise OptionError if a folder was named in which files lie, for a source that names none."""
+    if form.root is not None:
+        raise OptionError(
+            f"--root {form.root}: has no effect with --from {form.name} unless a list names the files; leave it out"
+        )
+
+
 def on_disk(place: Place, form: Form) -> Path:
     """Return the path of a source whose form is read from disks alone. Raises OptionError for one in a store."""
     if isinstance(place, Location):

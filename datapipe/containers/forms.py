@@ -28,6 +28,7 @@ class FormFacts:
     files: re.Pattern[str] | None = None  # the names of its files
     rows: str = ""  # module that reads row groups by `read_rows`, and names the errors by which it finds DAMAGE
     kind: str = IMAGES  # the kind of data that it holds, of `kinds/registry`
+    takes_root: bool = False  # names files, which may lie in a folder that is not its own
     in_stores: bool = False  # is converted from object stores, too
     help: str = ""  # a line for `datapipe convert --help`
     examples: tuple[str, ...] = ()  # of commands: SRC, DST and options
@@ -49,6 +50,7 @@ FORMS: dict[str, FormFacts] = {
         examples=("list.csv shards/list --to webdataset --root photos",),
         about=("a `.csv`, `.tsv` or `.jsonl`", "a row", "by column", "the rows"),
         source="datapipe.containers.lists",
+        takes_root=True,
         files=re.compile(r".+\.(csv|tsv|jsonl|ndjson)"),
     ),
     "pairs": FormFacts(
@@ -64,6 +66,7 @@ FORMS: dict[str, FormFacts] = {
         examples=("instances.json shards/coco --to webdataset --root val2017",),
         about=("COCO's annotation file", "an image it lists", "`image`, `boxes`, `image_id`", "the ids of the images"),
         source="datapipe.containers.coco",
+        takes_root=True,
     ),
     "tar": FormFacts(
         title="WebDataset tars",
@@ -154,6 +157,7 @@ FORMS: dict[str, FormFacts] = {
         ),
         about=("a folder of videos, a video, a list", "a video, or a part", "`mp4`, `label`", "class, folder, name; the rows"),
         source="datapipe.containers.videos.source",
+        takes_root=True,
         kind="clips",
         in_stores=True,
     ),
@@ -171,6 +175,7 @@ FORMS: dict[str, FormFacts] = {
             "class, folder, name; the rows",
         ),
         source="datapipe.containers.recordings.source",
+        takes_root=True,
         kind="audio",
     ),
     "dataset": FormFacts(

@@ -24,7 +24,7 @@ from crc32c import crc32c
 from datapipe.codecs.field_values import LABEL_FIELD, NO_LABEL, FieldKind, FieldSpec, encode_value
 from datapipe.codecs.stored import PLAIN, absent, why_absent
 from datapipe.containers.foreign import cached_home, kept_index, progress
-from datapipe.containers.form import Form
+from datapipe.containers.form import Form, refuse_root
 from datapipe.containers.forms import FORMS
 from datapipe.containers.listing import told_of_loops
 from datapipe.core.database import open_database
@@ -162,6 +162,8 @@ class ForeignPlace:
         )
 
     def _source(self) -> Source:
+        if not FORMS[self.form.name].takes_root:
+            refuse_root(self.form)
         source: Source = importlib.import_module(FORMS[self.form.name].source).open_source(self.place, self.form)
         return source
 

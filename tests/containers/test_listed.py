@@ -257,6 +257,12 @@ def test_a_relative_root_is_that_of_the_opening(own: Path, tmp_path: Path, monke
     assert dp.Images(path, form=dp.Form("manifest", root=tmp_path)).index.sidecar_directory == data.index.sidecar_directory
 
 
+@pytest.mark.parametrize("name", ["image-folder", "pairs"])
+def test_a_root_that_has_no_effect_is_refused(name: str, own: Path, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=rf"root={tmp_path}: has no effect with form='{name}' unless a list names the files"):
+        dp.Images(own, form=dp.Form(name, root=tmp_path))
+
+
 def test_kept_pixels_are_those_of_the_archive_that_is_there(tmp_path: Path) -> None:
     """Members of tars have no checksums: a tar of the same names and sizes is another one all the same."""
     seen = []

@@ -12,7 +12,7 @@ import numpy as np
 from datapipe.codecs.audio.library import import_soundfile
 from datapipe.containers.field_names import AUDIO_FIELD, SPOKEN
 from datapipe.containers.file_tree import FileKind, classes_if_all, refuse_field_choices
-from datapipe.containers.form import Form, on_disk
+from datapipe.containers.form import Form, on_disk, refuse_root
 from datapipe.containers.listing import AUDIO_SUFFIXES, is_audio_name
 from datapipe.containers.lists import refuse_class_from
 from datapipe.containers.lists.parts import LIST_SUFFIXES, ListedParts
@@ -44,6 +44,7 @@ def open_source(place: Place, form: Form) -> Source:
     if listed_in is not None:
         root, parts = form.root or root_of(path), read_list(path, root=form.root)
     else:
+        refuse_root(form)
         names = sorted(glob.glob(str(path))) if not path.exists() else [str(path)]
         if not names:
             raise MissingDataError(f"{path}: no such file, or none that matches")

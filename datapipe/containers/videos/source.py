@@ -12,7 +12,7 @@ from datapipe.codecs.field_values import NO_LABEL, FieldKind, FieldSpec
 from datapipe.codecs.video.library import import_av
 from datapipe.codecs.video.track import VideoTrack
 from datapipe.containers.file_tree import FileKind, classes_if_all, refuse_field_choices
-from datapipe.containers.form import Form, on_disk
+from datapipe.containers.form import Form, on_disk, refuse_root
 from datapipe.containers.listing import VIDEO_SUFFIXES, is_video_name
 from datapipe.containers.lists import refuse_class_from
 from datapipe.containers.lists.named_files import list_and_root
@@ -45,6 +45,8 @@ def open_source(place: Place, form: Form) -> Source:
             raise OptionError(f"{place}: a LeRobot dataset, which datapipe.Clips reads where it lies; pass {place / 'videos'}")
         return classes_if_all(place, form, KIND)
     refuse_class_from(form)
+    if not place.name.lower().endswith(LIST_SUFFIXES):
+        refuse_root(form)
     if isinstance(place, Location) and is_video:
         pinned_object(str(place))  # raises if it is not there
         return PartsSource(place.parent, str(place), ListedParts.whole((str(place),)), form, KIND, locate=_located)

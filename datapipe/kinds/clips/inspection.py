@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from datapipe.codecs.video.transport import BEGINNING_NBYTES, Framing
 from datapipe.containers.form import Form
 from datapipe.containers.listing import is_image_name, is_video_name
 from datapipe.containers.videos.lerobot import is_lerobot, open_cameras
@@ -47,13 +48,25 @@ def claim(path: str, form: Form | None = None) -> VideoParts | None:
 def _holds_videos(path: str) -> bool:
     """Return True for a folder with videos, in it or in a folder in it, and no images."""
     is_found = False
-    for _, folders, names in os.walk(path):
+    for folder, folders, names in os.walk(path):
         folders[:] = [name for name in folders if not name.startswith(".")]
         encoded = [os.fsencode(name) for name in names]
         if any(map(is_image_name, encoded)):
             return False
-        is_found = is_found or any(map(is_video_name, encoded))
+        is_found = is_found or any(_is_video(folder, name) for name in names)
     return is_found
+
+
+def _is_video(folder: str, name: str) -> bool:
+    """Return True if a file's name says that it is a video, and it is no TypeScript, which shares the ending `.ts`."""
+    if not name.lower().endswith(".ts"):
+        return is_video_name(os.fsencode(name))
+    path = os.path.join(folder, name)
+    try:
+        with open(path if os.path.isfile(path) else os.devnull, "rb") as file:  # a pipe would be waited for
+            return Framing.of(file.read(BEGINNING_NBYTES)) is not None
+    except OSError:
+        return False
 
 
 def describe(parts: VideoParts, args: argparse.Namespace) -> dict[str, Any]:
@@ -130,5 +143,5 @@ def as_text(path: str, facts: dict[str, Any]) -> str:
         lines.append(f"  bad       {counted(facts['num_bad'], 'video')} cannot be decoded; skip_bad=True leaves them out")
         lines += [f"    {reason}" for reason in facts["bad"]]
     if "grid" in facts:
-        lines.append(f"  contact sheet: {facts['grid']}")
+        lines.append(f"  sheet     {facts['grid']}")
     return "\n".join(lines)

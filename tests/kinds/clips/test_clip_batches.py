@@ -24,6 +24,7 @@ from datapipe.codecs.video.filling import fill_frames  # noqa: E402
 from datapipe.containers.videos.indexing import look_at  # noqa: E402
 from datapipe.errors import DecodeError, FormatError, MissingDataError, OptionError  # noqa: E402
 from datapipe.index.videos import VideoSource  # noqa: E402
+from datapipe.kinds.clips.inspection import claim  # noqa: E402
 from datapipe.order.draws import Draws  # noqa: E402
 from datapipe.transforms import Recipe  # noqa: E402
 from datapipe.transforms.execute import cut_through, row_cuts  # noqa: E402
@@ -69,6 +70,17 @@ def frames_of(loader: Any, clip: int) -> tuple[str, list[int]]:
     index = loader.dataset.index
     found = index.frames(clip)
     return index.parts.videos.source(found.video).path, found.frames.tolist()
+
+
+def test_a_folder_of_typescript_holds_no_videos(tmp_path: Path) -> None:
+    (tmp_path / "index.ts").write_text("export const greeting: string = 'hello';\n" * 20)
+    (tmp_path / "pipe.ts").symlink_to("/dev/stdin")
+    assert claim(str(tmp_path)) is None
+    (tmp_path / "streams").mkdir()
+    write_video(tmp_path / "streams" / "a.ts", frames=pictures(12))
+    found = claim(str(tmp_path / "streams"))
+    assert found is not None
+    assert len(found.videos) == 1
 
 
 @pytest.mark.parametrize("per_visit", [1, 3, 40])
