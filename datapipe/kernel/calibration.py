@@ -75,6 +75,24 @@ def rates_of(
     return remembered(RATES, about, make=make, parse=lambda rates: [float(rate) for rate in rates], is_kept=all)
 
 
+def arguments_to_measure(arguments: Mapping[str, Any], *, device: torch.device, num_samples: int) -> dict[str, Any]:
+    """Return a loader's arguments for a measurement: of this rank alone, without the user's functions of batches and workers.
+
+    `num_samples`: of an epoch, which a batch must not exceed.
+    """
+    return {
+        **arguments,
+        "ranks": (0, 1),
+        "seed": 0,
+        "generator": None,
+        "device": device,
+        "on_error": "skip",
+        "batch_size": min(arguments["batch_size"], num_samples),
+        "batch_transform": None,
+        "worker_init_fn": None,
+    }
+
+
 def measure(batches: Iterator[Any]) -> float:
     """Return samples per second in the steady state. Waits for the device on which the batches are."""
     for _ in range(_WARMUP_BATCHES):

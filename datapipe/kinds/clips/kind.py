@@ -16,7 +16,7 @@ from datapipe.fetch.files import Files, open_object_files
 from datapipe.fetch.row_groups import RowGroups
 from datapipe.index.clips import AnyClips, Ints
 from datapipe.kernel.accelerators import open_batch_pool, runtime_of
-from datapipe.kernel.calibration import power_of_two, rates_of
+from datapipe.kernel.calibration import arguments_to_measure, power_of_two, rates_of
 from datapipe.kernel.cuda_runtime import cuda_runtime
 from datapipe.kernel.device import Uploader
 from datapipe.kernel.kind import Identity, Kind, Pass, Resources
@@ -195,11 +195,10 @@ class ClipKind(Kind):
     def _rates(self) -> list[float]:
         """Measure the backends on these clips, alone on this rank."""
         index, options = self.index, self._options
-        changes = {"ranks": (0, 1), "seed": 0, "generator": None, "device": self.device, "on_error": "skip"}
-        changes |= {"batch_size": min(options.batch_size, self.num_in_epoch), "batch_transform": None, "worker_init_fn": None}
+        arguments = arguments_to_measure(self._arguments, device=self.device, num_samples=self.num_in_epoch)
         return rates_of(
             MEASURED,
-            lambda backend: self._open_loader(**{**self._arguments, **changes, "backend": backend}),
+            lambda backend: self._open_loader(**{**arguments, "backend": backend}),
             device=self.device,
             packages=PACKAGES,
             circumstances={

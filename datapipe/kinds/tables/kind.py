@@ -18,7 +18,7 @@ from datapipe.errors import OptionError
 from datapipe.index.tables import TableGroup, TableIndex
 from datapipe.kernel.accelerators import runtime_of
 from datapipe.kernel.cache_settings import Cache
-from datapipe.kernel.calibration import power_of_two, rates_of
+from datapipe.kernel.calibration import arguments_to_measure, power_of_two, rates_of
 from datapipe.kernel.cuda_runtime import cuda_runtime
 from datapipe.kernel.kind import Identity, Kind, Pass, Resources
 from datapipe.kernel.options import LoaderOptions, Shuffle, refuse_not_served
@@ -166,11 +166,10 @@ class TableKind(Kind):
     def _rates(self) -> list[float]:
         """Measure the backends on this table, alone on this rank."""
         index, options = self.index, self._options
-        changes = {"ranks": (0, 1), "seed": 0, "generator": None, "device": self.device, "on_error": "skip"}
-        changes |= {"batch_size": min(options.batch_size, len(index)), "batch_transform": None, "worker_init_fn": None}
+        arguments = arguments_to_measure(self._arguments, device=self.device, num_samples=len(index))
         return rates_of(
             MEASURED,
-            lambda backend: self._open_loader(**{**self._arguments, **changes, "backend": backend}),
+            lambda backend: self._open_loader(**{**arguments, "backend": backend}),
             device=self.device,
             packages=PACKAGES,
             circumstances={

@@ -341,6 +341,13 @@ def test_auto_takes_the_cpu_unless_engines_are_faster(engines: Any) -> None:
     assert "clips_nvdec 130, clips_cpu 100" in found.reason
 
 
+def test_both_are_measured_on_the_clips_at_hand(videos: Path) -> None:
+    with dry_nvdec():
+        rates = loader_of(videos)._passes.kind._rates()
+    assert len(rates) == 2
+    assert min(rates) > 0
+
+
 def test_nothing_is_measured_without_need(engines: Any) -> None:
     assert (
         choose_clip_backend("auto", torch.device("cpu"), resize=Resize.EXACT, rates=never).reason == "NVDEC needs an NVIDIA GPU"
