@@ -13,6 +13,9 @@ import av
 import numpy as np
 from numpy.typing import NDArray
 
+from datapipe.codecs.video.track import ReadAt, VideoTrack
+from datapipe.containers.videos.reading import read_track
+
 NUM_FRAMES = 40
 X264 = "scenecut=0:keyint=12:min-keyint=12"
 X265 = f"{X264}:log-level=none:pools=1:frame-threads=1"
@@ -249,3 +252,24 @@ def decoded_in_order(path: Path) -> list[Any]:
         stream = container.streams.video[0]
         stream.codec_context.thread_count = 1
         return list(container.decode(stream))
+
+
+def planes(frame: Any) -> list[NDArray[np.uint8]]:
+    """The samples of a frame, without what pads its lines."""
+    nbytes = (frame.format.components[0].bits + 7) // 8
+    rows = [np.frombuffer(plane, np.uint8).reshape(-1, plane.line_size)[:, : plane.width * nbytes] for plane in frame.planes]
+    return [one[: plane.height].copy() for one, plane in zip(rows, frame.planes, strict=True)]
+
+
+def same(frame: Any, expected: list[NDArray[np.uint8]]) -> bool:
+    return all(map(np.array_equal, planes(frame), expected))
+
+
+def bytes_of(path: Path) -> tuple[bytes, ReadAt]:
+    data = path.read_bytes()
+    return data, lambda offset, size: data[offset : offset + size]
+
+
+def opened(path: Path) -> tuple[VideoTrack, ReadAt]:
+    data, read = bytes_of(path)
+    return read_track(read, len(data), str(path)), read

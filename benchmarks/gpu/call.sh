@@ -3,7 +3,8 @@
 #
 # Unpacks the payload (PAYLOAD, or .gpu/payload.tar.xz; .gpu/tables.tar.xz for the stage `tables` and .gpu/clips.tar.xz for `clips`,
 # each in a call of its own, `clips` also with `tests`; and .gpu/spare.tar.xz if it is there) where that is not done yet, and runs
-# the stages in turn. Results lie in $OUT, a file for each stage, up to date after every measurement. What later stages build on is taken from .gpu/results and from the machine.
+# the stages in turn. Results lie in $OUT, a file for each stage, up to date after every measurement. What later stages build on is
+# taken from .gpu/results and from the machine.
 # Set COMMIT where git cannot say it, LIMIT_S for the whole call, GPU_ARGS for further arguments of benchmarks.gpu.
 set -u
 work=${WORK:-/tmp/datapipe-gpu}

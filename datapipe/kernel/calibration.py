@@ -93,6 +93,11 @@ def arguments_to_measure(arguments: Mapping[str, Any], *, device: torch.device, 
     }
 
 
+def ranked(rates: Mapping[Any, float]) -> str:
+    """Return rates by name as text, the fastest first."""
+    return ", ".join(f"{name} {rate:.3g}" for name, rate in sorted(rates.items(), key=lambda item: -item[1]))
+
+
 def measure(batches: Iterator[Any]) -> float:
     """Return samples per second in the steady state. Waits for the device on which the batches are."""
     for _ in range(_WARMUP_BATCHES):

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 av = pytest.importorskip("av")
 
-from video_files import KINDS, decoded_in_order, pictures, remux, write_video, x264  # noqa: E402
+from video_files import KINDS, decoded_in_order, opened, pictures, planes, remux, same, write_video, x264  # noqa: E402
 
 from datapipe.codecs.video import decoding  # noqa: E402
 from datapipe.codecs.video.conversion import FrameConverter  # noqa: E402
@@ -22,33 +22,10 @@ from datapipe.codecs.video.decoding import VideoDecoder  # noqa: E402
 from datapipe.codecs.video.filling import fill_frames  # noqa: E402
 from datapipe.codecs.video.nal_units import is_never_referenced  # noqa: E402
 from datapipe.codecs.video.runs import runs_of  # noqa: E402
-from datapipe.codecs.video.track import ReadAt, VideoTrack  # noqa: E402
 from datapipe.containers.videos.presentation import track_of  # noqa: E402
-from datapipe.containers.videos.reading import read_track  # noqa: E402
 from datapipe.errors import DecodeError  # noqa: E402
 
 DAMAGED_KINDS = ("h264.mp4", "h264-open.mp4", "hevc.mp4", "av1.mp4", "vp9.webm", "mpeg4.mp4")
-
-
-def planes(frame: Any) -> list[NDArray[np.uint8]]:
-    """The samples of a frame, without what pads its lines."""
-    nbytes = (frame.format.components[0].bits + 7) // 8
-    rows = [np.frombuffer(plane, np.uint8).reshape(-1, plane.line_size)[:, : plane.width * nbytes] for plane in frame.planes]
-    return [one[: plane.height].copy() for one, plane in zip(rows, frame.planes, strict=True)]
-
-
-def same(frame: Any, expected: list[NDArray[np.uint8]]) -> bool:
-    return all(map(np.array_equal, planes(frame), expected))
-
-
-def bytes_of(path: Path) -> tuple[bytes, ReadAt]:
-    data = path.read_bytes()
-    return data, lambda offset, size: data[offset : offset + size]
-
-
-def opened(path: Path) -> tuple[VideoTrack, ReadAt]:
-    data, read = bytes_of(path)
-    return read_track(read, len(data), str(path)), read
 
 
 def wanted(*frames: int) -> NDArray[np.int64]:

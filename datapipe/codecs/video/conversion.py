@@ -88,7 +88,7 @@ class FrameConverter:
             return
         # Planes: swscale takes as long again to write whole pixels.
         for plane, channel in zip(self._reformatted("size", part, "gbrp", size).planes, (1, 2, 0), strict=True):
-            out[:, :, channel] = _samples(plane, size)
+            out[:, :, channel] = samples_of(plane, size)
 
     def _exact_pixels(self, frame: Any, region: Region, num_bytes: int) -> NDArray[np.uint8]:
         """Return the RGB of a region as (h, w, 3 or 4), the same as that of the whole frame.
@@ -117,7 +117,7 @@ class FrameConverter:
             frame = cut_out(frame, region, self._new_frame)
         if size != (frame.height, frame.width):
             frame = self._reformatted("depth", frame, form, size)
-        out[:, :, 0] = _samples(frame.planes[0], size, np.uint16)
+        out[:, :, 0] = samples_of(frame.planes[0], size, np.uint16)
 
     def _reformatted(self, purpose: str, frame: Any, form: str, size: tuple[int, int]) -> Any:
         reformatter = self._reformatters.get((purpose, form))
@@ -130,7 +130,7 @@ class FrameConverter:
         return reformatter.reformat(frame, height=size[0], width=size[1], format=form, interpolation=how, **more)
 
 
-def _samples(plane: Any, size: tuple[int, int], dtype: Any = np.uint8) -> NDArray[Any]:
+def samples_of(plane: Any, size: tuple[int, int], dtype: Any = np.uint8) -> NDArray[Any]:
     """Return the (h, w) samples of a plane as a view of its memory."""
     lines = np.frombuffer(plane, dtype).reshape(-1, plane.line_size // np.dtype(dtype).itemsize)
     return lines[: size[0], : size[1]]
@@ -138,5 +138,5 @@ def _samples(plane: Any, size: tuple[int, int], dtype: Any = np.uint8) -> NDArra
 
 def _pixels(frame: Any, num_bytes: int = 3) -> NDArray[np.uint8]:
     """Return the (h, w, bytes) pixels of a packed `VideoFrame` as a view of its memory."""
-    lines = _samples(frame.planes[0], (frame.height, num_bytes * frame.width))
+    lines = samples_of(frame.planes[0], (frame.height, num_bytes * frame.width))
     return lines.reshape(frame.height, frame.width, num_bytes)

@@ -14,6 +14,7 @@ import torch
 
 from datapipe.codecs.video.conversion import Resize
 from datapipe.errors import DependencyError, OptionError
+from datapipe.kernel.calibration import ranked
 from datapipe.kinds.clips.nvdec.library import PACKAGE, import_nvdec
 
 ClipBackend = Literal["auto", "clips_cpu", "clips_nvdec"]
@@ -63,6 +64,5 @@ def choose_clip_backend(
     except DependencyError as exc:
         return ClipChoice(False, f"NVDEC would need {PACKAGE}: {exc}")
     found = dict(zip(MEASURED, rates(), strict=True))
-    figures = ", ".join(f"{name} {rate:.3g}" for name, rate in sorted(found.items(), key=lambda item: -item[1]))
-    reason = f"measured here, clips/s: {figures}; NVDEC must be {_NVDEC_LEAD:g} times as fast"
+    reason = f"measured here, clips/s: {ranked(found)}; NVDEC must be {_NVDEC_LEAD:g} times as fast"
     return ClipChoice(found["clips_nvdec"] > _NVDEC_LEAD * found["clips_cpu"], reason)

@@ -62,8 +62,10 @@ def _is_video(folder: str, name: str) -> bool:
     if not name.lower().endswith(".ts"):
         return is_video_name(os.fsencode(name))
     path = os.path.join(folder, name)
+    if not os.path.isfile(path):  # a pipe would be waited for
+        return False
     try:
-        with open(path if os.path.isfile(path) else os.devnull, "rb") as file:  # a pipe would be waited for
+        with open(path, "rb") as file:
             return Framing.of(file.read(BEGINNING_NBYTES)) is not None
     except OSError:
         return False

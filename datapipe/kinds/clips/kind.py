@@ -16,7 +16,7 @@ from datapipe.fetch.files import Files, open_object_files
 from datapipe.fetch.row_groups import RowGroups
 from datapipe.index.clips import AnyClips, Ints
 from datapipe.kernel.accelerators import open_batch_pool, runtime_of
-from datapipe.kernel.calibration import arguments_to_measure, power_of_two, rates_of
+from datapipe.kernel.calibration import arguments_to_measure, rates_of
 from datapipe.kernel.cuda_runtime import cuda_runtime
 from datapipe.kernel.device import Uploader
 from datapipe.kernel.kind import Identity, Kind, Pass, Resources
@@ -194,7 +194,7 @@ class ClipKind(Kind):
 
     def _rates(self) -> list[float]:
         """Measure the backends on these clips, alone on this rank."""
-        index, options = self.index, self._options
+        options = self._options
         arguments = arguments_to_measure(self._arguments, device=self.device, num_samples=self.num_in_epoch)
         return rates_of(
             MEASURED,
@@ -202,8 +202,7 @@ class ClipKind(Kind):
             device=self.device,
             packages=PACKAGES,
             circumstances={
-                "clips": index.fingerprint,
-                "num_clips": power_of_two(len(index)),
+                "clips": self.fingerprint,
                 "batch_size": options.batch_size,
                 "shuffle": bool(options.shuffle),
                 "per_visit": self.settings.per_visit,

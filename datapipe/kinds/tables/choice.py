@@ -17,6 +17,7 @@ from datapipe.columns.layout import MatrixLayout
 from datapipe.core.deprecation import warn_deprecated
 from datapipe.errors import DependencyError, OptionError
 from datapipe.index.tables import TableIndex
+from datapipe.kernel.calibration import ranked
 from datapipe.kinds.tables.cudf.library import VERSIONS, library
 from datapipe.kinds.tables.cudf.support import problem_for_cudf
 
@@ -80,6 +81,5 @@ def choose_table_backend(
         warnings.warn(f"tables are read on the CPU: {exc}", RuntimeWarning, stacklevel=5)
         return TableChoice(False, f"the GPU would need cuDF: {exc}")
     found = dict(zip(MEASURED, rates(), strict=True))
-    figures = ", ".join(f"{name} {rate:.3g}" for name, rate in sorted(found.items(), key=lambda item: -item[1]))
-    reason = f"measured here, rows/s: {figures}; cuDF must be {_CUDF_LEAD:g} times as fast, as it takes the network's GPU"
+    reason = f"measured here, rows/s: {ranked(found)}; cuDF must be {_CUDF_LEAD:g} times as fast, as it takes the network's GPU"
     return TableChoice(found["tables_cudf"] > _CUDF_LEAD * found["tables_arrow"], reason)

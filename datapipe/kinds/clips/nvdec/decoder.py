@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from datapipe.codecs.video.conversion import samples_of
 from datapipe.codecs.video.decoding import VideoDecoder
 from datapipe.codecs.video.library import import_av
 from datapipe.codecs.video.nal_units import Data, in_annex_b, length_nbytes, parameter_sets
@@ -41,6 +42,7 @@ _MAX_SESSIONS = 2  # of a thread: one takes a tenth of a second to open, and som
 class _Session:
     """An engine's decoder for one coding."""
 
+    coding: VideoCoding
     decoder: Any  # PyNvVideoCodec's
     parameter_sets: bytes
     length: int  # bytes of the length before each NAL unit of a packet
@@ -139,8 +141,7 @@ class EngineDecoder:
         Packets are numbered in the order in which their frames are shown, and on from run to run: NVIDIA's parser takes times
         that do not ascend for those of decoding, and gives the frames others.
         """
-        coding = track.coding
-        session = self._session(coding)
+        session = self._session(track.coding)
         shown_at = np.argsort(np.argsort(track.packets.pts[run.first : run.last + 1], kind="stable")) + session.next_time
         session.next_time += len(shown_at)
         packet_at = {int(shown_at[packet - run.first]): packet for packet in run.wanted}
@@ -150,19 +151,19 @@ class EngineDecoder:
             for number, data in itertools.takewhile(lambda packet: len(packet[1]), packets):  # up to where the file ends
                 given = head + in_annex_b(data, session.length)
                 head = b""
-                staged += self._decoded(session, coding, given, int(shown_at[number - run.first]), packet_at)
+                staged += self._decoded(session, given, int(shown_at[number - run.first]), packet_at)
                 if len(staged) >= _STAGED:
-                    yield from self._delivered(staged, coding, colours)
+                    yield from self._delivered(staged, session, colours)
                     staged = []
-            staged += self._decoded(session, coding, b"", 0, packet_at)
-            yield from self._delivered(staged, coding, colours)
+            staged += self._decoded(session, b"", 0, packet_at)
+            yield from self._delivered(staged, session, colours)
         except BaseException:
-            self._sessions.pop(coding, None)
+            self._sessions.pop(track.coding, None)
             self._stream.synchronize()  # before the memory of copies is lent again
             raise
 
     def _decoded(
-        self, session: _Session, coding: VideoCoding, data: bytes, time: int, packet_at: dict[int, int]
+        self, session: _Session, data: bytes, time: int, packet_at: dict[int, int]
     ) -> list[tuple[int, NDArray[np.uint8]]]:
         """Decode a packet, or what is left if it has no bytes; return the wanted frames, on their way to the host."""
         packet = self._nvdec.PacketData()
@@ -170,34 +171,35 @@ class EngineDecoder:
         packet.bsl_data = np.frombuffer(data, np.uint8).ctypes.data if data else 0  # `data` lives until the call has returned
         packet.pts = packet.dts = time
         surfaces = [(surface.timestamp, surface) for surface in session.decoder.Decode(packet)]
-        return [(packet_at[at], self._copied(surface, coding, session)) for at, surface in surfaces if at in packet_at]
+        return [(packet_at[at], self._copied(surface, session)) for at, surface in surfaces if at in packet_at]
 
-    def _copied(self, surface: Any, coding: VideoCoding, session: _Session) -> NDArray[np.uint8]:
+    def _copied(self, surface: Any, session: _Session) -> NDArray[np.uint8]:
         """Begin to copy the planes of a surface, NV12, to the host: brightness, then both colours, each by itself.
 
         The engine writes its next frames in the order of this stream, so that none overwrites what is being copied.
         """
-        height, width = coding.height, coding.width
+        height, width = session.coding.height, session.coding.width
         slab = session.slabs.lease()
         planes = _planes(torch.from_numpy(slab), height, width)
         with self._runtime.under(self._stream):
             pixels: torch.Tensor = torch.utils.dlpack.from_dlpack(surface)
             if tuple(pixels.shape) != (height + height // 2, width) or pixels.dtype != torch.uint8:
-                raise DecodeError(f"the engine gives {pixels.dtype} {tuple(pixels.shape)} for {shown(coding)}")
+                raise DecodeError(f"the engine gives {pixels.dtype} {tuple(pixels.shape)} for {shown(session.coding)}")
             colours = pixels[height:].view(height // 2, width // 2, 2)
             for plane, source in zip(planes, (pixels[:height], colours[..., 0], colours[..., 1]), strict=True):
                 plane.copy_(source, non_blocking=True)
         return slab
 
     def _delivered(
-        self, staged: list[tuple[int, NDArray[np.uint8]]], coding: VideoCoding, colours: Colours
+        self, staged: list[tuple[int, NDArray[np.uint8]]], session: _Session, colours: Colours
     ) -> Iterator[tuple[int, Any]]:
         """Wait for copies, and yield the frames that they make."""
         self._stream.synchronize()
+        height, width = session.coding.height, session.coding.width
         for packet, slab in staged:
-            frame = self._av.VideoFrame(coding.width, coding.height, _FORMAT)
-            for plane, source in zip(frame.planes, _planes(slab, coding.height, coding.width), strict=True):
-                _samples(plane, source.shape)[:] = source
+            frame = self._av.VideoFrame(width, height, _FORMAT)
+            for plane, source in zip(frame.planes, _planes(slab, height, width), strict=True):
+                samples_of(plane, source.shape)[:] = source
             frame.colorspace, frame.color_range = colours
             yield packet, frame
 
@@ -215,6 +217,7 @@ class EngineDecoder:
             )
             nbytes = coding.height * coding.width * 3 // 2
             session = self._sessions[coding] = _Session(
+                coding,
                 decoder,
                 parameter_sets(coding.codec, coding.extradata),
                 length_nbytes(coding.codec, coding.extradata),
@@ -241,16 +244,11 @@ def _is_served(frame: Any, coding: VideoCoding, colours: Colours) -> bool:
 def _are_equal(frame: Any, other: Any) -> bool:
     shapes = [(plane.height, plane.width) for plane in frame.planes]
     pairs = zip(frame.planes, other.planes, shapes, strict=True)
-    return all(np.array_equal(_samples(one, shape), _samples(two, shape)) for one, two, shape in pairs)
+    return all(np.array_equal(samples_of(one, shape), samples_of(two, shape)) for one, two, shape in pairs)
 
 
 def _checksum(frame: Any) -> int:
-    return zlib.crc32(_samples(frame.planes[0], (frame.height, frame.width)).tobytes())
-
-
-def _samples(plane: Any, shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    """Return the (h, w) samples of a plane of a frame as a view of its memory."""
-    return np.frombuffer(plane, np.uint8).reshape(-1, plane.line_size)[: shape[0], : shape[1]]
+    return zlib.crc32(samples_of(frame.planes[0], (frame.height, frame.width)).tobytes())
 
 
 def _planes(memory: Any, height: int, width: int) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import Any, NamedTuple, Self
@@ -30,7 +31,7 @@ class Colours(NamedTuple):
 
 
 class Trust:
-    """What is known of codings, shared by the threads of a loader. A coding that was refused stays so."""
+    """The codings that engines were tried on, and how they did. The threads of a loader share it; what is refused stays so."""
 
     def __init__(self) -> None:
         self.num_frames = 0  # that engines gave, about: threads may miss each other's
@@ -80,6 +81,7 @@ def shown(coding: VideoCoding) -> str:
     return f"{coding.codec} of {coding.width} x {coding.height} pixels"
 
 
+@functools.lru_cache(maxsize=1024)  # asked for each visit
 def _is_of_header(coding: VideoCoding) -> bool:
     """Return True for a coding that the header of a file, `extradata`, says in full: frames then differ in their pixels alone."""
     if coding.codec not in CODECS or coding.changes_parameters or coding.width % 2 or coding.height % 2:
