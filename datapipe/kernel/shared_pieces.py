@@ -1,7 +1,8 @@
 """Keep the shared pieces of a pass: what several batches are filled from, loaded once, in parts, and dropped in time.
 
-Threads take parts of the pieces that are due, each part once; a thread that needs a piece takes its remaining parts and waits for
-the others. A piece is dropped once no later step needs it, and freed with the last batch that is filled from it.
+Threads take parts of the pieces that are due, each part once; a thread that needs a piece takes its remaining parts, and turns to
+other work while threads still load the others. A piece is dropped once no later step needs it, and freed with the last batch that
+is filled from it.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ class LoadedPiece:
     pending: list[int]  # which of `parts` no thread has taken
     left: set[int]  # which are not loaded yet
     is_due: bool = False  # all are loaded, and Ctrl-C came before the piece was complete
-    done: threading.Event = field(default_factory=threading.Event)
+    is_complete: bool = False
     error: BaseException | None = None
+    waiting: list[Callable[[], object]] = field(default_factory=list)  # called, once, when it is complete
 
 
 class PieceStore:
@@ -65,15 +67,23 @@ class PieceStore:
         ]
         return mine, work
 
-    def ensure(self, piece: LoadedPiece, worker: Any) -> Any:
-        """Return the content of a piece once it is complete. Raises what loading it raised."""
-        if not piece.done.is_set():
-            while self._load_some(piece, worker):
+    def contents(self, pieces: Sequence[LoadedPiece], worker: Any, when_complete: Callable[[], object]) -> list[Any] | None:
+        """Load what no thread has taken of some pieces; return their contents, or None if other threads still load parts.
+
+        Then `when_complete` is called, by the thread that completes one of them: ask again. Raises what loading raised.
+        """
+        for piece in pieces:
+            while not piece.is_complete and self._load_some(piece, worker):
                 pass
-            piece.done.wait()
-        if piece.error is not None:
-            raise copied(piece.error)
-        return piece.content
+        with self._lock:
+            incomplete = next((piece for piece in pieces if not piece.is_complete), None)
+            if incomplete is not None:
+                incomplete.waiting.append(when_complete)
+                return None
+        for piece in pieces:
+            if piece.error is not None:
+                raise copied(piece.error)
+        return [piece.content for piece in pieces]
 
     def _get(self, key: Hashable, step: int) -> LoadedPiece:
         loaded = self._loaded.get(key)
@@ -123,7 +133,11 @@ class PieceStore:
             self._pieces.complete(piece.content)
         except Exception as exc:
             piece.error = exc
-        piece.done.set()
+        with self._lock:
+            piece.is_complete = True
+            waiting, piece.waiting = piece.waiting, []
+        for call in waiting:
+            call()
 
     def _load(self, piece: LoadedPiece, worker: Any, parts: Sequence[Any]) -> None:
         try:

@@ -89,13 +89,19 @@ class BatchTask:
         self.done.open()
         return []
 
-    def fill(self, piece: Piece, worker: Any) -> bool:
-        """Fill one piece; the last one finishes the batch. Returns True if it is to be decoded next instead."""
+    def fill(self, piece: Piece, worker: Any, again: Callable[[], object]) -> bool:
+        """Fill one piece; the last one finishes the batch. Returns True if it is to be decoded next instead.
+
+        Where other threads are at what it is filled from, nothing is done, and `again` is called when it may be filled.
+        """
         try:
             if self._error is None:
                 store, shared = self._opened.store, []
                 if piece.keys and store is not None:
-                    shared = [store.ensure(self._shared[key], worker) for key in piece.keys]
+                    found = store.contents([self._shared[key] for key in piece.keys], worker, again)
+                    if found is None:
+                        return False
+                    shared = found
                 for bad in self._maker.fill(self._batch, piece, shared, worker):
                     self._settle(bad, worker)
             with self._lock:

@@ -14,7 +14,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -74,7 +74,7 @@ class WorkQueue:
                 spare(worker)
                 continue
             if piece is not None:
-                if task.fill(piece, worker):
+                if task.fill(piece, worker, partial(self._fill_next, task, piece)):
                     with self._decoding:
                         self._filled.append(task)
                         self._decoding.notify()
@@ -85,6 +85,13 @@ class WorkQueue:
                     self._pieces.extend((task, piece) for piece in pieces)
                     self._spare.extend(task.spare)
                     self._filling.notify_all()
+
+    def _fill_next(self, task: BatchTask, piece: Piece) -> None:
+        """Queue a piece again, before all others."""
+        with self._filling:
+            if not self._is_closed:
+                self._pieces.appendleft((task, piece))
+                self._filling.notify()
 
     def decode(self, lane: Any, worker: Any) -> None:
         """Decode filled batches by a lane until the queue is closed."""
@@ -108,12 +115,16 @@ def run_here(task: BatchTask, resources: Resources) -> None:
         torch.set_num_threads(1)
         worker = resources.workers.borrow()
         for piece in task.begin():
-            if task.fill(piece, worker):
+            if task.fill(piece, worker, _not_alone):
                 _decode(resources, worker, task.decode)
         resources.workers.give_back(worker)
     finally:
         torch.set_num_threads(num_intraop)
     task.raise_interrupt()
+
+
+def _not_alone() -> NoReturn:
+    raise AssertionError("another thread loads what this one needs, though there is none")
 
 
 # Threads that were joined. When a Thread is freed, `threading` runs Python code; a Ctrl-C that is raised there is swallowed. The
