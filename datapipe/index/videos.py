@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from datapipe.codecs.video.track import Ints, VideoCoding, VideoPackets, VideoTrack
 from datapipe.codecs.video.transport import Framing
 from datapipe.core import arrow_maps
+from datapipe.core.printable import listed
 from datapipe.errors import FormatError
 from datapipe.stores.location import is_url
 
@@ -65,6 +66,7 @@ class VideoIndex:
     def __init__(self, path: Path, fingerprint: str) -> None:
         self.fingerprint = fingerprint
         try:
+            found = path.stat()
             data = arrow_maps.stream_of(arrow_maps.map_file(path))
             with pa.ipc.open_stream(pa.BufferReader(data)) as reader:
                 version = (reader.schema.metadata or {}).get(_VERSION_KEY.encode())
@@ -76,6 +78,11 @@ class VideoIndex:
         except arrow_maps.DAMAGE as exc:
             raise FormatError(f"{path}: no index of videos, or damaged ({exc}); remove it, and it is made again") from exc
         self._set([_Columns(batch) for batch in batches])
+        self._places = [_Place(path.absolute(), (found.st_ino, found.st_size, found.st_mtime_ns))]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle as the places of its files, for another process of this machine while they lie there."""
+        return _opened_again, (self._places, self.fingerprint)
 
     @classmethod
     def joined(cls, parts: Sequence[VideoIndex]) -> VideoIndex:
@@ -83,6 +90,7 @@ class VideoIndex:
         index = cls.__new__(cls)
         index.fingerprint = hashlib.sha256(" ".join(part.fingerprint for part in parts).encode()).hexdigest()[:16]
         index._set([batch for part in parts for batch in part._batches])
+        index._places = [place for part in parts for place in part._places]
         return index
 
     def _set(self, batches: list[_Columns]) -> None:
@@ -168,6 +176,23 @@ class VideoIndex:
     def _place(self, number: int) -> tuple[_Columns, int]:
         batch = int(np.searchsorted(self._starts, number, side="right")) - 1
         return self._batches[batch], number - int(self._starts[batch])
+
+
+class _Place(NamedTuple):
+    """Where an index lies."""
+
+    path: Path
+    stamp: tuple[int, ...]  # of the file
+
+
+def _opened_again(places: Sequence[_Place], fingerprint: str) -> VideoIndex:
+    """Return the index that lies there. Raises FormatError if another one took the place of a file."""
+    parts = [VideoIndex(place.path, fingerprint) for place in places]
+    index = VideoIndex.joined(parts)
+    if index._places != places:
+        raise FormatError(f"{listed([str(place.path) for place in places])}: made anew meanwhile; open the videos again")
+    index.fingerprint = fingerprint
+    return index
 
 
 class _Columns:

@@ -39,6 +39,7 @@ _DIAGNOSIS = "DATAPIPE_ATTACH"  # by which `datapipe diagnose` reaches the proce
 _MAIN = "from datapipe.kernel.process_main import main; main()"  # under its own name, by which pickle finds its classes
 _END_S = 2.0
 _POLL_S = 0.01
+_PATIENCE_S = 20.0
 
 logger = get_logger(__name__)
 
@@ -195,6 +196,13 @@ def wanted(num_workers: int) -> bool:
     if asked == "threads" or not hasattr(os, "memfd_create"):
         return False
     return num_workers >= (1 if asked == "processes" else FEWEST)
+
+
+def await_launcher(imports: Sequence[str], num_workers: int) -> None:
+    """Wait until a loader with so many workers would have its processes from the start: to measure what it does later on."""
+    begun = launcher(imports) if wanted(num_workers) else None
+    if begun is not None:
+        begun.wait(_PATIENCE_S)
 
 
 @atexit.register

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,6 +84,10 @@ class Draws:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle without the numbers that were drawn, and those of the whole batch."""
+        return Draws, (self.seed, self.epoch, self.ids)
 
     def __getitem__(self, rows: slice | NDArray[np.int64]) -> Draws:
         """Return the draws of some of the samples, which draw the same numbers as before."""

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from fixtures import make_folder
+from process_requests import require_processes
 
 import datapipe as dp
 from datapipe.cli.main import main
@@ -22,8 +23,9 @@ from datapipe.containers.videos.indexing import look_at
 from datapipe.index.videos import VideoSource
 from datapipe.kernel.loader import Loader
 from datapipe.kinds import registry
+from datapipe.kinds.clips import process_workers as clip_workers
+from datapipe.kinds.images import process_workers as image_workers
 from datapipe.kinds.images.dali.installation import installation
-from datapipe.kinds.images.process_workers import begin_processes
 from datapipe.order.sampling import interleaved
 from datapipe.testing.loaders import NUM_SAMPLES, LoaderOf, LoaderSuite
 from datapipe.testing.loaders.kind import values
@@ -277,17 +279,14 @@ class TestLoaders(LoaderSuite):
 
 @pytest.mark.slow
 class TestProcesses(LoaderSuite):
-    """Images whose decode threads have a process each, from the first batch on."""
+    """Kinds whose decode threads have a process each, from the first batch on."""
 
     files_per_worker = 2  # the socket and the memory of its process
 
-    @pytest.fixture
-    def kind(self, monkeypatch: pytest.MonkeyPatch) -> LoaderOf:
-        monkeypatch.setenv("DATAPIPE_WORKERS", "processes")
-        begun = begin_processes()
-        assert begun is not None
-        assert begun.wait(60)
-        return KINDS["images"]
+    @pytest.fixture(params=["images", "clips"])
+    def kind(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> LoaderOf:
+        require_processes({"images": image_workers, "clips": clip_workers}[request.param].begin_processes, monkeypatch)
+        return KINDS[request.param]
 
 
 @pytest.mark.gpu

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from datapipe.fetch.local import LocalFiles
 from datapipe.fetch.row_groups import RowGroups
 from datapipe.index.clips import AnyClips
-from datapipe.kinds.clips.decoding import ClipDecoder, decoded_dtype, write_depth
+from datapipe.kinds.clips.decoding import ClipDecoder, decoded_dtype, frames_of, write_depth
 from datapipe.kinds.clips.settings import ClipSettings
+from datapipe.kinds.clips.table_images import TableImages
 from datapipe.order.draws import Draws
 from datapipe.transforms import Recipe
 
@@ -23,7 +24,8 @@ def clips_alone(index: AnyClips, settings: ClipSettings, clips: NDArray[np.int64
     Raises OptionError if videos differ in size, and the error of a clip that is bad.
     """
     recipe = Recipe.of(None)
-    decoder = ClipDecoder(index, recipe.geometry_alone(), LocalFiles(), settings.resize, RowGroups())
+    images = TableImages(index, RowGroups())
+    decoder = ClipDecoder(index.cameras, index.videos, recipe.geometry_alone(), LocalFiles(), settings.resize, images=images)
     made: dict[str, Any] = {}
     for number, camera in enumerate(index.cameras):
         height, width = recipe.check_equal_sizes(camera.size, such_as="the videos differ in size")
@@ -31,7 +33,9 @@ def clips_alone(index: AnyClips, settings: ClipSettings, clips: NDArray[np.int64
         pixels = torch.empty(shape, dtype=decoded_dtype(camera))
         for place in range(len(clips)):
             one = clips[place : place + 1]
-            for reason in decoder.decode(number, one, Draws(0, 0, one), pixels[place : place + 1]).values():
+            for reason in decoder.decode(
+                number, frames_of(index, one, number), Draws(0, 0, one), pixels[place : place + 1]
+            ).values():
                 raise reason
         if camera.depth is not None:
             codes, pixels = pixels, torch.empty(shape)

@@ -18,7 +18,7 @@ from datapipe.kernel.bad_samples import good_rows, replacement
 from datapipe.kernel.device import Uploader
 from datapipe.kernel.kind import BadRow, BatchMaker, Pass, Piece, Resources
 from datapipe.kernel.pools import BatchMemory
-from datapipe.kinds.clips.decoding import ClipDecoder, decoded_dtype, write_depth
+from datapipe.kinds.clips.decoding import ClipDecoder, decoded_dtype, frames_of, write_depth
 from datapipe.kinds.clips.settings import PERMUTATIONS, ClipSettings
 from datapipe.kinds.clips.visits import ClipVisits, DecodedVisit
 from datapipe.order.draws import Draws, apart
@@ -61,7 +61,7 @@ class ClipMaker(BatchMaker):
     memory: Sequence[BatchMemory]  # of each camera
     uploader: Uploader | None
     resources: Resources
-    steps_ahead: int  # whose visits are decoded, or kept
+    num_ahead: int  # visits that are decoded, or kept, after those of a batch; those of all lanes at least
 
     @property
     def order(self) -> VisitOrder:
@@ -93,11 +93,13 @@ class ClipMaker(BatchMaker):
         return [Piece(range(row, row + 1), [visit]) for row, visit in enumerate(batch.visits)]
 
     def ahead(self, batch: ClipBatch) -> Sequence[Hashable]:
-        plan, epoch = self.run.source, batch.picks.after.epoch
+        plan, epoch, found = self.run.source, batch.picks.after.epoch, dict[Visit, None]()
         assert isinstance(plan, Plan)
-        following = range(batch.picks.step + 1, min(batch.picks.step + 1 + self.steps_ahead, plan.num_steps))
-        places = [_places(plan.span(epoch, step)) for step in following]
-        return list(dict.fromkeys(self.order.visits_at(epoch, np.concatenate(places)))) if places else ()
+        for step in range(batch.picks.step + 1, plan.num_steps):
+            found |= dict.fromkeys(self.order.visits_at(epoch, _places(plan.span(epoch, step))))
+            if len(found) >= self.num_ahead:
+                break
+        return list(found)[: self.num_ahead]
 
     def fill(self, batch: ClipBatch, piece: Piece, shared: Sequence[DecodedVisit], worker: ClipDecoder) -> list[BadRow]:
         start_ns = time.perf_counter_ns()
@@ -122,8 +124,9 @@ class ClipMaker(BatchMaker):
         draws = Draws(self.run.seed, epoch, clips)
         dtypes = map(decoded_dtype, self.index.cameras)
         found = [torch.empty((1, *pixels.shape[1:]), dtype=dtype) for pixels, dtype in zip(batch.pixels, dtypes, strict=True)]
-        if any(worker.decode(camera, clips, draws, pixels) for camera, pixels in enumerate(found)):
-            return False
+        for camera, pixels in enumerate(found):
+            if worker.decode(camera, frames_of(self.index, clips, camera), draws, pixels):
+                return False
         batch.clips[row] = batch.draw_keys[row] = other
         self._write(batch, row, [pixels[0] for pixels in found])
         return True

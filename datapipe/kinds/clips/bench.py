@@ -15,6 +15,7 @@ from datapipe.errors import OptionError
 from datapipe.index.clips import VideoParts
 from datapipe.kernel.calibration import in_turns
 from datapipe.kinds.clips.data import Clips
+from datapipe.kinds.clips.process_workers import await_processes
 from datapipe.kinds.loader import DataLoader
 
 _FRAMES, _STRIDE, _STEP = 8, 4, 4
@@ -53,6 +54,7 @@ def measure(parts: VideoParts, args: argparse.Namespace) -> dict[str, Any]:
                 break
         return num / (time.perf_counter() - started)
 
+    await_processes(loaders[f"per_visit={_PER_VISIT[0]}"].num_workers)
     rates = in_turns({name: functools.partial(rate, loader) for name, loader in loaders.items()}, rounds=args.rounds)
     return {
         "videos": len(parts.videos),

@@ -5,15 +5,13 @@ from __future__ import annotations
 import functools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from datapipe.codecs.decode import open_decoder
-from datapipe.codecs.probe import checked_header
 from datapipe.codecs.video.conversion import FrameConverter, Resize
 from datapipe.codecs.video.decoding import VideoDecoder
 from datapipe.codecs.video.depth import FORMAT, NUM_CODES, Depth
@@ -21,9 +19,9 @@ from datapipe.codecs.video.runs import reads_of, runs_of
 from datapipe.codecs.video.track import ReadAt, VideoCoding, VideoTrack
 from datapipe.errors import DecodeError, IntegrityError
 from datapipe.fetch.files import Files
-from datapipe.fetch.row_groups import RowGroups
-from datapipe.index.clips import AnyClips, Camera, track_of
+from datapipe.index.clips import AnyClips, Camera, ClipFrames, track_of
 from datapipe.index.entries import Extents
+from datapipe.index.videos import VideoIndex
 from datapipe.order.draws import Draws
 from datapipe.transforms import Recipe
 from datapipe.transforms.execute import RowCut, cut_through, row_cuts
@@ -42,46 +40,56 @@ class FrameDecoder(Protocol):
         """Yield the number of each wanted frame with the frame, a `VideoFrame` of PyAV, or the DecodeError that it has."""
 
 
+class ImageSource(Protocol):
+    """Decodes images that are frames of clips; see `TableImages`."""
+
+    def decode(self, camera: int, size: tuple[int, int], rows: Ints, /) -> Iterator[tuple[int, Any]]:
+        """Yield the number of each wanted row with its image, (h, w, 3) uint8 of that size, or the DecodeError that it has."""
+
+
 class ClipDecoder:
     """Decodes clips for one thread. `recipe`: its geometry is carried out on each frame, with one draw for a clip.
 
-    `decoder`: None: the CPU's.
+    `images`: of cameras of images, if there are such. `decoder`: None: the CPU's.
     `resize`: EXACT: frames are resized as images are, by the transforms; FAST: by the converter, if all of the geometry is a
     crop, a bilinear resize and flips.
     """
 
     def __init__(
         self,
-        index: AnyClips,
+        cameras: Sequence[Camera],
+        videos: VideoIndex,
         recipe: Recipe,
         files: Files,
         resize: Resize,
-        row_groups: RowGroups,
+        *,
+        images: ImageSource | None = None,
         decoder: FrameDecoder | None = None,
     ) -> None:
-        self._index, self._recipe, self._files, self._resize, self._row_groups = index, recipe, files, resize, row_groups
-        self._decode_image = open_decoder()
+        self._cameras, self._videos, self._recipe, self._files, self._resize = cameras, videos, recipe, files, resize
+        self._images = images
         self._decoder: FrameDecoder = VideoDecoder() if decoder is None else decoder
         self._converter = FrameConverter(resize)
         self._memory = np.empty(0, np.uint8)  # of a frame, or a part of it, before it is cut
 
-    def decode(self, camera: int, clips: Ints, draws: Draws, out: torch.Tensor, rows: Ints | None = None) -> dict[int, Reason]:
+    def decode(
+        self, camera: int, clips: Sequence[ClipFrames], draws: Draws, out: torch.Tensor, rows: Ints | None = None
+    ) -> dict[int, Reason]:
         """Write what a camera shows of clips of one run into `out`, (k, t, h, w, c) of its `decoded_dtype`.
 
         Returns the bad clips, by their places. `draws`: those of the clips. `rows`: (k, t) where frames are written in `out`,
         (u, h, w, c) then, each once: for a geometry that cuts all clips alike. Raises MissingDataError or StorageError for a
         file that cannot be read.
         """
-        found = [self._index.frames(clip, camera) for clip in clips.tolist()]
         shows: dict[int, list[tuple[int, int]]] = defaultdict(list)  # by frame: clips, and places in them
-        for clip, one in enumerate(found):
+        for clip, one in enumerate(clips):
             for place, frame in enumerate(one.frames.tolist()):
                 shows[frame].append((clip, place))
-        size, decoded, cut = self._source(camera, found[0].video)
+        size, decoded, cut = self._source(camera, clips[0].video)
         chain = self._recipe.draw_cuts(draws, np.array([size] * len(clips), np.int64))
         steps = list(zip(*map(row_cuts, chain), strict=True))
         alike = _firsts(steps)
-        depth = self._index.cameras[camera].depth
+        depth = self._cameras[camera].depth
         pixels = out.numpy() if depth is None else out.numpy().view(np.uint16)
         bad: dict[int, Reason] = {}
         if -1 in shows:
@@ -110,11 +118,12 @@ class ClipDecoder:
 
     def _source(self, camera: int, video: int) -> tuple[tuple[int, int], _Decode, _Cut]:
         """Return the (height, width) of frames of a video, or of images, what decodes some, and what cuts one."""
-        facts = self._index.cameras[camera]
+        facts = self._cameras[camera]
         if facts.is_of_images:
             assert facts.size is not None
-            return facts.size, functools.partial(self._images, camera, facts.size), _cut_image
-        track, source = track_of(self._index.videos, video), self._index.videos.source(video)
+            assert self._images is not None
+            return facts.size, functools.partial(self._images.decode, camera, facts.size), _cut_image
+        track, source = track_of(self._videos, video), self._videos.source(video)
         read = self._files.reader(source.path, source.start)
         cut = self._cut if facts.depth is None else self._cut_depth
         return (
@@ -122,20 +131,6 @@ class ClipDecoder:
             functools.partial(self._decoder.decode, track, read),
             lambda frame, how, out: cut(frame, track.coding, how, out),
         )
-
-    def _images(self, camera: int, size: tuple[int, int], rows: Ints) -> Iterator[tuple[int, Any]]:
-        """Yield the images in some rows, (h, w, 3) uint8, or the DecodeError that one has."""
-        for row in rows.tolist():
-            group, place = self._index.image(camera, row)
-            try:
-                data = self._row_groups.value(group, place)
-                image = self._decode_image(data, checked_header(data))
-                if image.shape != (*size, 3):
-                    raise DecodeError(f"row {place} has {image.shape[1]} x {image.shape[0]} pixels, not {size[1]} x {size[0]}")
-            except DecodeError as exc:
-                yield row, exc
-            else:
-                yield row, image
 
     def _cut(
         self, frame: Any, coding: VideoCoding, steps: dict[int, tuple[RowCut, ...]], out: dict[int, NDArray[np.uint8]]
@@ -190,6 +185,11 @@ class ClipDecoder:
         return pixels
 
 
+def frames_of(index: AnyClips, clips: Ints, camera: int) -> list[ClipFrames]:
+    """Return the frames of clips that a camera shows."""
+    return [index.frames(clip, camera) for clip in clips.tolist()]
+
+
 def decoded_dtype(camera: Camera) -> torch.dtype:
     """Return the type of decoded frames: RGB is uint8, and depth the 16 bits of unsigned numbers, which torch calls signed."""
     return torch.uint8 if camera.depth is None else torch.int16
@@ -238,7 +238,7 @@ def extents_of(index: AnyClips, clips: Ints, camera: int) -> Extents:
     if index.cameras[camera].is_of_images:
         empty = np.zeros(0, np.int64)
         return Extents([], empty, empty, np.zeros(0, np.uint32), np.zeros(0, np.uint8), one_file_each=False)
-    found = [index.frames(clip, camera) for clip in clips.tolist()]
+    found = frames_of(index, clips, camera)
     track, source = track_of(index.videos, found[0].video), index.videos.source(found[0].video)
     frames = np.unique(np.concatenate([one.frames for one in found]))
     reads = [(start, nbytes) for run in runs_of(track, frames[frames >= 0]) for _, start, nbytes in reads_of(track.packets, run)]

@@ -49,7 +49,8 @@ def explain(kind: ClipKind, passes: Passes) -> list[str]:
 
 def _backend(kind: ClipKind, options: LoaderOptions) -> str:
     """Return what decodes."""
-    on_cpu = f"clips_cpu: PyAV on {threads_text(options)}, one codec context each"
+    threads = threads_text(options) + ", each with a process" * kind.can_be_processes(kind.files)
+    on_cpu = f"clips_cpu: PyAV on {threads}, one codec context each"
     if kind.backend == "clips_cpu" or kind.device.type == "cpu":
         return on_cpu
     choice = kind.choice

@@ -13,6 +13,7 @@ import torch
 
 from datapipe.errors import OptionError
 from datapipe.fetch.files import Files, open_object_files
+from datapipe.fetch.local import LocalFiles
 from datapipe.fetch.row_groups import RowGroups
 from datapipe.index.clips import AnyClips, Ints
 from datapipe.kernel.accelerators import open_batch_pool, runtime_of
@@ -24,13 +25,16 @@ from datapipe.kernel.mixing import Mixture
 from datapipe.kernel.options import LoaderOptions, Shuffle, refuse_not_served, refuse_unknown_names
 from datapipe.kernel.passes import Passes
 from datapipe.kernel.pools import BatchMemory, ObjectPool, SlabPool
+from datapipe.kernel.processes import wanted
 from datapipe.kinds.clips.batches import ClipMaker, fields_of, visit_order
 from datapipe.kinds.clips.choice import CLIP_BACKENDS, MEASURED, PACKAGES, ClipBackend, ClipChoice, choose_clip_backend
 from datapipe.kinds.clips.decoding import ClipDecoder, takes_depth
 from datapipe.kinds.clips.explanation import explain
 from datapipe.kinds.clips.nvdec.decoder import EngineDecoder
 from datapipe.kinds.clips.nvdec.trust import Trust
+from datapipe.kinds.clips.process_workers import ClipWork, ProcessClipDecoder, await_processes, begin_processes
 from datapipe.kinds.clips.settings import MOST_ENGINE_THREADS, ClipSettings
+from datapipe.kinds.clips.table_images import TableImages
 from datapipe.kinds.clips.visits import ClipVisits
 from datapipe.order.plan import Plan
 from datapipe.order.sampling import own_seed
@@ -76,7 +80,6 @@ class ClipKind(Kind):
         self._resolve_device, self._open_loader = device, open_loader
         self.trust = Trust()  # in the GPU's engines
         self._workers: ObjectPool[ClipDecoder] | None = None
-        self._files: Files | None = None
         self._row_groups = RowGroups(max_nbytes=_IMAGES_NBYTES)  # of images in tables
         if recipe.rest:
             raise OptionError(
@@ -101,6 +104,11 @@ class ClipKind(Kind):
         self._choice: ClipChoice | None = None
         self._workers = None
 
+    @functools.cached_property
+    def files(self) -> Files:
+        """What reads the videos."""
+        return open_object_files(self.index.videos.urls(), remote=self.settings.remote)
+
     @property
     def clip_nbytes(self) -> int:
         """The bytes of a decoded clip."""
@@ -110,13 +118,12 @@ class ClipKind(Kind):
     def most_held_nbytes(self, plan: Plan, options: LoaderOptions) -> int:
         """Return the most bytes of decoded clips that a rank holds besides batches.
 
-        Of each lane a visit is open, or at least those of the next batch; the batches in the making may still hold one for each
-        row, and a few are kept to be used again.
+        Some visits are decoded ahead; the batches in the making may still hold one for each row, and the memory of a few is kept
+        to be used again.
         """
-        order = visit_order(plan)
-        visits = max(order.num_lanes // plan.rank.world_size, plan.batch_size)
         in_making = (1 + options.depth) * plan.batch_size
-        return (visits + in_making + options.num_workers + _MORE_FREE) * max(1, order.largest_visit) * self.clip_nbytes
+        visits = _num_ahead(plan, options) + in_making + options.num_workers + _MORE_FREE
+        return visits * max(1, visit_order(plan).largest_visit) * self.clip_nbytes
 
     @functools.cached_property
     def _run_starts(self) -> list[Ints]:
@@ -137,9 +144,7 @@ class ClipKind(Kind):
         return VisitOrder(datasets, num_lanes, None if self.mixture is None else self.mixture.counts)
 
     def open_pass(self, settings: Pass) -> ClipMaker:
-        if self._files is None:
-            self._files = open_object_files(self.index.videos.urls(), remote=self.settings.remote)
-        files, source = self._files, settings.source
+        files, source = self.files, settings.source
         assert isinstance(source, Plan)
         order = visit_order(source)
         runtime = None if self.device.type == "cpu" else runtime_of(self.device)
@@ -162,20 +167,33 @@ class ClipKind(Kind):
             [BatchMemory(shape, room=settings.options.batch_size, open_pool=open_pool) for shape in shapes],
             None if runtime is None else Uploader(runtime, observer=settings.observer),
             resources,
-            steps_ahead=max(1, order.num_lanes // source.global_batch),
+            num_ahead=_num_ahead(source, settings.options),
         )
 
     def _open_workers(self, files: Files) -> ObjectPool[ClipDecoder]:
         """Return the decoders of threads. Call it in the consumer's thread."""
-        geometry = self.recipe.geometry_alone()
+        cameras, videos, geometry = self.index.cameras, self.index.videos, self.recipe.geometry_alone()
         engines = cuda_runtime(self.device) if self.choice.uses_nvdec else None
+        begun = begin_processes() if self.can_be_processes(files) else None
         numbers = itertools.count()  # of decoders
 
         def make() -> ClipDecoder:
             decoder = EngineDecoder(engines, self.trust) if engines and next(numbers) < MOST_ENGINE_THREADS else None
-            return ClipDecoder(self.index, geometry, files, self.settings.resize, self._row_groups, decoder)
+            if begun is not None and decoder is None:
+                assert isinstance(files, LocalFiles)
+                return ProcessClipDecoder(ClipWork(cameras, videos, geometry, self.settings.resize), files, begun)
+            images = TableImages(self.index, self._row_groups)
+            return ClipDecoder(cameras, videos, geometry, files, self.settings.resize, images=images, decoder=decoder)
 
         return ObjectPool(make)
+
+    def can_be_processes(self, files: Files) -> bool:
+        """Return whether what decode threads do can be done by processes, with files that they open.
+
+        Images in tables lie in row groups, which threads share once they are read.
+        """
+        are_videos = not any(camera.is_of_images for camera in self.index.cameras)
+        return wanted(self._options.num_workers) and isinstance(files, LocalFiles) and are_videos
 
     @property
     def device(self) -> torch.device:
@@ -196,9 +214,14 @@ class ClipKind(Kind):
         """Measure the backends on these clips, alone on this rank."""
         options = self._options
         arguments = arguments_to_measure(self._arguments, device=self.device, num_samples=self.num_in_epoch)
+
+        def opened(backend: ClipBackend) -> Iterable[Any]:
+            await_processes(options.num_workers)
+            return self._open_loader(**{**arguments, "backend": backend})
+
         return rates_of(
             MEASURED,
-            lambda backend: self._open_loader(**{**arguments, "backend": backend}),
+            opened,
             device=self.device,
             packages=PACKAGES,
             circumstances={
@@ -208,5 +231,15 @@ class ClipKind(Kind):
                 "per_visit": self.settings.per_visit,
                 "sizes": [list(size) for size in self.sizes],
                 "num_workers": options.num_workers,
+                "processes": wanted(options.num_workers),
             },
         )
+
+
+def _num_ahead(plan: Plan, options: LoaderOptions) -> int:
+    """Return how many visits are open on a rank after those of a batch.
+
+    Of each lane one is, or at least those of the next batch; and one more for each thread, which has work then whatever the size
+    of visits.
+    """
+    return max(visit_order(plan).num_lanes // plan.rank.world_size, plan.batch_size) + options.num_workers

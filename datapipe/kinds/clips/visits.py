@@ -17,7 +17,7 @@ from datapipe.fetch.remote import RemoteFiles
 from datapipe.index.clips import AnyClips
 from datapipe.kernel.kind import Pass, SharedPieces
 from datapipe.kernel.pools import BatchMemory
-from datapipe.kinds.clips.decoding import ClipDecoder, Reason, decoded_dtype, extents_of
+from datapipe.kinds.clips.decoding import ClipDecoder, Reason, decoded_dtype, extents_of, frames_of
 from datapipe.order.draws import Draws, apart
 from datapipe.order.visits import Visit, VisitOrder
 
@@ -86,7 +86,8 @@ class ClipVisits(SharedPieces):
         start_ns = time.perf_counter_ns()
         self._files.take_network_ns()  # what the thread waited for before is no part of this
         for camera in parts:
-            piece.bad.update(worker.decode(camera, piece.clips, piece.draws, piece.pixels[camera], piece.rows[camera]))
+            clips = frames_of(self._index, piece.clips, camera)
+            piece.bad.update(worker.decode(camera, clips, piece.draws, piece.pixels[camera], piece.rows[camera]))
         took_ns, num = time.perf_counter_ns() - start_ns, len(piece.clips)
         network_ns = min(self._files.take_network_ns(), took_ns)
         if network_ns:
@@ -100,7 +101,7 @@ class ClipVisits(SharedPieces):
             return memory.lease(len(clips), dtype), None
         if len(clips) == 1:
             return memory.lease(self._index.cameras[camera].num_frames, dtype)[None], None
-        shown = np.array([self._index.frames(clip, camera).frames for clip in clips.tolist()], np.int64)
+        shown = np.array([one.frames for one in frames_of(self._index, clips, camera)], np.int64)
         frames, rows = np.unique(shown, return_inverse=True)
         room = min(-(-len(frames) // _ROUNDED) * _ROUNDED, shown.size)
         return memory.lease(len(frames), dtype, room=room), rows.reshape(shown.shape)

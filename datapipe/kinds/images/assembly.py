@@ -15,6 +15,7 @@ from datapipe.kernel.accelerators import open_batch_pool, runtime_of
 from datapipe.kernel.device import Uploader
 from datapipe.kernel.kind import Pass, Resources
 from datapipe.kernel.options import LoaderOptions
+from datapipe.kernel.own_process import can_be_sent
 from datapipe.kernel.pools import BatchMemory, ObjectPool
 from datapipe.kernel.processes import wanted
 from datapipe.kinds.images.batches import SampleBatchMaker, Worker
@@ -28,7 +29,7 @@ from datapipe.kinds.images.device_images import DeviceImages
 from datapipe.kinds.images.fields import FurtherFields
 from datapipe.kinds.images.images_cpu import BlockWorker
 from datapipe.kinds.images.kept_images import KeptImages
-from datapipe.kinds.images.process_workers import ProcessBlockWorker, begin_processes, can_be_sent
+from datapipe.kinds.images.process_workers import ProcessBlockWorker, begin_processes
 from datapipe.transforms import Recipe
 
 if TYPE_CHECKING:

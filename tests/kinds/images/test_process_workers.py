@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import multiprocessing
 import os
 import shutil
@@ -15,14 +14,16 @@ from typing import Any
 import pytest
 import torch
 from fixtures import make_folder
+from process_requests import noted_requests
 
 import datapipe as dp
 from converters import ConvertOptions, convert
 from converters.options import OnError
 from datapipe import transforms as T
 from datapipe.errors import MissingDataError
+from datapipe.kernel.own_process import can_be_sent
 from datapipe.kernel.processes import WorkerProcess
-from datapipe.kinds.images.process_workers import begin_processes, can_be_sent
+from datapipe.kinds.images.process_workers import begin_processes
 from datapipe.transforms import Recipe
 
 RECIPE = [T.RandomResizedCrop(24), T.RandomHorizontalFlip()]
@@ -36,20 +37,7 @@ ARGUMENTS: dict[str, Any] = {
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """The requests that processes are asked."""
-    begun = begin_processes()
-    assert begun is not None
-    assert begun.wait(60)
-    monkeypatch.setenv("DATAPIPE_WORKERS", "processes")
-    asked: list[Any] = []
-    ask = WorkerProcess.ask
-
-    def noted(worker: WorkerProcess, request: Any) -> Any:
-        asked.append(request)
-        return ask(worker, request)
-
-    monkeypatch.setattr(WorkerProcess, "ask", noted)
-    yield asked
-    gc.collect()
+    yield from noted_requests(begin_processes, monkeypatch)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,93 @@
+"""Give a decode thread a worker process of its own, which it asks where it would do the work itself."""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import pickle
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+import torch
+
+from datapipe.core.printable import get_logger
+from datapipe.kernel.process_main import Handler, Scratch
+from datapipe.kernel.processes import Launcher, WorkerEndedError, WorkerProcess
+
+_KNOWN = frozenset(("datapipe", "torch", "numpy", "builtins", "enum", "functools", "collections"))  # packages of what is sent
+
+logger = get_logger(__name__)
+
+
+class OwnProcess:
+    """The worker process of a thread, which begins as soon as one can, and is done without once it has ended.
+
+    `make`: see `WorkerProcess`.
+    """
+
+    def __init__(self, begun: Launcher, make: Callable[[], Handler]) -> None:
+        self._launcher: Launcher | None = begun
+        self._make = make
+        self._process: WorkerProcess | None = None
+        self._owner = os.getpid()
+
+    def ask(self, request: Any) -> tuple[Any, memoryview] | None:
+        """Return what the process answers, and its scratch memory, which the next request overwrites.
+
+        None: there is no process, or it has ended, and the thread is to do the work itself. Raises what the handler raised.
+        """
+        try:
+            process = self._found()
+            return None if process is None else process.ask(request)
+        except WorkerEndedError as exc:
+            logger.warning("%s", exc)
+            self._process = self._launcher = None
+            return None
+
+    def _found(self) -> WorkerProcess | None:
+        if self._launcher is None or os.getpid() != self._owner:  # forked children do without
+            return None
+        if self._process is None and self._launcher.is_ready:
+            try:
+                self._process = WorkerProcess(self._launcher, self._make)
+            except WorkerEndedError:
+                raise
+            except Exception as exc:  # something that the worker could not import, or open
+                raise WorkerEndedError(f"a worker process could not begin ({exc}); a thread does its work") from exc
+        return self._process
+
+
+def taken_tensor(scratch: Scratch, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Return a tensor in scratch memory, for an answer that is too large to be sent."""
+    return tensor_over(scratch.take(_nbytes(shape, dtype)), shape, dtype)
+
+
+def tensor_over(memory: memoryview, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Return a tensor over the beginning of some memory, without a copy."""
+    return torch.from_numpy(np.frombuffer(memory, np.uint8, _nbytes(shape, dtype))).view(dtype).view(shape)
+
+
+def can_be_sent(thing: Any) -> bool:
+    """Return whether a worker can have a thing, such as a recipe: pickle takes it, and nothing in it is the user's own."""
+    try:
+        _Looking(io.BytesIO(), pickle.HIGHEST_PROTOCOL).dump(thing)
+    except Exception:
+        return False
+    return True
+
+
+class _Looking(pickle.Pickler):
+    """Refuses what is not of a known package."""
+
+    def reducer_override(self, thing: Any) -> Any:
+        named = thing if isinstance(thing, (type, FunctionType)) else type(thing)
+        if named.__module__.partition(".")[0] not in _KNOWN:
+            raise pickle.PicklingError(f"{named.__module__}.{named.__qualname__} is the user's")
+        return NotImplemented
+
+
+def _nbytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    return math.prod(shape) * dtype.itemsize
