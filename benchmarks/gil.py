@@ -11,7 +11,8 @@ and the fixed cost of each call. No more than that can be under the lock, and th
 memory in the core's caches, as real ones do not.
 
 *Held*: the share of looks at which the lock was held (`diagnostics.ceilings.lock_watch`), times the time per image; on the
-same tiny images, and on images of 500 x 375 pixels cut to 224 x 224, after whose decoding Python's memory is cold.
+same tiny images, and on images of 500 x 375 pixels cut to 224 x 224, after whose decoding Python's memory is cold; and on
+clips of video, by one thread alone and by one that has a worker process.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ from benchmarks.environment import ROOT
 from datapipe.diagnostics.ceilings.lock_watch import offer, report_span, watch
 
 BACKENDS = ("images_cpu", "dali")
+WORKERS = ("threads", "processes")  # that decode clips
 _NUM_EPOCHS = 5  # measured in each process, after one that is not
+_NUM_VIDEOS, _NUM_FRAMES = 6, 300
 
 
 @dataclass(frozen=True)
@@ -55,18 +58,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gil")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--results", type=Path, default=harness.RESULTS)
-    parser.add_argument("--once", nargs=3, metavar=("SHARDS", "CROP", "BACKEND"), help=argparse.SUPPRESS)
+    parser.add_argument("--once", nargs=3, metavar=("DATA", "CROP", "HOW"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.once:
         offer()
-        shards, crop, backend = arguments.once
-        for epoch in measure(Path(shards), int(crop), backend):
+        data, crop, how = arguments.once
+        for epoch in measure_clips(Path(data), int(crop), how) if how in WORKERS else measure(Path(data), int(crop), how):
             report_span(**epoch)
         return
     rounds: dict[tuple[str, str], list[dict[str, float]]] = {}
     with tempfile.TemporaryDirectory() as scratch:
         made = {images: make_shards(Path(scratch) / images.name, images) for images in (TINY, PHOTOS)}
+        videos = make_videos(Path(scratch) / "videos")
         for _ in range(arguments.rounds):
+            for how in WORKERS:
+                rounds.setdefault(("clips", how), []).append(_run(videos, PHOTOS.crop, how))
             for images, shards in made.items():
                 for backend in BACKENDS:
                     rounds.setdefault((images.name, backend), []).append(_run(shards, images.crop, backend))
@@ -82,8 +88,10 @@ def main() -> None:
         },
         "median": _bound(cpu),
         "median_dali": _bound(dali),
-        "held_us_per_image": {name: median["held_us"] for name, median in medians.items()},
-        "cpu_us_per_image": {name: median["cpu_us"] for name, median in medians.items()},
+        "held_us_per_image": _of_images(medians, "held_us"),
+        "cpu_us_per_image": _of_images(medians, "cpu_us"),
+        "held_us_per_clip": {how: medians[f"clips, {how}"]["held_us"] for how in WORKERS},
+        "cpu_us_per_clip": {how: medians[f"clips, {how}"]["cpu_us"] for how in WORKERS},
         "rounds": {f"{images}, {backend}": found for (images, backend), found in rounds.items()},
     }
     harness.save("gil", "benchmarks.gil", result, results=arguments.results)
@@ -91,6 +99,12 @@ def main() -> None:
         print(f"{backend}: at most {bound['at_most_us_per_image']:.1f} us per image")
     for name, held_us in result["held_us_per_image"].items():
         print(f"{name}: held for {held_us:.1f} us per image")
+    for how, held_us in result["held_us_per_clip"].items():
+        print(f"clips by {how}: held for {held_us:.1f} us per clip")
+
+
+def _of_images(medians: dict[str, dict[str, float]], key: str) -> dict[str, float]:
+    return {name: median[key] for name, median in medians.items() if not name.startswith("clips")}
 
 
 def make_shards(directory: Path, images: Images, num: int | None = None) -> Path:
@@ -111,12 +125,22 @@ def make_shards(directory: Path, images: Images, num: int | None = None) -> Path
     return shards
 
 
-def _run(shards: Path, crop: int, backend: str) -> dict[str, float]:
+def make_videos(folder: Path, num: int = _NUM_VIDEOS, num_frames: int = _NUM_FRAMES) -> Path:
+    """A folder of videos of 640 x 480 pixels, with a key frame every 60."""
+    from datapipe.kinds.clips.trial_data import wandering, write_video
+
+    folder.mkdir(parents=True)
+    for number in range(num):
+        write_video(folder / f"{number}.mp4", wandering(number, num_frames))
+    return folder
+
+
+def _run(data: Path, crop: int, how: str) -> dict[str, float]:
     """The least of each time over the epochs of a process: other processes only add to it."""
-    command = [sys.executable, "-m", "benchmarks.gil", "--once", str(shards), str(crop), backend]
+    command = [sys.executable, "-m", "benchmarks.gil", "--once", str(data), str(crop), how]
     epochs = watch(command, {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}, cwd=ROOT)
-    # With DALI the thread waits for DALI's own; else it always runs, or would if other processes let it.
-    of = "wall_us" if backend == "dali" else "cpu_us"
+    # With DALI the thread waits for DALI's own, and for a process; else it always runs, or would if other processes let it.
+    of = "cpu_us" if how == "images_cpu" else "wall_us"
     for epoch in epochs:
         epoch["held_us"] = epoch["held"] * epoch[of]
     return {name: round(min(epoch[name] for epoch in epochs), 2) for name in epochs[0] if name.endswith("_us")}
@@ -161,6 +185,27 @@ def measure(shards: Path, crop: int, backend: str) -> list[dict[str, float]]:
         times_s |= {f"{name}_us": totals.duration_ns[name] / 1e9 for name in ("plan", "read", "decode", "augment")}
         per_image = {name: seconds / num_images * 1e6 for name, seconds in times_s.items()}
         epochs.append({"start_s": start_s, "end_s": end_s, **per_image, "calls_us": calls_us})
+    return epochs
+
+
+def measure_clips(folder: Path, crop: int, workers: str) -> list[dict[str, float]]:
+    """Of each epoch but the first: its span, and microseconds per clip of 8 frames: of this process, and that pass."""
+    import datapipe as dp
+    from datapipe import transforms as T
+    from datapipe.kinds.clips.process_workers import await_processes
+
+    os.environ["DATAPIPE_WORKERS"] = workers
+    await_processes(1)
+    data = dp.Clips(folder, frames=8, stride=4, step=4)
+    loader = dp.DataLoader(data, 16, True, seed=0, num_workers=1, transform=[T.RandomResizedCrop(crop)])
+    epochs = []
+    for number in range(1 + _NUM_EPOCHS):
+        start_s, cpu_s = time.perf_counter(), time.process_time()
+        num_clips = sum(len(batch["video"]) for batch in loader)
+        cpu_s, end_s = time.process_time() - cpu_s, time.perf_counter()
+        times_us = {"cpu_us": cpu_s / num_clips * 1e6, "wall_us": (end_s - start_s) / num_clips * 1e6}
+        if number:
+            epochs.append({"start_s": start_s, "end_s": end_s, **times_us})
     return epochs
 
 

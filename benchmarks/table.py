@@ -277,7 +277,17 @@ def _gil_sentence(result: dict[str, Any]) -> str:
         f"Python's global lock is held for at most {cpu:.0f} us per image on the CPU path and {dali:.0f} us before DALI, on tiny "
         f"images. It was found held for {held['tiny, images_cpu']:.0f} and {held['tiny, dali']:.0f} us of these, and on images "
         f"of 500 x 375 pixels, which push Python's memory out of the caches, for {held['photo-sized, images_cpu']:.0f} and "
-        f"{held['photo-sized, dali']:.0f} us."
+        f"{held['photo-sized, dali']:.0f} us." + _clips_held(result)
+    )
+
+
+def _clips_held(result: dict[str, Any]) -> str:
+    if "held_us_per_clip" not in result:
+        return ""
+    held_ms = {how: value / 1e3 for how, value in result["held_us_per_clip"].items()}
+    return (
+        f" A clip of 8 frames (640 x 480, cut at random to 224) holds it for {held_ms['threads']:.2f} ms where a thread decodes, "
+        f"and for {held_ms['processes']:.2f} ms where the thread has a process."
     )
 
 

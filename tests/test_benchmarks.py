@@ -119,6 +119,16 @@ def test_sets_are_made_once_and_not_mixed_up(tmp_path: Path) -> None:
     assert json.loads((root / "set.json").read_text())["num_files"] == 4
 
 
+@pytest.mark.parametrize("workers", gil.WORKERS)
+def test_time_of_clips_is_that_of_this_process(tmp_path: Path, workers: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("av")
+    monkeypatch.setenv("DATAPIPE_WORKERS", workers)  # which it sets
+    videos = gil.make_videos(tmp_path / "videos", 1, 30)
+    of_thread = gil.measure_clips(videos, 32, workers)
+    assert len(of_thread) == 5
+    assert all(0 < epoch["cpu_us"] < 1.5 * epoch["wall_us"] for epoch in of_thread)
+
+
 @pytest.mark.parametrize("backend", gil.BACKENDS)
 def test_time_under_the_lock_is_bounded_by_all_of_it(tmp_path: Path, backend: str) -> None:
     for epoch in gil.measure(gil.make_shards(tmp_path, gil.TINY, 64), gil.TINY.crop, backend):

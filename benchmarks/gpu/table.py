@@ -163,19 +163,25 @@ def _clips(found: dict[str, Any]) -> str:
         return ""
     entries = found["gpu-clips"]["measurements"]
     parity = [entry for entry in entries if entry["question"] == "parity"]
-    rates: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    rates: dict[tuple[str, int], dict[str, list[dict[str, Any]]]] = {}
     for entry in entries:
-        if entry["question"] == "rate":
-            rates.setdefault(entry["set"], {}).setdefault(entry["feed"], []).append(entry)
-    lines = ["| clips of 8 frames, cut at random, by | CPU, clips/s | with engines, clips/s | cores busy |", "|---|--:|--:|--:|"]
-    for name, by_feed in rates.items():
+        if entry["question"] == "rate" and "num_workers" in entry:  # since worker processes decode
+            rates.setdefault((entry["set"], entry["num_workers"]), {}).setdefault(entry["feed"], []).append(entry)
+    lines = []
+    for (name, num_workers), by_feed in rates.items():
         if by_feed.keys() >= {"clips_cpu", "clips_nvdec"}:
             per_s = {feed: _median(mine, "clips_per_s") for feed, mine in by_feed.items()}
             cores = " and ".join(f"{_median(by_feed[feed], 'cores'):.1f}" for feed in ("clips_cpu", "clips_nvdec"))
-            lines.append(f"| {name} | {per_s['clips_cpu']:,.0f} | {per_s['clips_nvdec']:,.0f} | {cores} |")
+            lines.append(f"| {name}, {num_workers} workers | {per_s['clips_cpu']:,.0f} | {per_s['clips_nvdec']:,.0f} | {cores} |")
+    if lines:
+        head = [
+            "| clips of 8 frames, cut at random | CPU, clips/s | with engines, clips/s | cores busy |",
+            "|---|--:|--:|--:|",
+        ]
+        lines = [*head, *lines, ""]
     num_clips, num_different = (sum(one[key] for one in parity) for key in ("num_clips", "num_different"))
     told = (
         f"Clips decoded by the GPU's engines, on {_machine(found['gpu-clips'])}: of {num_clips:,} clips {num_different} differed "
         "from the CPU's, bit for bit."
     )
-    return "\n".join([*lines, "", told])
+    return "\n".join([*lines, told])
