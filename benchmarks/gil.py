@@ -139,7 +139,7 @@ def _run(data: Path, crop: int, how: str) -> dict[str, float]:
     """The least of each time over the epochs of a process: other processes only add to it."""
     command = [sys.executable, "-m", "benchmarks.gil", "--once", str(data), str(crop), how]
     epochs = watch(command, {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}, cwd=ROOT)
-    # With DALI the thread waits for DALI's own, and for a process; else it always runs, or would if other processes let it.
+    # Elsewhere the thread waits: for DALI's own, for a decoder, for a process. On images it always runs, or would if it could.
     of = "cpu_us" if how == "images_cpu" else "wall_us"
     for epoch in epochs:
         epoch["held_us"] = epoch["held"] * epoch[of]

@@ -33,12 +33,19 @@ def in_short(found: dict[str, Any], result: dict[str, Any]) -> str:
         else ""
     )
     return (
-        f"- **One model of GPU has run it.** All values were right. On {machine} {network}photographs came at "
+        f"- **{_models(found)}.** All values were right. On {machine} {network}photographs came at "
         f"{rates[OURS]:,.0f} images/s by DALI and at {rates[ON_CPU]:,.0f} decoded on the CPU, where torch's DataLoader gave "
         f"{rates['gpu-torch']:,.0f}, and a pipeline written for DALI by hand {rates[SMOOTH]:,.0f} with the same pixels, "
         f"{rates[BY_HAND]:,.0f} with coarser ones. [More](docs/benchmarks.md#on-a-gpu); `make gpu-check` measures yours. "
         "Stores are tested against stand-ins."
     )
+
+
+def _models(found: dict[str, Any]) -> str:
+    """Say on which GPUs results were measured."""
+    names = {result["environment"].get("gpu", _FIRST_GPU) for name, result in found.items() if name.startswith("gpu-")}
+    models = sorted({name.split()[1] if name.startswith("NVIDIA ") else name for name in names})
+    return f"Measured on {len(models)} model{'s' * (len(models) > 1)} of GPU: {', '.join(models)}"
 
 
 def _entries(result: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:

@@ -378,7 +378,7 @@ def frames_between(times: NDArray[np.float64], start: float, end: float) -> tupl
     return first, int(np.searchsorted(times, end - _EARLY)) if end < float("inf") else len(times)
 
 
-@functools.lru_cache(maxsize=64)  # long videos have megabytes
+@functools.lru_cache(maxsize=16)  # long videos have megabytes, and worker processes each have theirs
 def track_of(videos: VideoIndex, video: int) -> VideoTrack:
     """Return the track of a video, which is kept for a while."""
     return videos.track(video)

@@ -78,7 +78,7 @@ class VideoIndex:
         except arrow_maps.DAMAGE as exc:
             raise FormatError(f"{path}: no index of videos, or damaged ({exc}); remove it, and it is made again") from exc
         self._set([_Columns(batch) for batch in batches])
-        self._places = [_Place(path.absolute(), (found.st_ino, found.st_size, found.st_mtime_ns))]
+        self._places = [_Place(path.absolute(), (found.st_size, found.st_mtime_ns))]
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as the places of its files, for another process of this machine while they lie there."""

@@ -70,16 +70,18 @@ class PieceStore:
     def contents(self, pieces: Sequence[LoadedPiece], worker: Any, when_complete: Callable[[], object]) -> list[Any] | None:
         """Load what no thread has taken of some pieces; return their contents, or None if other threads still load parts.
 
-        Then `when_complete` is called, by the thread that completes one of them: ask again. Raises what loading raised.
+        Then `when_complete` is called once, by the thread that completes one of them or fails: ask again. Of those who wait for a
+        piece the last is called first. Raises what loading raised.
         """
         for piece in pieces:
             while not piece.is_complete and self._load_some(piece, worker):
                 pass
-        with self._lock:
-            incomplete = next((piece for piece in pieces if not piece.is_complete), None)
-            if incomplete is not None:
-                incomplete.waiting.append(when_complete)
-                return None
+        if not all(piece.is_complete for piece in pieces):
+            with self._lock:
+                incomplete = next((piece for piece in pieces if not piece.is_complete), None)
+                if incomplete is not None:
+                    incomplete.waiting.append(when_complete)
+                    return None
         for piece in pieces:
             if piece.error is not None:
                 raise copied(piece.error)
@@ -126,6 +128,7 @@ class PieceStore:
             with self._lock:
                 piece.pending[:0] = [number for number in numbers if number in piece.left and number not in piece.pending]
                 piece.is_due = not piece.left
+            self._call_waiting(piece)
             raise
 
     def _complete(self, piece: LoadedPiece) -> None:
@@ -135,8 +138,12 @@ class PieceStore:
             piece.error = exc
         with self._lock:
             piece.is_complete = True
+        self._call_waiting(piece)
+
+    def _call_waiting(self, piece: LoadedPiece) -> None:
+        with self._lock:
             waiting, piece.waiting = piece.waiting, []
-        for call in waiting:
+        for call in reversed(waiting):  # they come before all other work, so the first one is to be called last
             call()
 
     def _load(self, piece: LoadedPiece, worker: Any, parts: Sequence[Any]) -> None:

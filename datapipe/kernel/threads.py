@@ -14,7 +14,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
@@ -115,16 +115,17 @@ def run_here(task: BatchTask, resources: Resources) -> None:
         torch.set_num_threads(1)
         worker = resources.workers.borrow()
         for piece in task.begin():
-            if task.fill(piece, worker, _not_alone):
+            if task.fill(piece, worker, _alone):
                 _decode(resources, worker, task.decode)
         resources.workers.give_back(worker)
     finally:
         torch.set_num_threads(num_intraop)
     task.raise_interrupt()
+    assert task.done.wait(0), "another thread loads what this one needs, though there is none"
 
 
-def _not_alone() -> NoReturn:
-    raise AssertionError("another thread loads what this one needs, though there is none")
+def _alone() -> None:
+    """Nobody waits for what another thread loads."""
 
 
 # Threads that were joined. When a Thread is freed, `threading` runs Python code; a Ctrl-C that is raised there is swallowed. The

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -109,3 +110,17 @@ def test_an_error_reaches_those_who_asked_before_and_after(on_error: OnError) ->
     other.join(LIMIT_S)
     ask()
     assert len(raised) == (2 if on_error == "raise" else 0)
+
+
+def test_those_who_wait_longest_are_called_last_as_the_last_comes_first() -> None:
+    let_go, called = threading.Event(), list[int]()
+    words = Words({"a": let_go})
+    store = store_of(words)
+    pieces, _ = store.use(0, ["a"], [])
+    other = in_thread(lambda: store.contents([pieces["a"]], None, never))
+    assert words.begun.wait(LIMIT_S)
+    for number in range(3):
+        assert store.contents([pieces["a"]], None, partial(called.append, number)) is None
+    let_go.set()
+    other.join(LIMIT_S)
+    assert called == [2, 1, 0]

@@ -61,7 +61,10 @@ class ClipMaker(BatchMaker):
     memory: Sequence[BatchMemory]  # of each camera
     uploader: Uploader | None
     resources: Resources
-    num_ahead: int  # visits that are decoded, or kept, after those of a batch; those of all lanes at least
+    steps_ahead: int  # whose visits are decoded, or kept; besides, as many as there are threads
+    located: dict[tuple[int, int], dict[Visit, None]] = field(
+        default_factory=dict
+    )  # by epoch and step, the visits of those ahead
 
     @property
     def order(self) -> VisitOrder:
@@ -93,13 +96,29 @@ class ClipMaker(BatchMaker):
         return [Piece(range(row, row + 1), [visit]) for row, visit in enumerate(batch.visits)]
 
     def ahead(self, batch: ClipBatch) -> Sequence[Hashable]:
-        plan, epoch, found = self.run.source, batch.picks.after.epoch, dict[Visit, None]()
+        plan, here, epoch = self.run.source, batch.picks.step, batch.picks.after.epoch
         assert isinstance(plan, Plan)
-        for step in range(batch.picks.step + 1, plan.num_steps):
-            found |= dict.fromkeys(self.order.visits_at(epoch, _places(plan.span(epoch, step))))
-            if len(found) >= self.num_ahead:
+        for past in [key for key in list(self.located) if key <= (epoch, here)]:
+            self.located.pop(past, None)
+        steps = range(here + 1, plan.num_steps)
+        found = dict[Visit, None]()
+        for step in steps[: self.steps_ahead]:
+            found |= self._located(epoch, step)
+        most = len(found) + self.resources.options.num_workers  # each thread has work then, whatever the size of visits
+        for step in steps[self.steps_ahead :]:
+            if len(found) >= most:
                 break
-        return list(found)[: self.num_ahead]
+            found |= self._located(epoch, step)
+        return list(found)[:most]
+
+    def _located(self, epoch: int, step: int) -> dict[Visit, None]:
+        """Return the visits of a step, each once; they are kept until it begins."""
+        found = self.located.get((epoch, step))
+        if found is None:
+            assert isinstance(self.run.source, Plan)
+            visits = self.order.visits_at(epoch, _places(self.run.source.span(epoch, step)))
+            found = self.located[epoch, step] = dict.fromkeys(visits)
+        return found
 
     def fill(self, batch: ClipBatch, piece: Piece, shared: Sequence[DecodedVisit], worker: ClipDecoder) -> list[BadRow]:
         start_ns = time.perf_counter_ns()

@@ -49,7 +49,7 @@ def explain(kind: ClipKind, passes: Passes) -> list[str]:
 
 def _backend(kind: ClipKind, options: LoaderOptions) -> str:
     """Return what decodes."""
-    threads = threads_text(options) + ", each with a process" * kind.can_be_processes(kind.files)
+    threads = threads_text(options) + ", each with a process" * kind.can_be_processes
     on_cpu = f"clips_cpu: PyAV on {threads}, one codec context each"
     if kind.backend == "clips_cpu" or kind.device.type == "cpu":
         return on_cpu
@@ -57,7 +57,7 @@ def _backend(kind: ClipKind, options: LoaderOptions) -> str:
     if not choice.uses_nvdec:
         return f"{on_cpu} ({choice.reason})"
     return (
-        f"clips_nvdec ({choice.reason}): the GPU's video engines for up to {MOST_ENGINE_THREADS} of {threads_text(options)}, "
+        f"clips_nvdec ({choice.reason}): the GPU's video engines for up to {MOST_ENGINE_THREADS} of {threads}, "
         "PyAV for the others, and for what engines do not decode alike"
     )
 

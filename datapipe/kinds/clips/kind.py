@@ -13,7 +13,6 @@ import torch
 
 from datapipe.errors import OptionError
 from datapipe.fetch.files import Files, open_object_files
-from datapipe.fetch.local import LocalFiles
 from datapipe.fetch.row_groups import RowGroups
 from datapipe.index.clips import AnyClips, Ints
 from datapipe.kernel.accelerators import open_batch_pool, runtime_of
@@ -23,6 +22,7 @@ from datapipe.kernel.device import Uploader
 from datapipe.kernel.kind import Identity, Kind, Pass, Resources
 from datapipe.kernel.mixing import Mixture
 from datapipe.kernel.options import LoaderOptions, Shuffle, refuse_not_served, refuse_unknown_names
+from datapipe.kernel.own_process import can_be_sent
 from datapipe.kernel.passes import Passes
 from datapipe.kernel.pools import BatchMemory, ObjectPool, SlabPool
 from datapipe.kernel.processes import wanted
@@ -118,12 +118,15 @@ class ClipKind(Kind):
     def most_held_nbytes(self, plan: Plan, options: LoaderOptions) -> int:
         """Return the most bytes of decoded clips that a rank holds besides batches.
 
-        Some visits are decoded ahead; the batches in the making may still hold one for each row, and the memory of a few is kept
-        to be used again.
+        Of each lane a visit is open, or at least those of the next batch, and one more for each thread; the batches in the making
+        may still hold one for each row, the memory of a few is kept to be used again, and each process has memory of its own.
         """
+        order = visit_order(plan)
+        ahead = max(order.num_lanes // plan.rank.world_size, plan.batch_size) + options.num_workers
         in_making = (1 + options.depth) * plan.batch_size
-        visits = _num_ahead(plan, options) + in_making + options.num_workers + _MORE_FREE
-        return visits * max(1, visit_order(plan).largest_visit) * self.clip_nbytes
+        in_processes = options.num_workers * self.can_be_processes
+        visits = ahead + in_making + options.num_workers + _MORE_FREE + in_processes
+        return visits * max(1, order.largest_visit) * self.clip_nbytes
 
     @functools.cached_property
     def _run_starts(self) -> list[Ints]:
@@ -167,33 +170,38 @@ class ClipKind(Kind):
             [BatchMemory(shape, room=settings.options.batch_size, open_pool=open_pool) for shape in shapes],
             None if runtime is None else Uploader(runtime, observer=settings.observer),
             resources,
-            num_ahead=_num_ahead(source, settings.options),
+            steps_ahead=max(1, order.num_lanes // source.global_batch),
         )
 
     def _open_workers(self, files: Files) -> ObjectPool[ClipDecoder]:
         """Return the decoders of threads. Call it in the consumer's thread."""
         cameras, videos, geometry = self.index.cameras, self.index.videos, self.recipe.geometry_alone()
         engines = cuda_runtime(self.device) if self.choice.uses_nvdec else None
-        begun = begin_processes() if self.can_be_processes(files) else None
+        begun = begin_processes() if self.can_be_processes else None
         numbers = itertools.count()  # of decoders
 
         def make() -> ClipDecoder:
             decoder = EngineDecoder(engines, self.trust) if engines and next(numbers) < MOST_ENGINE_THREADS else None
             if begun is not None and decoder is None:
-                assert isinstance(files, LocalFiles)
                 return ProcessClipDecoder(ClipWork(cameras, videos, geometry, self.settings.resize), files, begun)
             images = TableImages(self.index, self._row_groups)
             return ClipDecoder(cameras, videos, geometry, files, self.settings.resize, images=images, decoder=decoder)
 
         return ObjectPool(make)
 
-    def can_be_processes(self, files: Files) -> bool:
-        """Return whether what decode threads do can be done by processes, with files that they open.
+    @functools.cached_property
+    def _can_be_sent(self) -> bool:
+        """Whether a process can have what decoding needs: nothing in the recipe is the user's, and no image lies in a table.
 
-        Images in tables lie in row groups, which threads share once they are read.
+        Those lie in row groups, which threads share once they are read.
         """
         are_videos = not any(camera.is_of_images for camera in self.index.cameras)
-        return wanted(self._options.num_workers) and isinstance(files, LocalFiles) and are_videos
+        return are_videos and not self.index.videos.urls() and can_be_sent(self.recipe.geometry_alone())
+
+    @property
+    def can_be_processes(self) -> bool:
+        """Whether what decode threads do can be done by processes, with files that they open."""
+        return wanted(self._options.num_workers) and self._can_be_sent
 
     @property
     def device(self) -> torch.device:
@@ -216,7 +224,8 @@ class ClipKind(Kind):
         arguments = arguments_to_measure(self._arguments, device=self.device, num_samples=self.num_in_epoch)
 
         def opened(backend: ClipBackend) -> Iterable[Any]:
-            await_processes(options.num_workers)
+            if self.can_be_processes:
+                await_processes(options.num_workers)
             return self._open_loader(**{**arguments, "backend": backend})
 
         return rates_of(
@@ -231,15 +240,6 @@ class ClipKind(Kind):
                 "per_visit": self.settings.per_visit,
                 "sizes": [list(size) for size in self.sizes],
                 "num_workers": options.num_workers,
-                "processes": wanted(options.num_workers),
+                "processes": self.can_be_processes,
             },
         )
-
-
-def _num_ahead(plan: Plan, options: LoaderOptions) -> int:
-    """Return how many visits are open on a rank after those of a batch.
-
-    Of each lane one is, or at least those of the next batch; and one more for each thread, which has work then whatever the size
-    of visits.
-    """
-    return max(visit_order(plan).num_lanes // plan.rank.world_size, plan.batch_size) + options.num_workers

@@ -12,6 +12,7 @@ from typing import cast
 import torch
 
 from datapipe.codecs.video.conversion import Resize
+from datapipe.fetch.files import Files
 from datapipe.fetch.local import LocalFiles
 from datapipe.index.clips import Camera, ClipFrames
 from datapipe.index.videos import VideoIndex
@@ -64,7 +65,7 @@ class ClipWork:
 class ProcessClipDecoder(ClipDecoder):
     """A `ClipDecoder` with a process, which begins as soon as one can, and is done without once it has ended."""
 
-    def __init__(self, work: ClipWork, files: LocalFiles, begun: Launcher) -> None:
+    def __init__(self, work: ClipWork, files: Files, begun: Launcher) -> None:
         super().__init__(work.cameras, work.videos, work.recipe, files, work.resize)
         self._process = OwnProcess(begun, work)
 

@@ -94,14 +94,36 @@ def test_images_in_tables_stay_with_threads(tmp_path: Path, asked: list[Any]) ->
     loader = dp.DataLoader(data, 8, num_workers=2)
     list(loader)
     assert not asked
-    assert "process" not in str(dp.explain(loader))
+    assert "each with a process" not in str(dp.explain(loader))
+
+
+class Darker:
+    """An operation on pixels of a user's own."""
+
+    def output_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        return dtype
+
+    def draw(self, draws: Any, operation: int, size: tuple[int, int]) -> Any:
+        return ()
+
+    def apply(self, images: torch.Tensor, params: Any) -> torch.Tensor:
+        return images // 2
+
+
+def test_what_is_the_user_s_stays_with_threads(videos: Path, asked: list[Any]) -> None:
+    """It might change, and a process would not see it."""
+    data = dp.Clips([videos / "0.mp4"], **WINDOWS)
+    loader = dp.DataLoader(data, 8, num_workers=2, transform=[dp.transforms.CenterCrop(16), Darker()])
+    assert max(int(batch["video"].max()) for batch in loader) <= 127
+    assert not asked
+    assert "each with a process" not in str(dp.explain(loader))
 
 
 def test_explain_says_that_there_are_processes(videos: Path, asked: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     loader = dp.DataLoader(dp.Clips(videos, **WINDOWS), 8, num_workers=2)
     assert "PyAV on 2 threads, each with a process" in str(dp.explain(loader))
     monkeypatch.setenv("DATAPIPE_WORKERS", "threads")
-    assert "process" not in str(dp.explain(loader))
+    assert "each with a process" not in str(dp.explain(loader))
 
 
 def test_a_file_that_goes_is_named(videos: Path, tmp_path: Path, asked: list[Any]) -> None:
