@@ -70,7 +70,7 @@ def measure(parts: VideoParts, args: argparse.Namespace) -> dict[str, Any]:
 def as_text(result: dict[str, Any]) -> str:
     """Return the figures as text for people."""
     lines = [
-        f"{counted(result['videos'], 'video')}: clips of {result['frames']} frames, every {result['stride']},"
+        f"{counted(result['videos'], 'video')}: clips of {result['frames']} frames, stride {result['stride']},"
         f" random crops of {result['size']}, batches of {result['batch_size']}"
     ]
     lines += [f"  {name:<14}{rate:>10,.1f} clips/s" for name, rate in result["clips_per_s"].items()]

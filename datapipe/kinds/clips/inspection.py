@@ -122,7 +122,7 @@ def as_text(path: str, facts: dict[str, Any]) -> str:
     """Return the facts as text for people."""
     seen = facts["looked_at"]
     lines = [
-        f"{path}: {counted(facts['videos'], 'video')} of {counted(facts['frames'], 'frame')}, {facts['bytes'] / 1e6:,.1f} MB",
+        f"{path}: {counted(facts['videos'], 'video')}, {counted(facts['frames'], 'frame')} in all, {facts['bytes'] / 1e6:,.1f} MB",
     ]
     if facts["classes"] is not None:
         lines.append(f"  classes   {facts['classes']:,}")

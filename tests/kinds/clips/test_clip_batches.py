@@ -283,7 +283,7 @@ def test_a_video_that_cannot_be_decoded_at_all(videos: Path, tmp_path: Path) -> 
 def test_commands(videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", str(videos), "--grid", str(tmp_path / "sheet.png"), "--num", "4"]) == 0
     said = capsys.readouterr().out
-    assert "6 videos of 300 frames" in said
+    assert "6 videos, 300 frames in all" in said
     assert "h264 (6); 96 x 64 pixels" in said
     assert "groups    of 11" in said or "groups    of 12" in said or "groups    of 10" in said
     assert (tmp_path / "sheet.png").stat().st_size > 1000

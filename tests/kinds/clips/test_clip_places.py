@@ -136,7 +136,7 @@ def test_what_lies_in_tars_is_recognised(tars: Path, tmp_path: Path, capsys: pyt
     with pytest.raises(OptionError, match=r"holds videos; say how many frames a clip has: datapipe\.Clips"):
         dp.DataLoader(tars, batch_size=2)
     assert main(["inspect", str(tars), "--grid", str(tmp_path / "sheet.png")]) == 0
-    assert "4 videos of 128 frames" in capsys.readouterr().out
+    assert "4 videos, 128 frames in all" in capsys.readouterr().out
     assert (tmp_path / "sheet.png").stat().st_size > 10_000
 
 
