@@ -121,9 +121,8 @@ def _facts(videos: VideoIndex) -> dict[str, Any]:
 def as_text(path: str, facts: dict[str, Any]) -> str:
     """Return the facts as text for people."""
     seen = facts["looked_at"]
-    lines = [
-        f"{path}: {counted(facts['videos'], 'video')}, {counted(facts['frames'], 'frame')} in all, {facts['bytes'] / 1e6:,.1f} MB",
-    ]
+    frames = f"{counted(facts['frames'], 'frame')} in all"
+    lines = [f"{path}: {counted(facts['videos'], 'video')}, {frames}, {facts['bytes'] / 1e6:,.1f} MB"]
     if facts["classes"] is not None:
         lines.append(f"  classes   {facts['classes']:,}")
     if seen["videos"]:

@@ -206,7 +206,7 @@ def test_what_is_no_whole_dataset(dataset: Path, tmp_path: Path) -> None:
 
 def test_commands(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", str(dataset)]) == 0
-    assert f"videos of {2 * sum(LENGTHS)} frames" in capsys.readouterr().out
+    assert f"videos, {2 * sum(LENGTHS)} frames in all" in capsys.readouterr().out
     assert main(["bench", str(dataset), "--rounds", "1", "--size", "24", "--images", "20"]) == 0
     assert "clips/s" in capsys.readouterr().out
     with pytest.raises(OptionError, match=r"is a LeRobot dataset; pass datapipe\.Clips\(.*delta_timestamps"):
