@@ -192,10 +192,11 @@ def measure_clips(folder: Path, crop: int, workers: str) -> list[dict[str, float
     """Of each epoch but the first: its span, and microseconds per clip of 8 frames: of this process, and that pass."""
     import datapipe as dp
     from datapipe import transforms as T
-    from datapipe.kinds.clips.process_workers import await_processes
+    from datapipe.kernel.processes import await_launcher
+    from datapipe.kinds.clips.process_workers import IMPORTS
 
     os.environ["DATAPIPE_WORKERS"] = workers
-    await_processes(1)
+    await_launcher(IMPORTS, 1)
     data = dp.Clips(folder, frames=8, stride=4, step=4)
     loader = dp.DataLoader(data, 16, True, seed=0, num_workers=1, transform=[T.RandomResizedCrop(crop)])
     epochs = []

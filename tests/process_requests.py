@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 
-from datapipe.kernel.processes import Launcher, WorkerProcess
+from datapipe.kernel.processes import WorkerProcess, launcher
 
 _READY_S = 60
 
 
-def require_processes(begin: Callable[[], Launcher | None], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let loaders have processes from one worker on, once they can be forked at once. `begin`: a kind's `begin_processes`."""
-    begun = begin()
+def require_processes(imports: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let loaders have processes from one worker on, once they can be forked at once. `imports`: of a kind's workers."""
+    begun = launcher(imports)
     assert begun is not None
     assert begun.wait(_READY_S)
     monkeypatch.setenv("DATAPIPE_WORKERS", "processes")
 
 
-def noted_requests(begin: Callable[[], Launcher | None], monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+def noted_requests(imports: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """Yield the requests that processes are asked, for a fixture."""
-    require_processes(begin, monkeypatch)
+    require_processes(imports, monkeypatch)
     asked: list[Any] = []
     ask = WorkerProcess.ask
 

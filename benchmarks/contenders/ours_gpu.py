@@ -15,8 +15,9 @@ from benchmarks.contenders.ours import open_loader
 from benchmarks.task import Task
 from datapipe import Dali
 from datapipe.kernel.cuda_runtime import CudaRuntime
+from datapipe.kernel.processes import await_launcher
 from datapipe.kinds.images import assembly
-from datapipe.kinds.images.process_workers import await_processes
+from datapipe.kinds.images.process_workers import IMPORTS
 
 
 def make(
@@ -44,7 +45,7 @@ def make(
             patches.enter_context(mock.patch.object(CudaRuntime, "new_stream", functools.partialmethod(_stream, copy_priority)))
         with mock.patch.dict(os.environ, {} if workers is None else {"DATAPIPE_WORKERS": workers}):
             if dali is None:
-                await_processes(task.num_threads)  # rates are those of an epoch, not of its first seconds
+                await_launcher(IMPORTS, task.num_threads)  # rates are those of an epoch, not of its first seconds
             loader = open_loader(task, part=part, dtype="float32", device=device, backend=chosen)
             check_decoder(loader, device)
         while True:

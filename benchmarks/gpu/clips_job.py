@@ -17,7 +17,8 @@ import datapipe as dp
 from benchmarks.gpu.device import Device, open_device
 from benchmarks.gpu.pace import bf16_step, first_and_steady, run_paced
 from benchmarks.gpu.settings import Check, num_cores
-from datapipe.kinds.clips.process_workers import await_processes
+from datapipe.kernel.processes import await_launcher
+from datapipe.kinds.clips.process_workers import IMPORTS
 
 ON_CPU, ON_ENGINES, RESIDENT = "clips_cpu", "clips_nvdec", "resident"
 _FRAMES, _STRIDE, _STEP, _SIZE, _BATCH_SIZE = 8, 4, 4, 224, 32
@@ -43,7 +44,7 @@ def measure(arguments: dict[str, Any], check: Check) -> Iterator[dict[str, Any]]
 def open_loader(backend: str, folder: str, device: str, check: Check, num_workers: int | None = None) -> Any:
     """A loader of shuffled clips, each cut at random. `num_workers`: as many as there are cores, if None."""
     num_workers = check.pick(num_workers or num_cores(), 2)
-    await_processes(num_workers)
+    await_launcher(IMPORTS, num_workers)
     data = dp.Clips(folder, frames=_FRAMES, stride=check.pick(_STRIDE, 1), step=_STEP)
     crop = dp.transforms.RandomResizedCrop(check.pick(_SIZE, 32))
     options = {"batch_size": check.pick(_BATCH_SIZE, 2), "num_workers": num_workers, "backend": backend}

@@ -285,7 +285,7 @@ class TestProcesses(LoaderSuite):
 
     @pytest.fixture(params=["images", "clips"])
     def kind(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> LoaderOf:
-        require_processes({"images": image_workers, "clips": clip_workers}[request.param].begin_processes, monkeypatch)
+        require_processes({"images": image_workers, "clips": clip_workers}[request.param].IMPORTS, monkeypatch)
         return KINDS[request.param]
 
 

@@ -14,8 +14,9 @@ from datapipe.core.printable import counted
 from datapipe.errors import OptionError
 from datapipe.index.clips import VideoParts
 from datapipe.kernel.calibration import in_turns
+from datapipe.kernel.processes import await_launcher
 from datapipe.kinds.clips.data import Clips
-from datapipe.kinds.clips.process_workers import await_processes
+from datapipe.kinds.clips.process_workers import IMPORTS
 from datapipe.kinds.loader import DataLoader
 
 _FRAMES, _STRIDE, _STEP = 8, 4, 4
@@ -54,7 +55,7 @@ def measure(parts: VideoParts, args: argparse.Namespace) -> dict[str, Any]:
                 break
         return num / (time.perf_counter() - started)
 
-    await_processes(loaders[f"per_visit={_PER_VISIT[0]}"].num_workers)
+    await_launcher(IMPORTS, loaders[f"per_visit={_PER_VISIT[0]}"].num_workers)
     rates = in_turns({name: functools.partial(rate, loader) for name, loader in loaders.items()}, rounds=args.rounds)
     return {
         "videos": len(parts.videos),

@@ -25,14 +25,14 @@ from datapipe.kernel.options import LoaderOptions, Shuffle, refuse_not_served, r
 from datapipe.kernel.own_process import can_be_sent
 from datapipe.kernel.passes import Passes
 from datapipe.kernel.pools import BatchMemory, ObjectPool, SlabPool
-from datapipe.kernel.processes import wanted
+from datapipe.kernel.processes import await_launcher, launcher, wanted
 from datapipe.kinds.clips.batches import ClipMaker, fields_of, visit_order
 from datapipe.kinds.clips.choice import CLIP_BACKENDS, MEASURED, PACKAGES, ClipBackend, ClipChoice, choose_clip_backend
 from datapipe.kinds.clips.decoding import ClipDecoder, takes_depth
 from datapipe.kinds.clips.explanation import explain
 from datapipe.kinds.clips.nvdec.decoder import EngineDecoder
 from datapipe.kinds.clips.nvdec.trust import Trust
-from datapipe.kinds.clips.process_workers import ClipWork, ProcessClipDecoder, await_processes, begin_processes
+from datapipe.kinds.clips.process_workers import IMPORTS, ClipWork, ProcessClipDecoder
 from datapipe.kinds.clips.settings import MOST_ENGINE_THREADS, ClipSettings
 from datapipe.kinds.clips.table_images import TableImages
 from datapipe.kinds.clips.visits import ClipVisits
@@ -177,7 +177,7 @@ class ClipKind(Kind):
         """Return the decoders of threads. Call it in the consumer's thread."""
         cameras, videos, geometry = self.index.cameras, self.index.videos, self.recipe.geometry_alone()
         engines = cuda_runtime(self.device) if self.choice.uses_nvdec else None
-        begun = begin_processes() if self.can_be_processes else None
+        begun = launcher(IMPORTS) if self.can_be_processes else None
         numbers = itertools.count()  # of decoders
 
         def make() -> ClipDecoder:
@@ -225,7 +225,7 @@ class ClipKind(Kind):
 
         def opened(backend: ClipBackend) -> Iterable[Any]:
             if self.can_be_processes:
-                await_processes(options.num_workers)
+                await_launcher(IMPORTS, options.num_workers)
             return self._open_loader(**{**arguments, "backend": backend})
 
         return rates_of(

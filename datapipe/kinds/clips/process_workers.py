@@ -18,12 +18,12 @@ from datapipe.index.clips import Camera, ClipFrames
 from datapipe.index.videos import VideoIndex
 from datapipe.kernel.own_process import OwnProcess, taken_tensor, tensor_over
 from datapipe.kernel.process_main import Handler, Scratch
-from datapipe.kernel.processes import Launcher, await_launcher, launcher
+from datapipe.kernel.processes import Launcher
 from datapipe.kinds.clips.decoding import ClipDecoder, Ints, Reason
 from datapipe.order.draws import Draws
 from datapipe.transforms import Recipe
 
-_IMPORTS = (__name__, "av")
+IMPORTS = (__name__, "av")  # by workers: see `launcher`
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +79,3 @@ class ProcessClipDecoder(ClipDecoder):
         bad, memory = answer
         out.copy_(tensor_over(memory, shape, out.dtype))
         return cast("dict[int, Reason]", bad)
-
-
-def begin_processes() -> Launcher | None:
-    """Begin what forks workers for clips, if that has not been done. None: it cannot be begun."""
-    return launcher(_IMPORTS)
-
-
-def await_processes(num_workers: int) -> None:
-    """Wait until a loader with so many workers would have its processes from the start: to measure what it does later on."""
-    await_launcher(_IMPORTS, num_workers)

@@ -17,7 +17,7 @@ from datapipe.kernel.kind import Pass, Resources
 from datapipe.kernel.options import LoaderOptions
 from datapipe.kernel.own_process import can_be_sent
 from datapipe.kernel.pools import BatchMemory, ObjectPool
-from datapipe.kernel.processes import wanted
+from datapipe.kernel.processes import launcher, wanted
 from datapipe.kinds.images.batches import SampleBatchMaker, Worker
 from datapipe.kinds.images.choice import Choice
 from datapipe.kinds.images.collate import Collator
@@ -29,7 +29,7 @@ from datapipe.kinds.images.device_images import DeviceImages
 from datapipe.kinds.images.fields import FurtherFields
 from datapipe.kinds.images.images_cpu import BlockWorker
 from datapipe.kinds.images.kept_images import KeptImages
-from datapipe.kinds.images.process_workers import ProcessBlockWorker, begin_processes
+from datapipe.kinds.images.process_workers import IMPORTS, ProcessBlockWorker
 from datapipe.transforms import Recipe
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def assemble(
 
     begun = None
     if stage is None and can_be_processes(options, dataset=dataset, recipe=worker_recipe, files=files, kept=kept):
-        begun = begin_processes()
+        begun = launcher(IMPORTS)
 
     def open_worker() -> Worker:
         if begun is not None:

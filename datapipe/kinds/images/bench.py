@@ -22,8 +22,9 @@ from datapipe.fetch.files import Files, open_files
 from datapipe.index.sample_index import SampleIndex
 from datapipe.kernel.calibration import in_turns, rate_of
 from datapipe.kernel.options import default_num_workers
+from datapipe.kernel.processes import await_launcher
 from datapipe.kinds.images.data import Images
-from datapipe.kinds.images.process_workers import await_processes
+from datapipe.kinds.images.process_workers import IMPORTS
 from datapipe.kinds.loader import DataLoader
 from datapipe.transforms import (
     IMAGENET_MEAN,
@@ -60,7 +61,7 @@ def measure(index: SampleIndex, args: argparse.Namespace) -> dict[str, Any]:
     if args.against == "torch":
         loaders["torch"] = torch_loader(index, size=args.size, batch_size=batch_size, num_workers=num_workers)
     if ours.choice.dali is None:
-        await_processes(num_workers)
+        await_launcher(IMPORTS, num_workers)
     totals = StageTotals()
     ours.observe(totals)
     contenders = {name: functools.partial(rate_of, loader, args.images, device=ours.device) for name, loader in loaders.items()}

@@ -15,13 +15,13 @@ from datapipe.fetch.files import Files
 from datapipe.index.concat import AnyIndex
 from datapipe.kernel.calibration import power_of_two, rates_of
 from datapipe.kernel.options import LoaderOptions
-from datapipe.kernel.processes import wanted
+from datapipe.kernel.processes import await_launcher, wanted
 from datapipe.kinds.images.dali.gate import can_decode
 from datapipe.kinds.images.dali.installation import release_memory
 from datapipe.kinds.images.dali.region_trial import DISTRIBUTIONS
 from datapipe.kinds.images.dali.settings import Dali
 from datapipe.kinds.images.fields import IMAGE
-from datapipe.kinds.images.process_workers import await_processes
+from datapipe.kinds.images.process_workers import IMPORTS
 from datapipe.transforms import Recipe
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class DataEvidence:
 
     def _open_loader(self, candidate: Dali | None) -> Iterable[Any]:
         if candidate is None:
-            await_processes(self.options.num_workers)
+            await_launcher(IMPORTS, self.options.num_workers)
         return self.open_loader(
             self.dataset.measured(),
             batch_size=min(self.options.batch_size, len(self.dataset)),

@@ -17,12 +17,12 @@ from datapipe.fetch.local import LocalFiles
 from datapipe.index.entries import Entries
 from datapipe.kernel.own_process import OwnProcess, taken_tensor, tensor_over
 from datapipe.kernel.process_main import Handler, Scratch
-from datapipe.kernel.processes import Launcher, await_launcher, launcher
+from datapipe.kernel.processes import Launcher
 from datapipe.kinds.images.images_cpu import BlockReport, BlockWorker
 from datapipe.order.draws import Draws
 from datapipe.transforms import Recipe
 
-_IMPORTS = (__name__,)
+IMPORTS = (__name__,)  # by workers: see `launcher`
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +73,3 @@ class ProcessBlockWorker(BlockWorker):
                 out.copy_(tensor_over(memory, shape, out.dtype))
                 return cast("BlockReport", report)
         return super().load(entries, rows, draws, out, leave_out=leave_out)
-
-
-def begin_processes() -> Launcher | None:
-    """Begin what forks workers for images, if that has not been done. None: it cannot be begun."""
-    return launcher(_IMPORTS)
-
-
-def await_processes(num_workers: int) -> None:
-    """Wait until a loader with so many workers would have its processes from the start: to measure what it does later on."""
-    await_launcher(_IMPORTS, num_workers)

@@ -22,7 +22,7 @@ from video_files import pictures, write_video, x264  # noqa: E402
 import datapipe as dp  # noqa: E402
 from datapipe.errors import FormatError, MissingDataError  # noqa: E402
 from datapipe.kinds.clips.decoding import ClipDecoder  # noqa: E402
-from datapipe.kinds.clips.process_workers import begin_processes  # noqa: E402
+from datapipe.kinds.clips.process_workers import IMPORTS  # noqa: E402
 
 CROP = [dp.transforms.RandomResizedCrop(24), dp.transforms.RandomHorizontalFlip()]
 DELTAS = {"observation.images.top": [-0.1, 0.0], "action": [0.0, 0.1]}
@@ -32,7 +32,7 @@ WINDOWS = {"frames": 4, "step": 2}
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """The requests that processes are asked."""
-    yield from noted_requests(begin_processes, monkeypatch)
+    yield from noted_requests(IMPORTS, monkeypatch)
 
 
 @pytest.fixture(scope="module")

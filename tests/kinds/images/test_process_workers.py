@@ -23,7 +23,7 @@ from datapipe import transforms as T
 from datapipe.errors import MissingDataError
 from datapipe.kernel.own_process import can_be_sent
 from datapipe.kernel.processes import WorkerProcess
-from datapipe.kinds.images.process_workers import begin_processes
+from datapipe.kinds.images.process_workers import IMPORTS
 from datapipe.transforms import Recipe
 
 RECIPE = [T.RandomResizedCrop(24), T.RandomHorizontalFlip()]
@@ -37,7 +37,7 @@ ARGUMENTS: dict[str, Any] = {
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """The requests that processes are asked."""
-    yield from noted_requests(begin_processes, monkeypatch)
+    yield from noted_requests(IMPORTS, monkeypatch)
 
 
 @pytest.fixture(scope="module")
