@@ -100,6 +100,7 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks.open_large
 	$(BIN)/python -m benchmarks.gil
 	$(BIN)/python -m benchmarks.stages --set photos
+	$(BIN)/python -m benchmarks.video_stages
 	$(BIN)/python -m benchmarks.stages --set 256
 	$(BIN)/python -m benchmarks.parity
 	$(BIN)/python -m benchmarks.attach_cost

@@ -332,7 +332,7 @@ _NEEDED = (
     "images-photos", "images-256", "images-raw", "images-dali", "images-dali-uint8", "convert", "open-large", "gil", "stages-256",
     "containers", "images-from-torch", "images-any-dataset", "attach-cost", "tables", "tokens", "video", "audio", "remote",
     "diagnostics-real", "diagnostics-scripts", "diagnostics-ranks", "convert-sources", "recording", "monitor-cost",
-    "video-episodes",
+    "video-episodes", "video-stages",
 )  # fmt: skip
 
 
@@ -345,7 +345,22 @@ def as_markdown(found: Found) -> str:
     steps = dict(found["stages-256"]["median_us_per_image"])
     total = steps.pop("the loader, all in all")
     parts = ", ".join(f"{name} {value:.0f}" for name, value in steps.items())
-    return "\n".join(lines) + (
-        f"\n\nWhere the {total:.0f} us of a 256 px image go, in one thread: {parts}; the rest is planning, Python and "
-        "shared caches."
+    images = (
+        f"Where the {total:.0f} us of a 256 px image go, in one thread: {parts}; the rest is planning, Python and shared caches."
+    )
+    return "\n".join([*lines, "", images, "", _of_videos(found["video-stages"])])
+
+
+def _of_videos(result: dict[str, Any]) -> str:
+    """Where the time of a clip goes, of videos as they are and converted, and that of a file of the index."""
+    rows = []
+    for name, times in result["median_ms_per_clip"].items():
+        parts = dict(times)
+        whole = parts.pop("in all")
+        rows.append(f"{name}: {whole:.1f} ({', '.join(f'{part} {value:.1f}' for part, value in parts.items())})")
+    index = result["index_us_per_file"]
+    return (
+        f"Where the CPU-ms of a clip resized to 224 go, in one thread: {'; '.join(rows)}. Of a file "
+        f"({result['settings']['num_frames']} frames) of the index the kernel takes {index['kernel']:.0f} us to open and read it, "
+        f"and Python {index['Python']:.0f} us for its boxes and packets."
     )

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks import bars, gil
+from benchmarks import bars, gil, video_stages
 from benchmarks.contenders import CONTENDERS
 from benchmarks.data import ImageSet, Workshop, describe, prepare
 from benchmarks.harness import RESULTS, save, summarise
@@ -127,6 +127,14 @@ def test_time_of_clips_is_that_of_this_process(tmp_path: Path, workers: str, mon
     of_thread = gil.measure_clips(videos, 32, workers)
     assert len(of_thread) == 5
     assert all(0 < epoch["cpu_us"] < 1.5 * epoch["wall_us"] for epoch in of_thread)
+
+
+def test_the_parts_of_a_clip_s_time_add_up(tmp_path: Path) -> None:
+    pytest.importorskip("av")
+    parts = video_stages.measure(gil.make_videos(tmp_path / "videos", 1, 40), per_visit=2)
+    whole = parts.pop("in all")
+    assert sum(parts.values()) == pytest.approx(whole)
+    assert 0 < min(parts.values()) < max(parts.values()) < whole
 
 
 @pytest.mark.parametrize("backend", gil.BACKENDS)
