@@ -361,6 +361,6 @@ def _of_videos(result: dict[str, Any]) -> str:
     index = result["index_us_per_file"]
     return (
         f"Where the CPU-ms of a clip resized to 224 go, in one thread: {'; '.join(rows)}. Of a file "
-        f"({result['settings']['num_frames']} frames) of the index the kernel takes {index['kernel']:.0f} us to open and read it, "
-        f"and Python {index['Python']:.0f} us for its boxes and packets."
+        f"({result['settings']['num_frames']} frames) of the index the kernel takes {index['kernel']:.0f} us to open and read it, and "
+        f"Python {index['Python']:.0f} us for its boxes and packets."
     )
