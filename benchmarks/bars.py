@@ -358,9 +358,9 @@ def _of_videos(result: dict[str, Any]) -> str:
         parts = dict(times)
         whole = parts.pop("in all")
         rows.append(f"{name}: {whole:.1f} ({', '.join(f'{part} {value:.1f}' for part, value in parts.items())})")
-    index = result["index_us_per_file"]
+    index, num_frames = result["index_us_per_file"], result["settings"]["num_frames"]
     return (
-        f"Where the CPU-ms of a clip resized to 224 go, in one thread: {'; '.join(rows)}. Of a file "
-        f"({result['settings']['num_frames']} frames) of the index the kernel takes {index['kernel']:.0f} us to open and read it, and "
-        f"Python {index['Python']:.0f} us for its boxes and packets."
+        f"Where the CPU-ms of a clip resized to 224 go, in one thread: {'; '.join(rows)}. Of a file ({num_frames} frames) of the "
+        f"index the kernel takes {index['kernel']:.0f} us to open and read it, and Python {index['Python']:.0f} us for its boxes "
+        "and packets."
     )
