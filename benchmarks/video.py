@@ -108,7 +108,7 @@ def _write_data(group: str, scratch: Path, *, is_dry: bool) -> tuple[Path, dict[
     num_videos, num_frames = (2, 90) if is_dry else (12, 600)
     _write_videos(directory, num_videos, num_frames)
     settings = {"num_videos": num_videos, "num_frames": num_frames}
-    return directory, settings | _convert(directory, directory.with_name("converted"))
+    return directory, settings | convert_small(directory, directory.with_name("converted"))
 
 
 def _medians(rounds: Rounds, what: str) -> dict[str, dict[str, float]]:
@@ -158,7 +158,7 @@ def _write_videos(directory: Path, num_videos: int, num_frames: int) -> None:
         write_video(directory / f"{number:03d}.mp4", wandering(number, num_frames), key_every=KEY_EVERY, preset="medium")
 
 
-def _convert(directory: Path, converted: Path) -> dict[str, float]:
+def convert_small(directory: Path, converted: Path) -> dict[str, float]:
     """Convert the videos to small ones with key frames close together; return how many MB both have."""
     from converters import ConvertOptions, convert
 

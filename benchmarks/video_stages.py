@@ -25,6 +25,7 @@ import torch
 import datapipe as dp
 from benchmarks import harness
 from benchmarks.gil import make_videos
+from benchmarks.video import convert_small
 from datapipe import transforms as T
 from datapipe.codecs.video.conversion import FrameConverter
 from datapipe.codecs.video.decoding import VideoDecoder
@@ -42,7 +43,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=arguments.scratch) as scratch:
         num_videos, num_frames, num_files = (1, 90, 20) if arguments.dry_run else (_NUM_VIDEOS, _NUM_FRAMES, _NUM_FILES)
         source, converted = make_videos(Path(scratch) / "source", num_videos, num_frames), Path(scratch) / "converted"
-        convert_videos(source, converted)
+        convert_small(source, converted)
         sets = {"source": source, "converted": converted}
         rounds = [
             {f"{name}, per_visit {each}": measure(path, each) for name, path in sets.items() for each in _PER_VISIT}
@@ -63,13 +64,6 @@ def main() -> None:
     for name, parts in median.items():
         print(f"{name:<26}", ", ".join(f"{part} {value} ms" for part, value in parts.items()))
     print("a file of the index:", ", ".join(f"{part} {value} us" for part, value in index.items()))
-
-
-def convert_videos(source: Path, converted: Path) -> None:
-    """Convert videos to small ones with key frames close together."""
-    from converters import ConvertOptions, convert
-
-    convert(ConvertOptions(source, converted, video_size=256, video_keyframes=16, num_workers=2))
 
 
 def measure(path: Path, per_visit: int) -> dict[str, float]:

@@ -179,10 +179,10 @@ class VideoIndex:
 
 
 class _Place(NamedTuple):
-    """Where an index lies."""
+    """The file of an index, as it was when it was opened."""
 
     path: Path
-    stamp: tuple[int, ...]  # of the file
+    stamp: tuple[int, int]  # bytes, and the time of modification in ns
 
 
 def _opened_again(places: Sequence[_Place], fingerprint: str) -> VideoIndex:

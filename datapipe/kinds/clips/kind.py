@@ -106,7 +106,7 @@ class ClipKind(Kind):
 
     @functools.cached_property
     def files(self) -> Files:
-        """What reads the videos."""
+        """The files or objects in which the videos lie, open for reading."""
         return open_object_files(self.index.videos.urls(), remote=self.settings.remote)
 
     @property
