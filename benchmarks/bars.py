@@ -10,6 +10,8 @@ from benchmarks.audio import BARS as AUDIO_BARS
 from benchmarks.audio import KINDS as AUDIO_KINDS
 from benchmarks.audio import MAX_RESUME_S
 from benchmarks.contenders import OWN_DATASETS
+from benchmarks.shown.cells import line
+from benchmarks.shown.machines import on_second_cpu
 from benchmarks.tables import BARS as TABLE_BARS
 from benchmarks.tables import MAX_HELD_MS, MAX_ORDER_NS
 from benchmarks.tokens import BARS as TOKEN_BARS
@@ -30,12 +32,23 @@ class Bar:
     is_lower_better: bool
     measure: Callable[[Found], float]
 
-    def row(self, found: Found) -> str:
-        """A line of the table."""
+    def row(self, found: Found, second: Found) -> str:
+        """A line of the table: the aim, the figure, whether it is met; the same for results on a `second` kind of CPU, if any."""
+        sign = "at most" if self.is_lower_better else "at least"
+        on_second = self._cells(second) if self._is_in(second) else ["", ""]
+        return line(self.work, [f"{sign} {self.aim:g}{self.unit}", *self._cells(found), *on_second])
+
+    def _cells(self, found: Found) -> list[str]:
         value = self.measure(found)
         is_met = value <= self.aim if self.is_lower_better else value >= self.aim
-        sign = "at most" if self.is_lower_better else "at least"
-        return f"| {self.work} | {sign} {self.aim:g}{self.unit} | {value:.2f}{self.unit} | {'yes' if is_met else '**no**'} |"
+        return [f"{value:.2f}{self.unit}", "yes" if is_met else "**no**"]
+
+    def _is_in(self, found: Found) -> bool:
+        try:
+            self.measure(found)
+        except KeyError:
+            return False
+        return True
 
 
 def _times(work: str, aim: float, measure: Callable[[Found], float]) -> Bar:
@@ -341,7 +354,12 @@ def as_markdown(found: Found) -> str:
     missing = [name for name in _NEEDED if name not in found]
     if missing:
         raise SystemExit(f"results of {', '.join(missing)} are missing; run make bench")
-    lines = ["| work | aim | measured | met |", "|---|---|---|---|", *(bar.row(found) for bar in BARS)]
+    second = on_second_cpu(found)
+    lines = [
+        line("work", ["aim", "measured", "met", "on another kind of CPU", "met"]),
+        "|---" * 6 + "|",
+        *(bar.row(found, second) for bar in BARS),
+    ]
     steps = dict(found["stages-256"]["median_us_per_image"])
     total = steps.pop("the loader, all in all")
     parts = ", ".join(f"{name} {value:.0f}" for name, value in steps.items())

@@ -15,6 +15,7 @@ from benchmarks.harness import RESULTS, save, summarise
 from benchmarks.marked import replace_marked
 from benchmarks.rate_picture import draw
 from benchmarks.ratios import ratio_of, rotated
+from benchmarks.shown.machines import cpu, on_each_cpu
 from benchmarks.table import as_markdown, documents, read_results
 from benchmarks.task import Task
 
@@ -52,6 +53,7 @@ def test_table_comes_from_results(tmp_path: Path) -> None:
     table = as_markdown(read_results(tmp_path))
     assert "| torch DataLoader + PIL | 800 (2.50x [2.50, 2.50]) |" in table
     assert "30 generated photographs of 78 KB" in table
+    assert "`images-photos`" in table.rpartition("### Where each was measured")[2]
     begin, end = "<!-- table:begin -->", "<!-- table:end -->"
     text = f"head\n{begin}\nold\n{end}\ntail\n"
     assert replace_marked(text, "table", table, where="x") == f"head\n{begin}\n{table}\n{end}\ntail\n"
@@ -77,19 +79,23 @@ def test_the_bars_of_the_picture_are_as_long_as_the_medians(theme: str) -> None:
     svg = ElementTree.fromstring(draw(found, theme))
     lengths = [float(shape.get("width", "")) for shape in svg if shape.tag.endswith("rect")]
     rows = ("ours", "ffcv", "dali-webdataset", "torch")
-    medians = [found[name]["contenders"][row]["median"] for name in ("images-photos", "images-256") for row in rows]
+    by_set = [list(on_each_cpu(found, name)) for name in ("images-photos", "images-256")]
+    medians = [result["contenders"][row]["median"] for results in by_set for row in rows for result in results]
     scale = lengths[0] / medians[0]
     assert lengths == pytest.approx([median * scale for median in medians], abs=0.2)
-    assert {f"{median:,.0f}" for median in medians} <= {shape.text for shape in svg}
+    told = {shape.text for shape in svg}
+    assert {f"{median:,.0f}" for median in medians} | {cpu(result) for result in by_set[0]} <= told
 
 
 def test_a_bar_says_whether_it_is_met() -> None:
     higher = bars.Bar("speed", 1.5, "x", False, lambda found: float(found["x"]))
     lower = bars.Bar("time", 1.5, " s", True, lambda found: float(found["x"]))
-    assert higher.row({"x": 1.5}).endswith("1.50x | yes |")
-    assert higher.row({"x": 1.49}).endswith("1.49x | **no** |")
-    assert lower.row({"x": 1.49}).endswith("1.49 s | yes |")
-    assert lower.row({"x": 1.51}).endswith("1.51 s | **no** |")
+    assert higher.row({"x": 1.5}, {}).endswith("1.50x | yes |  |  |")
+    assert higher.row({"x": 1.49}, {"x": 1.6}).endswith("1.49x | **no** | 1.60x | yes |")
+    assert lower.row({"x": 1.49}, {"x": 1.51}).endswith("1.49 s | yes | 1.51 s | **no** |")
+    assert lower.row({"x": 1.51}, {"y": 1.0}).endswith("1.51 s | **no** |  |  |")
+    with pytest.raises(KeyError):
+        higher.row({}, {"x": 1.5})
 
 
 def test_tasks_travel_as_json() -> None:

@@ -10,7 +10,7 @@ from benchmarks.gpu.summary import title
 
 _ROWS = (BY_HAND, SMOOTH, OURS, ON_CPU, "gpu-torchvision", "gpu-torch")
 _MODEL = "resnet50"
-_FIRST_GPU = "H100"  # of results that do not name theirs
+FIRST_GPU = "H100"  # of results that do not name theirs
 _THREADS = {"workers": "threads"}
 _RESIDENT, _TORCH = "gpu-synthetic", "gpu-torch"
 _FEEDS = (_RESIDENT, OURS, ON_CPU, _TORCH)
@@ -43,7 +43,7 @@ def in_short(found: dict[str, Any], result: dict[str, Any]) -> str:
 
 def _models(found: dict[str, Any]) -> str:
     """Say on which GPUs results were measured."""
-    names = {result["environment"].get("gpu", _FIRST_GPU) for name, result in found.items() if name.startswith("gpu-")}
+    names = {result["environment"].get("gpu", FIRST_GPU) for name, result in found.items() if name.startswith("gpu-")}
     models = sorted({name.split()[1] if name.startswith("NVIDIA ") else name for name in names})
     return f"Measured on {len(models)} model{'s' * (len(models) > 1)} of GPU: {', '.join(models)}"
 
@@ -70,7 +70,7 @@ def _median(entries: list[dict[str, Any]], key: str) -> float:
 
 def _machine(result: dict[str, Any]) -> str:
     environment = result["environment"]
-    gpu = environment.get("gpu", _FIRST_GPU)
+    gpu = environment.get("gpu", FIRST_GPU)
     return f"an {gpu} with {environment['num_cores']} cores of an {environment['cpu'].split('(')[0]} CPU"
 
 

@@ -1,0 +1,180 @@
+"""Images per second by every loader, and what deferral, caching and containers do to them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.contenders import CONTENDERS, OWN_DATASETS
+from benchmarks.shown.cells import interval, line
+from benchmarks.shown.machines import cpu, day, maker, on_each_cpu
+
+_ROWS = (
+    "ours",
+    "ours-folder",
+    "ours-uint8",
+    "ffcv",
+    "dali-file",
+    "dali-webdataset",
+    "spdl",
+    "torch",
+    "webdataset",
+    "limit-stages",
+)
+_RAW_ROWS = ("ours", "ours-uint8", "ours-raw", "ours-raw-uint8", "ffcv-raw")
+
+
+def peers(found: dict[str, Any]) -> str:
+    """Every loader over photographs and over 256 px images, on each kind of CPU that has results."""
+    columns = {
+        f"{title}, {maker(result)}": result
+        for name, title in (("images-photos", "photos"), ("images-256", "256 px"))
+        for result in on_each_cpu(found, name)
+    }
+    if not columns:
+        return ""
+    lines = [line("images/s (datapipe's lead, 95% interval)", list(columns)), "|---|" + "--:|" * len(columns)]
+    lines += [
+        line(CONTENDERS[row].title, [_cell(result, row) for result in columns.values()])
+        for row in _ROWS
+        if any(row in result["contenders"] for result in columns.values())
+    ]
+    noise = ", ".join(f"{title} {interval(result['ratios']['ours / ours-again'])}" for title, result in columns.items())
+    return "\n".join(lines) + f"\n\nThe same loader against itself: {noise}. {_conditions(list(columns.values()))}"
+
+
+def decoded_in_advance(result: dict[str, Any]) -> str:
+    """Pixels stored as they are, beside FFCV's."""
+    rows = [row for row in _RAW_ROWS if row in result["contenders"]]
+    lines = ["| 256 px, decoded in advance | images/s |", "|---|--:|"]
+    lines += [f"| {result['contenders'][row]['title']} | {result['contenders'][row]['median']:,.0f} |" for row in rows]
+    return "\n".join(lines)
+
+
+def _cell(result: dict[str, Any], row: str) -> str:
+    entry = result["contenders"].get(row)
+    if entry is None:
+        return "-"
+    ratio = None if row.startswith("ours") else result["ratios"].get(f"ours / {row}")
+    return f"{entry['median']:,.0f}" + (f" ({interval(ratio)})" if ratio else "")
+
+
+def _conditions(results: list[dict[str, Any]]) -> str:
+    settings, dataset = results[0]["settings"], results[0]["dataset"]
+    source = "generated photographs" if dataset["source"] == "generated" else "photographs"
+    machines = " and of ".join(dict.fromkeys(f"an {cpu(result)} ({day(result)})" for result in results))
+    return (
+        f"JPEG to RandomResizedCrop(224), flip, normalise, float32, batches of {settings['batch_size']} "
+        f"on {settings['num_threads']} cores of {machines}; {dataset['num_files']:,} {source} "
+        f"of {dataset['mean_nbytes'] / 1000:.0f} KB on average; medians of {settings['num_rounds']} alternated rounds."
+    )
+
+
+def dali(result: dict[str, Any]) -> str:
+    """Our DALI backend against the faster of two pipelines written for DALI by hand."""
+    return (
+        '`backend="dali"` on the CPU, shuffling in full, resumable, with its policy for bad samples, over the same photographs: '
+        f"{_against_own_dali(result, '')} the speed of a pipeline written for DALI by hand in float32."
+    )
+
+
+def dali_in_uint8(result: dict[str, Any]) -> str:
+    """The same in uint8."""
+    return f"The same in uint8: {_against_own_dali(result, '-uint8')}."
+
+
+def _against_own_dali(result: dict[str, Any], suffix: str) -> str:
+    ratios = [result["ratios"][f"ours-dali{suffix} / dali-{reader}{suffix}"] for reader in ("file", "webdataset")]
+    return interval(min(ratios, key=lambda ratio: float(ratio["ratio"])))
+
+
+def taken_over(result: dict[str, Any]) -> str:
+    """A DataLoader over an ImageFolder, taken over."""
+    rates = {name: f"{entry['median']:,.0f}" for name, entry in result["contenders"].items()}
+    return (
+        f"`from_torch(DataLoader(ImageFolder(...)))` with the ImageNet recipe: {rates['from-torch']} images/s, where our loader "
+        f"over the folder reaches {rates['ours-folder']} and torch's own {rates['torch']} in the same run. With a function of "
+        f"one's own in the chain {rates['from-torch-own-chain']} against {rates['torch-own-chain']}."
+    )
+
+
+def own_datasets(found: dict[str, Any]) -> str:
+    """Datasets of one's own, each taken over against the same one in torch's loader, on each kind of CPU that has results."""
+    results = list(on_each_cpu(found, "images-any-dataset"))
+    if not results:
+        return ""
+    columns = [
+        title for result in results for title in (f"torch, {maker(result)}", "`from_torch`", "gain by the clock", "by CPU time")
+    ]
+    lines = [line("a Dataset of one's own, images/s", columns), "|---|" + "--:|" * len(columns)]
+    for kind, title in OWN_DATASETS.items():
+        cells = [_own_dataset(result, f"torch-any-{kind}", f"from-torch-any-{kind}") for result in results]
+        lines.append(line(title, [cell for of_cpu in cells for cell in of_cpu]))
+    told = "The Datasets are unchanged, and both loaders have the same workers; an image with two crops counts once."
+    return "\n".join([*lines, "", told])
+
+
+def _own_dataset(result: dict[str, Any], theirs: str, ours: str) -> list[str]:
+    rates = [f"{result['contenders'][name]['median']:,.0f}" for name in (theirs, ours)]
+    gains = result["pairs"][f"{ours} / {theirs}"]
+    return [*rates, interval(gains["wall"]), interval(gains["cpu"])]
+
+
+def containers(result: dict[str, Any]) -> str:
+    """Each container against tar."""
+    shares = ", ".join(
+        f"{title} {interval(result['ratios'][f'{name} / tar'])}"
+        for name, title in (("hdf5", "HDF5"), ("tfrecord", "TFRecord"), ("parquet", "Parquet"), ("folder", "the folder"))
+    )
+    noise = interval(result["ratios"]["tar-again / tar"])
+    return f"The same photographs from other containers, against tar: {shares}; tar against itself {noise}."
+
+
+def cache(result: dict[str, Any]) -> str:
+    """Epochs with decoded images kept, against none."""
+
+    def gains(recipe: str) -> str:
+        variants = [result["variants"][f"{recipe}, {place}"] for place in ("ram", "disk")]
+        ram, disk = (interval(variant["later_to_none"]) for variant in variants)
+        return f"{ram} in memory and {disk} on disk"
+
+    again = interval(result["variants"]["whole, none-again"]["later_to_none"])
+    return (
+        f"Decoded images kept by `cache=`, epochs from the second on against the same loader without: {gains('whole')} of whole "
+        f"photographs, {gains('resized')} of photographs resized to 256 px; without against itself {again}."
+    )
+
+
+def recording(result: dict[str, Any]) -> str:
+    """What deferral costs before any image is made."""
+    words = {"path": "a Compose", "functional": "functions and Python's random", "two-crops": "two crops, SimCLR's recipe"}
+    each = [
+        f"{one['recording_us']:.0f} us with {words[kind]} ({one['opening_us']:.0f} to open and read the file; without deferral "
+        f"{one['eager_us']:,.0f} us)"
+        for kind, one in result["kinds"].items()
+    ]
+    return (
+        "Before any image is made, a sample of a Dataset of one's own, whose code runs while its images only record, takes this "
+        f"CPU time: {', '.join(each)}."
+    )
+
+
+def lock(result: dict[str, Any]) -> str:
+    """How long Python's lock is held by an image and by a clip."""
+    cpu, dali = (result[name]["at_most_us_per_image"] for name in ("median", "median_dali"))
+    held = result["held_us_per_image"]
+    return (
+        f"Python's global lock is held for at most {cpu:.0f} us per image on the CPU path and {dali:.0f} us before DALI, on tiny "
+        f"images. It was found held for {held['tiny, images_cpu']:.0f} and {held['tiny, dali']:.0f} us of these, and on images "
+        f"of 500 x 375 pixels, which push Python's memory out of the caches, for {held['photo-sized, images_cpu']:.0f} and "
+        f"{held['photo-sized, dali']:.0f} us." + _clips_held(result)
+    )
+
+
+def _clips_held(result: dict[str, Any]) -> str:
+    if "held_us_per_clip" not in result:
+        return ""
+    held_ms = {how: value / 1e3 for how, value in result["held_us_per_clip"].items()}
+    return (
+        f" A clip of 8 frames (640 x 480, cut at random to 224) holds it for {held_ms['threads']:.2f} ms where a thread decodes, "
+        f"and for {held_ms['processes']:.2f} ms where the thread has a process."
+    )
