@@ -18,19 +18,21 @@ if TYPE_CHECKING:
     from converters.options import ResizeRule as Resize
     from converters.report import Advance, Phase, Preview, Report
     from converters.sources import recognise
+    from converters.tokenizer import Tokenizing
     from datapipe.containers.form import ClassFrom, FieldChoice
     from datapipe.containers.recognise import Recognition
     from datapipe.stores.location import parse_place
 
 __all__ = [
     "Advance", "Check", "ClassFrom", "ConvertOptions", "Encode", "FieldChoice", "Limit", "OnError", "Part", "Phase", "Preview",
-    "Recognition", "Report", "Resize", "Split", "convert", "parse_nbytes", "parse_place", "preview", "recognise",
+    "Recognition", "Report", "Resize", "Split", "Tokenizing", "convert", "parse_nbytes", "parse_place", "preview", "recognise",
 ]  # fmt: skip
 
 _HOMES = {
     "converters.conversion": ("convert", "preview"),
     "converters.report": ("Advance", "Phase", "Preview", "Report"),
     "converters.sources": ("recognise",),
+    "converters.tokenizer": ("Tokenizing",),
     "datapipe.containers.form": ("ClassFrom", "FieldChoice"),
     "datapipe.containers.recognise": ("Recognition",),
     "datapipe.stores.location": ("parse_place",),

@@ -32,7 +32,11 @@ _REMEDY = "pass the tokenizer.json of a Hugging Face tokenizer, or the folder th
 
 @dataclass(frozen=True, slots=True)
 class Tokenizing:
-    """The tokenizer of a conversion, and the tokens that it adds to each document."""
+    """The tokenizer of a conversion, and the tokens that it adds to each document.
+
+    >>> tokens = Tokenizing.of(Path("tokenizer.json"), eos="<|end|>")
+    >>> convert(ConvertOptions(Path("texts"), Path("tokens"), to="tokens", tokens=tokens))
+    """
 
     path: Path  # of tokenizer.json
     facts: TokenFacts

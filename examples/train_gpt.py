@@ -20,8 +20,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import datapipe as dp
-from converters import ConvertOptions, convert
-from converters.tokenizer import Tokenizing
+from converters import ConvertOptions, Tokenizing, convert
 
 
 class Block(nn.Module):

@@ -114,6 +114,8 @@ def own_datasets(found: dict[str, Any]) -> str:
 
 
 def _own_dataset(result: dict[str, Any], theirs: str, ours: str) -> list[str]:
+    if ours not in result["contenders"]:
+        return [""] * 4
     rates = [f"{result['contenders'][name]['median']:,.0f}" for name in (theirs, ours)]
     gains = result["pairs"][f"{ours} / {theirs}"]
     return [*rates, interval(gains["wall"]), interval(gains["cpu"])]

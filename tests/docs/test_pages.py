@@ -19,6 +19,7 @@ import datapipe
 import datapipe.training
 from datapipe.cli.convert_arguments import EPILOG
 from datapipe.containers.forms import FORMS
+from datapipe.diagnostics.judge.fault import MEANINGS
 from datapipe.testing.synthetic_images import make_image_folder
 
 ROOT = Path(__file__).parents[2]
@@ -34,6 +35,11 @@ def environment(tmp_path: Path) -> dict[str, str]:
         (commands / name).write_text(f'#!/bin/sh\nexec {sys.executable} {arguments} "$@"\n')
         (commands / name).chmod(0o755)
     return {**os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{commands}:{os.environ['PATH']}"}
+
+
+def test_the_page_on_diagnosis_has_every_stage() -> None:
+    page = (ROOT / "docs" / "diagnose.md").read_text().replace("`__getitem__`", "__getitem__")
+    assert [stage for stage, meaning in MEANINGS.items() if f"| `{stage}` | {meaning} |" not in page] == []
 
 
 @pytest.mark.nightly

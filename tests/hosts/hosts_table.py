@@ -15,7 +15,10 @@ DOCUMENTS = (_ROOT / "docs" / "hosts.md",)
 
 @dataclass(frozen=True)
 class Cell:
-    """An entry, and the test (file without `test_`, function without `test_`) that fails if it is wrong."""
+    """An entry, and the test (file without `test_`, function without `test_`) that fails if it is wrong.
+
+    The file lies beside this one, or in the folder above.
+    """
 
     text: str
     file: str
@@ -68,7 +71,7 @@ TABLE: dict[str, tuple[Cell | None, ...]] = {
         Cell("yes", "lightning", "a_run_of_two_ranks_goes_on_with_one"),
         Cell("yes", "accelerate", "a_saved_state_goes_on_exactly_on_as_many_ranks_as_one_likes"),
         Cell("yes", "trainer", "with_accumulation_and_on_other_ranks"),
-        _NONE,
+        Cell("yes, DDP", "examples", "training_stops_and_goes_on"),
         _NONE,
         _NONE,
     ),

@@ -15,7 +15,8 @@ from datapipe.diagnostics.monitor import Monitor
 class MonitorCallback(Callback):  # type: ignore[misc]
     """`Trainer(callbacks=[MonitorCallback()])`: a `datapipe.Monitor` of all loaders while `fit` lasts.
 
-    Its figures go to the Trainer's loggers, with `trainer.global_step`. The arguments are those of `datapipe.Monitor`.
+    Its figures go to the Trainer's loggers, with `trainer.global_step`. `every`, `saves` and `quiet` are those
+    of `datapipe.Monitor`.
     """
 
     def __init__(self, *, every: int = EVERY, saves: str | os.PathLike[str] | None = None, quiet: bool = False) -> None:
