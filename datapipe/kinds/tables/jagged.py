@@ -17,7 +17,8 @@ from datapipe.columns.layout import MatrixLayout
 class Jagged:
     """Lists of several columns, in torch: key by key, then row by row.
 
-    >>> for x, label in loader:                     # a Table with lists={"tags": "jagged"}
+    >>> data = datapipe.Table("clicks", columns={"dense": ["I*"], "tags": ["tags"]}, label="label", lists="jagged")
+    >>> for x, label in datapipe.DataLoader(data, 4096):
     ...     tags = x["tags"]                        # tags.values, tags.lengths, tags.offsets
 
     `values`: (total,); `lengths`: (keys * b,) int64; `offsets`: (keys * b + 1,) int64, where the list of key k and row r is

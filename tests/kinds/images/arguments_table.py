@@ -27,8 +27,8 @@ class Row(NamedTuple):
 ARGUMENTS: dict[str, Row] = {
     "dataset": Row(
         Status.HONOURED,
-        "a path, `Images(...)`, `Table(...)`, `mix(...)`, or a torch Dataset whose files datapipe can identify (`ImageFolder`, "
-        "`Subset`, `ConcatDataset`, Hugging Face's); for others use `from_torch`",
+        "a path, `Images(...)`, `Table(...)`, `Clips(...)`, `Audio(...)`, `Tokens(...)`, `mix(...)`, or a torch Dataset whose files "
+        "datapipe can identify (`ImageFolder`, `Subset`, `ConcatDataset`, Hugging Face's); for others use `from_torch`",
     ),
     "batch_size": Row(Status.HONOURED, "per rank; `None` is refused: `loader.dataset[i]` gives single samples"),
     "shuffle": Row(
@@ -42,8 +42,8 @@ ARGUMENTS: dict[str, Row] = {
     ),
     "collate_fn": Row(
         Status.HONOURED,
-        "called with a list of `(image, label)`, the label an int: in a decode thread if it certainly draws no random numbers, "
-        "otherwise in `next()`, [seeded](#a-collate_fn-that-draws)",
+        "called with a list of samples, each a tuple of the batch's fields (a dict with `output='dict'`), the label an int: in a "
+        "decode thread if it certainly draws no random numbers, otherwise in `next()`, [seeded](#a-collate_fn-that-draws)",
     ),
     "pin_memory": Row(
         Status.HONOURED,
