@@ -110,6 +110,8 @@ def own_datasets(found: dict[str, Any]) -> str:
         cells = [_own_dataset(result, f"torch-any-{kind}", f"from-torch-any-{kind}") for result in results]
         lines.append(line(title, [cell for of_cpu in cells for cell in of_cpu]))
     told = "The Datasets are unchanged, and both loaders have the same workers; an image with two crops counts once."
+    if len(results) > 1:
+        told += " What is empty was not measured on that CPU."
     return "\n".join([*lines, "", told])
 
 

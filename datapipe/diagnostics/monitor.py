@@ -37,7 +37,7 @@ class Monitor:
 
     Where data starves the training, one line on the standard error says so after the first 200 steps, and another one if the
     loop comes to wait longer later on; `quiet` leaves them out. Other than that a monitor only keeps what it measures: it costs
-    less than 1% of steps of 20 ms, however many there are, and bounded memory.
+    about 1% of steps of 20 ms, however many there are, and bounded memory.
 
     `loader`: torch's, datapipe's, or any iterable; attributes that the monitor lacks are the loader's. None: whatever the
     process iterates within `with`, for a framework that has the loop. `log`: takes figures every `every` training steps: a

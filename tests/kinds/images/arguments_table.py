@@ -27,8 +27,8 @@ class Row(NamedTuple):
 ARGUMENTS: dict[str, Row] = {
     "dataset": Row(
         Status.HONOURED,
-        "a path, `Images(...)`, `Table(...)`, `Clips(...)`, `Audio(...)`, `Tokens(...)`, `mix(...)`, or a torch Dataset whose files "
-        "datapipe can identify (`ImageFolder`, `Subset`, `ConcatDataset`, Hugging Face's); for others use `from_torch`",
+        "a path, `Images(...)`, `Table(...)`, `Clips(...)`, `Audio(...)`, `Tokens(...)`, `mix(...)`, or a torch Dataset whose "
+        "files datapipe can identify (`ImageFolder`, `Subset`, `ConcatDataset`, Hugging Face's); for others use `from_torch`",
     ),
     "batch_size": Row(Status.HONOURED, "per rank; `None` is refused: `loader.dataset[i]` gives single samples"),
     "shuffle": Row(
