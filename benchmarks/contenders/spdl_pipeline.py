@@ -24,9 +24,8 @@ def make(task: Task) -> Iterator[Sized]:
     """Shuffled batches of (b, 3, 224, 224) float32."""
     files = [str(path) for path in sorted((Path(task.data) / "folder").glob("*/*"))]
     rng = random.Random(task.seed)
-    spdl.io.demux_image(
-        files[0]
-    )  # without FFmpeg's libraries it raises here; in the pipeline each file would fail and be left out
+    # Raises here where FFmpeg's libraries are missing: the pipeline would leave every file out, and never end.
+    spdl.io.demux_image(files[0])
     mean, std = (torch.tensor(values).view(3, 1, 1) * 255 for values in (IMAGENET_MEAN, IMAGENET_STD))
 
     def decoded(file: str) -> Any:

@@ -7,10 +7,10 @@ from typing import Any
 
 from benchmarks.gpu.earlier import BY_HAND, ON_CPU, OURS, SMOOTH
 from benchmarks.gpu.summary import title
+from benchmarks.shown.machines import gpu, maker
 
 _ROWS = (BY_HAND, SMOOTH, OURS, ON_CPU, "gpu-torchvision", "gpu-torch")
 _MODEL = "resnet50"
-FIRST_GPU = "H100"  # of results that do not name theirs
 _THREADS = {"workers": "threads"}
 _RESIDENT, _TORCH = "gpu-synthetic", "gpu-torch"
 _FEEDS = (_RESIDENT, OURS, ON_CPU, _TORCH)
@@ -43,8 +43,7 @@ def in_short(found: dict[str, Any], result: dict[str, Any]) -> str:
 
 def _models(found: dict[str, Any]) -> str:
     """Say on which GPUs results were measured."""
-    names = {result["environment"].get("gpu", FIRST_GPU) for name, result in found.items() if name.startswith("gpu-")}
-    models = sorted({name.split()[1] if name.startswith("NVIDIA ") else name for name in names})
+    models = sorted({gpu(result) for name, result in found.items() if name.startswith("gpu-")})
     return f"Measured on {len(models)} model{'s' * (len(models) > 1)} of GPU: {', '.join(models)}"
 
 
@@ -69,9 +68,7 @@ def _median(entries: list[dict[str, Any]], key: str) -> float:
 
 
 def _machine(result: dict[str, Any]) -> str:
-    environment = result["environment"]
-    gpu = environment.get("gpu", FIRST_GPU)
-    return f"an {gpu} with {environment['num_cores']} cores of an {environment['cpu'].split('(')[0]} CPU"
+    return f"an {gpu(result)} with {result['environment']['num_cores']} cores of an {maker(result)} CPU"
 
 
 def _rates(found: dict[str, Any]) -> str:

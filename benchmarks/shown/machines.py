@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.gpu.table import FIRST_GPU
 from benchmarks.shown.cells import line
 
+_FIRST_GPU = "H100"  # of results that do not name theirs
 SECOND_CPU = "-intel"  # what the names of results on the second kind of CPU end in
 
 
@@ -31,6 +31,12 @@ def cpu(result: dict[str, Any]) -> str:
     return str(result["environment"]["cpu"]).replace("(R)", "").removesuffix(" Processor")
 
 
+def gpu(result: dict[str, Any]) -> str:
+    """The model of the GPU of a result that has one: H100, H200."""
+    name = str(result["environment"].get("gpu", _FIRST_GPU)).split()
+    return name[1] if name[0] == "NVIDIA" else " ".join(name)
+
+
 def day(result: dict[str, Any]) -> str:
     """The day on which it was measured, in UTC."""
     return str(result["environment"]["date"])[:10]
@@ -41,9 +47,8 @@ def as_markdown(found: dict[str, Any]) -> str:
     together: dict[tuple[str, str], list[str]] = {}
     for name, result in found.items():
         if environment := result.get("environment"):
-            device = environment.get("gpu", FIRST_GPU if name.startswith("gpu-") else "")
-            gpu = f" with an NVIDIA {device.removeprefix('NVIDIA ').split()[0]}" if device else ""
-            together.setdefault((f"{environment['num_cores']} cores of an {cpu(result)}{gpu}", day(result)), []).append(name)
+            device = f" with an NVIDIA {gpu(result)}" if name.startswith("gpu-") else ""
+            together.setdefault((f"{environment['num_cores']} cores of an {cpu(result)}{device}", day(result)), []).append(name)
     if not together:
         return ""
     lines = ["### Where each was measured", "", line("measured on", ["day", "results"]), "|---|---|---|"]
