@@ -32,7 +32,7 @@ FAULT_S = 0.010
 NUM_STEPS = 240
 DATA = ("read", "decode", "collate")
 FAULTS = (*DATA, "forward", "backward", "loop")
-LIMIT_S = 300  # of a run
+_LIMIT_S = 300  # of a run
 _BATCH_SIZE = 8
 
 TRAINING = f"""
@@ -161,34 +161,35 @@ def runs() -> Iterator[Planted]:
 
 
 def run(planted: Planted) -> Found:
-    """Diagnose one run. Raises CalledProcessError if it fails."""
-    with tempfile.TemporaryDirectory() as scratch:
-        (Path(scratch) / "train.py").write_text(TRAINING)
+    """Diagnose one run. Raises SystemExit with the end of its output if it fails."""
+    with tempfile.TemporaryDirectory() as name:
+        scratch = Path(name)
+        (scratch / "train.py").write_text(TRAINING)
         rank = -1 if planted.rank is None else planted.rank
         script = [planted.fault or "none", str(rank), "statistics" if planted.has_statistics else "none"]
-        return found_in(diagnosed(Path(scratch), planted.num_ranks, script), planted)
+        return found_in(diagnosed(scratch, script, launcher=torchrun(planted.num_ranks)), planted)
 
 
-def diagnosed(scratch: Path, num_ranks: int, script: list[str]) -> Document:
-    """Diagnose `train.py` of a directory with arguments, without trials. Raises CalledProcessError if it fails."""
+def torchrun(num_ranks: int) -> list[str]:
+    """Return what starts a script with that many ranks on this machine."""
+    return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
+
+
+def diagnosed(scratch: Path, script: list[str], *, launcher: list[str] | None = None) -> Document:
+    """Diagnose `train.py` of a directory with arguments, without trials. Raises SystemExit as `execute` does."""
     out = scratch / "diagnosis"
     options = ["--no-html", "--trials", "0", "--out", str(out)]
-    ranks = ["--", sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
-    launcher = ranks if num_ranks > 1 else []
-    subprocess.run(
-        [sys.executable, "-m", "datapipe", "diagnose", *options, *launcher, "train.py", *script],
-        check=True,
-        capture_output=True,
-        timeout=LIMIT_S,
-        cwd=scratch,
-        env=script_environment(scratch),
-    )
+    launched = ["--", *launcher] if launcher else []
+    execute([sys.executable, "-m", "datapipe", "diagnose", *options, *launched, "train.py", *script], scratch)
     return read_document(json.loads((out / "diagnosis.json").read_text()))
 
 
-def script_environment(scratch: Path) -> dict[str, str]:
-    """Return the environment of a script that may write its own times into the directory."""
-    return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TRUTH": str(scratch / "truth")}
+def execute(command: list[str], scratch: Path) -> None:
+    """Run a command there, which may write its own times. Raises SystemExit with the end of its output if it fails."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TRUTH": str(scratch / "truth")}
+    done = subprocess.run(command, cwd=scratch, env=environment, capture_output=True, text=True, timeout=_LIMIT_S)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)}: exit status {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
 
 
 def found_in(document: Document, planted: Planted) -> Found:

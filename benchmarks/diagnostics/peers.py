@@ -1,6 +1,6 @@
 """The same scripts under `datapipe diagnose` and under TraceML: what each says, whether it is so, and what measuring costs.
 
-    python -m venv /tmp/traceml && /tmp/traceml/bin/pip install traceml-ai==0.5.0 torch==2.13.0
+    python -m venv /tmp/traceml && /tmp/traceml/bin/pip install traceml-ai==0.5.0 torch==2.13.0 pillow
     python -m benchmarks.diagnostics.peers --traceml /tmp/traceml/bin/python      # about 15 minutes on 2 cores
 
 TraceML asks for two lines in a loop of one's own, `traceml.init()` and `with traceml.trace_step(model)`: they are in the scripts,
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import harness
-from benchmarks.diagnostics.late_ranks import FAULTS, LIMIT_S, diagnosed, script_environment
+from benchmarks.diagnostics.late_ranks import FAULTS, diagnosed, execute, torchrun
 from benchmarks.diagnostics.late_ranks import TRAINING as LATE
 from benchmarks.diagnostics.scripts.sources import SCRIPTS, TRAINING, Script
 from datapipe.diagnostics.report import words
@@ -160,7 +160,8 @@ def both(script: Script, python: str) -> dict[str, Any]:
         (scratch / "train.py").write_text(script.source)
         if script.needs_photos:
             make_image_folder(scratch / "photos", num_images=400)
-        ours, our_truth = diagnosed(scratch, script.num_ranks, []), _truth(scratch, script.num_ranks)
+        launcher = torchrun(script.num_ranks) if script.num_ranks > 1 else None
+        ours, our_truth = diagnosed(scratch, [], launcher=launcher), _truth(scratch, script.num_ranks)
         theirs, their_truth = under_traceml(scratch, script.num_ranks, [], python), _truth(scratch, script.num_ranks)
     share, fault, found = ours.verdict.starvation, ours.attribution, theirs["primary_diagnosis"]
     means = theirs["step_time"]["global"] or {}
@@ -192,7 +193,7 @@ def both_on_ranks(fault: str, python: str) -> dict[str, Any]:
         scratch = Path(name)
         (scratch / "train.py").write_text(traced_ranks(LATE))
         script_arguments = [fault, str(_LATE_RANK), "none"]
-        ours = diagnosed(scratch, _NUM_RANKS, script_arguments)
+        ours = diagnosed(scratch, script_arguments, launcher=torchrun(_NUM_RANKS))
         theirs = under_traceml(scratch, _NUM_RANKS, script_arguments, python)
     late, found = ours.straggler, theirs["step_time"]["diagnosis"]
     is_late = str(found["kind"]).endswith("STRAGGLER")
@@ -209,7 +210,7 @@ def under_traceml(scratch: Path, num_ranks: int, script_arguments: list[str], py
     command = [python, "-c", "from traceml_ai.launcher.cli import main; main()", "run", "train.py"]
     ranks = [] if num_ranks == 1 else ["--nproc-per-node", str(num_ranks)]
     further = ["--args", *script_arguments] if script_arguments else []
-    _execute([*command, *ranks, *further], scratch)
+    execute([*command, *ranks, *further], scratch)
     (summary,) = scratch.glob("logs/*/final_summary.json")
     return _read(summary)
 
@@ -220,9 +221,9 @@ def cost(python: str) -> dict[str, Any]:
         scratch = Path(name)
         (scratch / "train.py").write_text(_COST)
         contenders: dict[str, Callable[[], object]] = {
-            "alone": lambda: _execute([sys.executable, "train.py", "alone"], scratch),
+            "alone": lambda: execute([sys.executable, "train.py", "alone"], scratch),
             "datapipe diagnose": lambda: _diagnosed(scratch),
-            "datapipe.Monitor": lambda: _execute([sys.executable, "train.py", "monitor"], scratch),
+            "datapipe.Monitor": lambda: execute([sys.executable, "train.py", "monitor"], scratch),
             "traceml": lambda: _traced(scratch, python),
         }
         rounds: dict[str, list[dict[str, float]]] = {contender: [] for contender in contenders}
@@ -240,19 +241,11 @@ def cost(python: str) -> dict[str, Any]:
 
 def _diagnosed(scratch: Path) -> None:
     shutil.rmtree(scratch / "diagnosis", ignore_errors=True)
-    diagnosed(scratch, 1, ["diagnose"])
+    diagnosed(scratch, ["diagnose"])
 
 
 def _traced(scratch: Path, python: str) -> None:
-    _execute([python, "-c", "from traceml_ai.launcher.cli import main; main()", "run", "train.py", "--args", "traceml"], scratch)
-
-
-def _execute(command: list[str], scratch: Path) -> None:
-    """Run a command there. Raises SystemExit with the end of its output if it fails."""
-    environment = script_environment(scratch)
-    done = subprocess.run(command, cwd=scratch, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)}: exit status {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
+    execute([python, "-c", "from traceml_ai.launcher.cli import main; main()", "run", "train.py", "--args", "traceml"], scratch)
 
 
 def _truth(scratch: Path, num_ranks: int) -> float:

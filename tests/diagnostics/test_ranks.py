@@ -275,10 +275,10 @@ def test_modules_are_found_and_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", ["decode", "backward"])
-def test_a_late_rank_of_a_real_run(fault: str) -> None:
+@pytest.mark.parametrize(("num_ranks", "fault"), [(2, "decode"), (2, "backward"), (1, "read")])
+def test_a_late_rank_of_a_real_run(num_ranks: int, fault: str) -> None:
     assert fault in FAULTS
-    found = late_ranks.run(Planted(num_ranks=2, fault=fault, rank=1, has_statistics=False))
+    found = late_ranks.run(Planted(num_ranks, fault, rank=num_ranks - 1, has_statistics=False))
     assert found.is_rank_right
     assert found.is_stage_right
 
