@@ -16,6 +16,7 @@ from datapipe.kernel.loader import Loader
 from datapipe.kernel.pytree import tensors_of
 
 NUM_SAMPLES = 37  # in the data of most tests
+_OF_THE_PROCESS = {"datapipe-requests", "datapipe-calls"}  # what asks object stores, and what looks at calls for a diagnosis
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +76,9 @@ def flat(steps: Iterable[Iterable[int]]) -> list[int]:
 
 
 def own_threads() -> list[str]:
-    """Return the names of the threads of open passes; the one that makes requests to object stores belongs to the process."""
+    """Return the names of the threads of open passes: of datapipe's, all but those that stay as long as the process."""
     names = [thread.name for thread in threading.enumerate()]
-    return [name for name in names if name.startswith("datapipe-") and name != "datapipe-requests"]
+    return [name for name in names if name.startswith("datapipe-") and name not in _OF_THE_PROCESS]
 
 
 def wait_until_no_thread_is_left() -> None:
