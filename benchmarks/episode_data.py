@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +90,19 @@ def _info(columns: dict[str, Any], lengths: list[int], size: tuple[int, int]) ->
     }
 
 
+@contextmanager
+def same_priority() -> Iterator[None]:
+    """Give the thread its own priority back at the end: SVT-AV1 takes a real-time one for who opens an encoder, if root does."""
+    if not hasattr(os, "sched_getscheduler"):
+        yield
+        return
+    before = os.sched_getscheduler(0), os.sched_getparam(0)
+    try:
+        yield
+    finally:
+        os.sched_setscheduler(0, *before)
+
+
 def _write_videos(root: Path, total: int, pictures: Pictures) -> tuple[int, int]:
     """Write the videos; return the height and the width of their frames."""
     import av
@@ -96,7 +111,7 @@ def _write_videos(root: Path, total: int, pictures: Pictures) -> tuple[int, int]
     for number, camera in enumerate(CAMERAS):
         path = root / "videos" / camera / "chunk-000" / "file-000.mp4"
         path.parent.mkdir(parents=True)
-        with av.open(str(path), "w") as output:
+        with same_priority(), av.open(str(path), "w") as output:
             stream: Any = output.add_stream("libsvtav1", rate=FPS, options={"g": "2", "crf": "30", "preset": "10"})
             stream.pix_fmt = "yuv420p"
             for place, frame in enumerate(pictures(number, total)):

@@ -68,7 +68,7 @@ def same(ours: list[list[torch.Tensor]], theirs: list[list[torch.Tensor]]) -> bo
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
-@pytest.mark.parametrize("kind", mostly_nightly(KINDS, "pyramid", "two-crops", "random-collate"))
+@pytest.mark.parametrize("kind", mostly_nightly(KINDS, "two-crops"))
 def test_batches_of_a_kind_are_the_same_for_any_number_of_workers_and_after_a_resume(
     root: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

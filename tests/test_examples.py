@@ -59,6 +59,7 @@ def test_training_stops_and_goes_on(shards: Path, tmp_path: Path, run_here: Call
     assert "step 10 of 10" in run_here("train.py", *arguments, "--batch-size", "16", "--epochs", "2")
 
 
+@pytest.mark.nightly
 def test_the_click_models_learn(tmp_path: Path, run_here: Callable[..., str]) -> None:
     clicks = tmp_path / "clicks"
     words = run_here("click_through.py", "--directory", str(clicks), "--rows", "20000", "--batch-size", "256").split()
@@ -70,6 +71,7 @@ def test_the_click_models_learn(tmp_path: Path, run_here: Callable[..., str]) ->
     assert float(words[-1]) < 0.95 * float(words[words.index("loss") + 1])
 
 
+@pytest.mark.nightly
 def test_a_small_gpt_learns_from_text_files(tmp_path: Path, run_here: Callable[..., str]) -> None:
     def trained(epochs: int) -> list[float]:
         options = {"out": tmp_path / "gpt", "length": 64, "vocab-size": 400, "epochs": epochs}
@@ -96,6 +98,7 @@ def test_a_small_network_learns_actions_from_videos(tmp_path: Path, run_here: Ca
     assert second < 0.95 * first
 
 
+@pytest.mark.nightly
 def test_a_policy_learns_to_reach_from_demonstrations(tmp_path: Path, run_here: Callable[..., str]) -> None:
     pytest.importorskip("av")
 

@@ -187,7 +187,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_script_of_0_1_runs(folder: Path) -> None:
     for options, says in ((["-W", "default"], "there is no datapipe.RandomResizedCrop"), (["-W", "ignore"], "")):
         done = subprocess.run(

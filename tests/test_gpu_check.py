@@ -105,6 +105,7 @@ def test_every_stage_runs_dry(tmp_path: Path) -> None:
     assert best.keys() >= {"gpu-ours-dali", "gpu-dali", "gpu-ours-cpu"}
 
 
+@pytest.mark.nightly
 def test_a_call_unpacks_and_brings_what_was_found_before(tmp_path: Path) -> None:
     home, work, out = tmp_path / "home", tmp_path / "work", tmp_path / "out"
     tree = tmp_path / "tree"
@@ -156,6 +157,7 @@ def test_without_a_gpu_it_says_so_at_once(tmp_path: Path, monkeypatch: pytest.Mo
 # -- processes -----------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("environment", [None, {}], ids=["forked", "fresh"])
 def test_a_job_that_fails_keeps_what_it_had(tmp_path: Path, environment: dict[str, str] | None) -> None:
     arguments = {"data": str(tmp_path), "seconds": 0.05, "warmup_s": 0.0, "variants": [

@@ -13,6 +13,7 @@ import av
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.episode_data import same_priority
 from datapipe.codecs.video.track import ReadAt, VideoTrack
 from datapipe.containers.videos.reading import read_track
 
@@ -56,7 +57,7 @@ def write_video(
     its end.
     """
     frames = list(pictures() if frames is None else frames)
-    with av.open(str(path), "w", options=container or {}) as output:
+    with same_priority(), av.open(str(path), "w", options=container or {}) as output:
         stream = output.add_stream(codec, rate=30)
         stream.height, stream.width = frames[0].shape[:2]
         stream.pix_fmt = pixel_format

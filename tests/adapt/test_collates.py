@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fixtures import make_folder, write_webdataset
+from fixtures import make_folder, mostly_nightly, write_webdataset
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 from torchvision_reference import torchvision_v2
 
@@ -132,7 +132,7 @@ def resumed(make: Callable[[], Any], after: int) -> list[Any]:
     return copies(second)
 
 
-@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("route", mostly_nightly(ROUTES, "files seen", "a batch sampler"))
 def test_batches_do_not_depend_on_the_number_of_workers(root: Path, route: str) -> None:
     expected: list[Any] = []
     for num_workers in NUMBERS_OF_WORKERS:
@@ -149,7 +149,7 @@ def test_batches_do_not_depend_on_the_number_of_workers(root: Path, route: str) 
     assert len(set(draws)) == len(draws), "each step draws other numbers"
 
 
-@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("route", mostly_nightly(ROUTES, "files seen", "a batch sampler"))
 def test_a_place_in_mid_epoch_is_resumed_with_its_draws(root: Path, route: str) -> None:
     def make(num_workers: int) -> Any:
         return taken(root, route, Masking(), num_workers=num_workers)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fixtures import mostly_nightly
 
 import datapipe as dp
 from datapipe.cli import demo
@@ -69,7 +70,7 @@ def test_only_photographs_if_that_is_asked_for(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["photos"]
 
 
-@pytest.mark.parametrize("kind", ["tables", "audio", "tokens"])
+@pytest.mark.parametrize("kind", mostly_nightly(["tables", "audio", "tokens"], "tables"))
 def test_data_of_a_kind_is_made_and_recognised(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "new" / part(kind, "trial_data").TITLE
     assert main(["demo", "--make", kind, str(path)]) == 0

@@ -89,6 +89,7 @@ def diagnose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capt
     return run
 
 
+@pytest.mark.nightly
 def test_a_stream_with_workers_and_what_is_left_behind(
     diagnose: Diagnose, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -235,6 +236,7 @@ if __name__ == "__main__":
 PHOTO = jpeg(1, 800, 1000)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["SIGKILL"])  # a signal that the process cannot see
 def test_a_script_that_a_signal_ends_leaves_what_was_seen(name: str, diagnose: Diagnose, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("datapipe.diagnostics.command._SNAPSHOT_S", 1.0)

@@ -346,6 +346,7 @@ def _pillow_rgb_or(data: bytes, pixels: np.ndarray) -> np.ndarray:
         return pixels
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("case", ONE_PER_ENCODING)
 @quick
 @given(data=st.data())
@@ -420,6 +421,7 @@ def test_pixels_asked_for_last_are_not_disturbed_by_the_header() -> None:
         assert np.array_equal(decoder(good, header), pillow_rgb(good))
 
 
+@pytest.mark.nightly
 def test_no_decode_leaves_memory_behind() -> None:
     """nvImageCodec leaks 32 bytes whenever it says where the memory of an image lies."""
     decoder, data = _shared_decoder(), jpeg(0, 16, 16)

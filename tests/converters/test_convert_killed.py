@@ -80,6 +80,7 @@ def small_videos(root: Path) -> Path:
     return root
 
 
+@pytest.mark.nightly
 def test_killed_at_random_moments(tmp_path: Path) -> None:
     """The whole program with two workers, killed up to a few times in a row, and resumed."""
     source = make_tree(tmp_path / "source", num_classes=4, per_class=150)

@@ -122,6 +122,7 @@ def assert_nothing_goes_on(out: Path) -> None:
     assert written() == before
 
 
+@pytest.mark.nightly
 def test_the_bytes_and_the_progress_of_the_local_engine(
     nodes: TwoNodes, source: Path, reference: dict[str, str], tmp_path: Path
 ) -> None:
@@ -230,6 +231,7 @@ def test_the_command_killed_and_run_again(nodes: TwoNodes, source: Path, referen
     assert contents(out) == reference
 
 
+@pytest.mark.nightly
 def test_a_node_killed_in_the_middle(nodes: TwoNodes, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """It leaves one node, which builds the rest."""
     source = make_tree(tmp_path / "source", num_classes=2, per_class=30, size=(300, 400))

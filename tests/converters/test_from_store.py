@@ -12,7 +12,7 @@ import obstore
 import pytest
 from archive_trees import ARCHIVE_SOURCES
 from faulty_store import FaultyStore, PlantedFault
-from fixtures import make_folder
+from fixtures import make_folder, mostly_nightly
 from index_trees import INDEX_SOURCES
 from source_trees import SOURCES as PLAIN_SOURCES
 from stand_in_stores import BUCKET, directory_store, moto_store, needs_moto
@@ -71,7 +71,7 @@ def shards_of(directory: Path) -> dict[str, bytes]:
     return {**files, "dataset.json": json.dumps(manifest).encode()}
 
 
-@pytest.mark.parametrize("name", READ)
+@pytest.mark.parametrize("name", mostly_nightly(READ, *READ[::4]))
 def test_the_shards_of_a_local_conversion(store: FaultyStore, tmp_path: Path, name: str) -> None:
     made = SOURCES[name](tmp_path / "source")
     prefix = "from-" + "".join(letter if letter.isalnum() else "-" for letter in name)

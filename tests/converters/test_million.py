@@ -76,6 +76,7 @@ def test_parts_must_give_the_bytes_of_one_run(tmp_path: Path, monkeypatch: pytes
         million.divide(tmp_path / "many", tmp_path / "again", 60)
 
 
+@pytest.mark.nightly
 def test_all_of_it_in_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     places = ["--data", str(tmp_path / "data"), "--results", str(tmp_path / "results")]
     parts = {"num_files": 1, "num_shards": 1, "same_bytes": True, "joining": ""}

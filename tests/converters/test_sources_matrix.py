@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from archive_trees import ARCHIVE_SOURCES
+from fixtures import mostly_nightly
 from index_trees import INDEX_SOURCES
 from source_trees import SOURCES as PLAIN_SOURCES
 from source_trees import Made
@@ -28,14 +29,14 @@ pytestmark = pytest.mark.slow
 SOURCES = {**PLAIN_SOURCES, **INDEX_SOURCES, **ARCHIVE_SOURCES, "lmdb": lsun}
 
 
-# Sources that workers read as they read another one of the same form.
+# Sources that workers read as they read another one of the same form: by night.
 READ_ALIKE = {
     "image-folder, no classes", "manifest, jsonl", "parquet, petastorm", "archive, deflated zip", "archive, folder in a zip",
     "archive, class tars", "archive, tar of class tars", "archive, tar.bz2", "archive, tar.xz", "archive, tar.zst",
 }  # fmt: skip
 
 
-@pytest.fixture(params=SOURCES)
+@pytest.fixture(params=mostly_nightly(SOURCES, *({*SOURCES} - READ_ALIKE)))
 def made(request: pytest.FixtureRequest, tmp_path: Path) -> Made:
     """Each source in turn."""
     return SOURCES[request.param](tmp_path / "source")

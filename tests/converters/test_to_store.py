@@ -298,6 +298,7 @@ def test_shards_that_were_replaced_meanwhile(store: FaultyStore, folder: Path, m
     assert "dataset.json" not in list_names(place)
 
 
+@pytest.mark.nightly
 def test_killed_at_any_put(store: FaultyStore, folder: Path, tmp_path: Path) -> None:
     """SIGKILL before and after every PUT, each in a process of its own; the last run ends with the same bytes as on a disk."""
     place = f"s3://{BUCKET}/killed"

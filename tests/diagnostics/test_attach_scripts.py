@@ -166,6 +166,7 @@ def test_packages_of_the_users_keep_their_names(scripts: Scripts, name: str) -> 
     assert len(found.profiles) == 3
 
 
+@pytest.mark.nightly
 def test_processes_below_are_attached_and_workers_are_none_of_them(scripts: Scripts) -> None:
     """A rank started by `torch.multiprocessing`, whose worker is spawned."""
     scripts.write(

@@ -275,7 +275,10 @@ def test_modules_are_found_and_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("num_ranks", "fault"), [(2, "decode"), (2, "backward"), (1, "read")])
+@pytest.mark.parametrize(
+    ("num_ranks", "fault"),
+    [(2, "decode"), pytest.param(2, "backward", marks=pytest.mark.nightly), pytest.param(1, "read", marks=pytest.mark.nightly)],
+)
 def test_a_late_rank_of_a_real_run(num_ranks: int, fault: str) -> None:
     assert fault in FAULTS
     found = late_ranks.run(Planted(num_ranks, fault, rank=num_ranks - 1, has_statistics=False))

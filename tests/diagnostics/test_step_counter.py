@@ -248,7 +248,7 @@ for batch in DataLoader(torch.randn(1200, 64), batch_size=10):
     assert model["flops"] == 2 * 2 * 10 * 64 * 32  # forward, and the gradient of the weights
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @timed
 def test_the_command_tries_batch_sizes(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "train.py"
@@ -284,7 +284,7 @@ for epoch in range(4):
         assert "is not one or more batch sizes" in capfd.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_batches_that_a_sampler_makes_keep_their_size(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(

@@ -42,6 +42,7 @@ def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("name", "data", "options", "least"), [
     ("segmentation.py", "scenes", ["--epochs", "6"], 60),
     ("captions.py", "scenes", ["--epochs", "8"], 40),

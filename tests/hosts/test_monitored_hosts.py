@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from fixtures import timed
+from fixtures import mostly_nightly, timed
 from host_ranks import needs
 
 from datapipe.diagnostics.measure.recorded import read_processes
@@ -16,7 +16,7 @@ from datapipe.diagnostics.measure.recorded import read_processes
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("host", ["lightning", "trainer", "accelerate"])
+@pytest.mark.parametrize("host", mostly_nightly(["lightning", "trainer", "accelerate"], "accelerate"))
 def test_a_starved_training_says_so_once_and_logs_its_figures(host: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     needs({"trainer": "transformers"}.get(host, host))
 

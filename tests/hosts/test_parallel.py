@@ -26,6 +26,7 @@ def torchrun(*arguments: object) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
+@pytest.mark.nightly
 def test_both_stop_in_mid_epoch_and_go_on(shards: Path, tmp_path: Path) -> None:
     """torch.distributed.checkpoint takes the loader itself, together with sharded weights."""
     on_ranks("parallel_run:main", 2, shards, tmp_path / "checkpoint", tmp_path / "first.json", 3)

@@ -51,7 +51,8 @@ def test_training_takes_the_loaders_own_batches(shards: Path, tmp_path: Path, wh
 
 
 @pytest.mark.parametrize(
-    ("killed_at", "saved_at", "kind"), [(6, 4, "vit"), (6, 4, "plain"), pytest.param(14, 12, "plain", marks=pytest.mark.nightly)]
+    ("killed_at", "saved_at", "kind"),
+    [(6, 4, "vit"), *(pytest.param(*steps, "plain", marks=pytest.mark.nightly) for steps in [(6, 4), (14, 12)])],
 )
 def test_a_killed_run_goes_on_exactly(shards: Path, tmp_path: Path, whole: Any, killed_at: int, saved_at: int, kind: str) -> None:
     """With the samples and crops that it would have had, and in the end the weights."""

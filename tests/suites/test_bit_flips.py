@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from bit_flips import READERS
-from fixtures import convert
+from fixtures import convert, mostly_nightly
 
 pytestmark = pytest.mark.slow
 
@@ -19,7 +19,7 @@ DRIVER = Path(__file__).with_name("bit_flips.py")
 NUM_FLIPS = 400
 
 
-@pytest.mark.parametrize("what", READERS)
+@pytest.mark.parametrize("what", mostly_nightly(READERS, "sidecar", "cache data"))
 def test_a_flipped_bit_is_told_or_does_not_matter(what: str, folder: Path, tmp_path: Path) -> None:
     directory = tmp_path / "cache" if what.startswith("cache") else convert(folder, tmp_path / "set")
     command = [sys.executable, str(DRIVER), what, str(directory), str(NUM_FLIPS)]

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from fixtures import make_folder
+from fixtures import make_folder, mostly_nightly
 from process_requests import require_processes
 
 import datapipe as dp
@@ -270,9 +270,9 @@ KINDS = {
 
 
 class TestLoaders(LoaderSuite):
-    """Every kind, and images by each of their backends."""
+    """Every kind; by night, images by each of their backends and each way of taking clips and sound."""
 
-    @pytest.fixture(params=[pytest.param(name, marks=[pytest.mark.slow] * name.endswith("dali")) for name in KINDS])
+    @pytest.fixture(params=mostly_nightly(KINDS, "images", "tables", "tokens", "clips", "audio", "numbers"))
     def kind(self, request: pytest.FixtureRequest) -> LoaderOf:
         return KINDS[request.param]
 
@@ -283,7 +283,7 @@ class TestProcesses(LoaderSuite):
 
     files_per_worker = 2  # the socket and the memory of its process
 
-    @pytest.fixture(params=["images", "clips"])
+    @pytest.fixture(params=mostly_nightly(["images", "clips"], "images"))
     def kind(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> LoaderOf:
         require_processes({"images": image_workers, "clips": clip_workers}[request.param].IMPORTS, monkeypatch)
         return KINDS[request.param]

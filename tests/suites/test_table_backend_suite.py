@@ -292,6 +292,7 @@ def test_a_file_that_is_gone_is_named(backend: Backend, table: Path, tmp_path: P
         backend.batches(loader)
 
 
+@pytest.mark.nightly
 @quick
 @given(
     sizes=st.lists(st.integers(1, 60), min_size=1, max_size=12),

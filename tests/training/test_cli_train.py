@@ -59,6 +59,7 @@ def test_a_set_smaller_than_a_batch_trains(photos: Path, tmp_path: Path, capsys:
     assert "finished after 2 epochs, 2 steps" in capsys.readouterr().out
 
 
+@pytest.mark.nightly
 def test_stopped_by_ctrl_c_and_by_sigterm(photos: Path, tmp_path: Path) -> None:
     command = [
         *COMMAND,

@@ -69,7 +69,14 @@ def points(num: int = 8, *, seed: int = 0) -> list[tuple[torch.Tensor, torch.Ten
     return [(batch, (batch[:, 0] > 0).long()) for batch in values]
 
 
-@pytest.mark.parametrize("changes", [{"precision": "bf16", "clip_norm": 5.0}, {"label_smoothing": 0.1, "accumulate": 2}], ids=str)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"precision": "bf16", "clip_norm": 5.0},
+        pytest.param({"label_smoothing": 0.1, "accumulate": 2}, marks=pytest.mark.nightly),
+    ],
+    ids=str,
+)
 def test_learns_photographs(photos: Path, others: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
     """Four classes: 25% is chance. Five epochs of 90 images of 64 pixels."""
     torch.manual_seed(0)

@@ -76,6 +76,7 @@ def test_killed_and_stopped_runs_end_as_the_undisturbed_one(settings: Callable[.
     assert records[0]["best"] == records[1]["best"]
 
 
+@pytest.mark.nightly
 def test_other_numbers_of_ranks_go_on_with_the_same_samples(settings: Callable[..., Settings]) -> None:
     """One rank, then two of which one is stopped, then one again, against one rank throughout.
 

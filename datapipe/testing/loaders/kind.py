@@ -16,7 +16,8 @@ from datapipe.kernel.loader import Loader
 from datapipe.kernel.pytree import tensors_of
 
 NUM_SAMPLES = 37  # in the data of most tests
-_OF_THE_PROCESS = {"datapipe-requests", "datapipe-calls"}  # what asks object stores, and what looks at calls for a diagnosis
+# Threads that no pass has: what asks object stores, and what measures for a diagnosis.
+_OF_OTHERS = {f"datapipe-{name}" for name in ("requests", "calls", "live", "lock", "nvml", "snapshots")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +77,9 @@ def flat(steps: Iterable[Iterable[int]]) -> list[int]:
 
 
 def own_threads() -> list[str]:
-    """Return the names of the threads of open passes: of datapipe's, all but those that stay as long as the process."""
+    """Return the names of the threads that open passes have."""
     names = [thread.name for thread in threading.enumerate()]
-    return [name for name in names if name.startswith("datapipe-") and name not in _OF_THE_PROCESS]
+    return [name for name in names if name.startswith("datapipe-") and name not in _OF_OTHERS]
 
 
 def wait_until_no_thread_is_left() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import random
 import struct
 from fractions import Fraction
@@ -349,3 +350,10 @@ def test_damage_gives_a_track_or_an_error_of_ours(seed: int, tmp_path: Path) -> 
             assert int((track.packets.offset + track.packets.size).max()) <= len(data)
     assert num_tracks
     assert all(message.startswith("a.mp4: ") for message in messages)
+
+
+def test_writing_av1_leaves_the_thread_its_priority(tmp_path: Path) -> None:
+    """A real-time one would take the core from every other process, to the end of the tests."""
+    before = os.sched_getscheduler(0)
+    KINDS["av1.mkv"](tmp_path / "av1.mkv")
+    assert os.sched_getscheduler(0) == before

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from faulty_store import FaultyStore, PlantedFault
+from fixtures import mostly_nightly
 from sound_files import sound, write_sound
 from stand_in_stores import BUCKET, moto_store, needs_moto, repeated_until_quiet, upload
 
@@ -96,7 +97,7 @@ URLS = {
 
 @needs_moto
 @pytest.mark.slow
-@pytest.mark.parametrize("url", URLS)
+@pytest.mark.parametrize("url", mostly_nightly(URLS, "folder", "tars", "converted"))
 def test_sound_in_a_store_is_that_of_the_disk(store: FaultyStore, places: Path, url: str) -> None:
     here = places / URLS[url]
     expected = batches(dp.Audio(here, **HOW))

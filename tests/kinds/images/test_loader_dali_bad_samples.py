@@ -17,6 +17,7 @@ pytest.importorskip("nvidia.dali", reason="DALI is not installed")
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.nightly
 def test_the_policy_is_applied_and_every_other_sample_is_right(tmp_path: Path) -> None:
     """All scenarios in one process: a crash would be that process's."""
     here = Path(__file__).parent

@@ -67,6 +67,7 @@ def test_passes_share_their_pipelines(folder: Path) -> None:
     assert same([tuple(kept[0].values())], [tuple(next(iter(make(folder))).values())]), "batches outlive it"
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("transform", [CROP, TRAIN], ids=["uint8", "float32"])
 def test_many_small_batches_keep_memory_flat(folder: Path, transform: list[object]) -> None:
     loader = make(folder, batch_size=2, transform=transform, shuffle=True)

@@ -60,6 +60,7 @@ def epochs(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     return {name: came[place * NUM_LOADERS :][:NUM_LOADERS] for place, name in enumerate(SETS)}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", SETS)
 def test_more_shards_than_descriptors(name: str, epochs: dict[str, list[Any]]) -> None:
     assert epochs[name] == [[NUM_SAMPLES] * 2] * NUM_LOADERS

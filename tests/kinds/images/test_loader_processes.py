@@ -108,7 +108,14 @@ _ENDLESS = """
     """
 
 
-@pytest.mark.parametrize(("num_workers", "backend"), [(0, "images_cpu"), (2, "images_cpu"), (2, "dali")])
+@pytest.mark.parametrize(
+    ("num_workers", "backend"),
+    [
+        pytest.param(0, "images_cpu", marks=pytest.mark.nightly),
+        (2, "images_cpu"),
+        pytest.param(2, "dali", marks=pytest.mark.nightly),
+    ],
+)
 def test_ctrl_c_ends_a_run_with_one_traceback(folder: Path, tmp_path: Path, num_workers: int, backend: str) -> None:
     """One KeyboardInterrupt, in the main thread; no thread complains, nothing hangs."""
     script = write_script(tmp_path / "endless.py", _ENDLESS)
@@ -157,6 +164,7 @@ def test_a_script_may_end_in_mid_pass(folder: Path, tmp_path: Path, backend: str
     assert (done.returncode, done.stdout, done.stderr) == (5, "", "")
 
 
+@pytest.mark.nightly
 def test_a_script_may_end_while_a_daemon_thread_iterates(folder: Path) -> None:
     """torch aborts where a thread is taken off its stack while a tensor of its dies; `exit_runs.py` runs more."""
     command = [sys.executable, TESTS / "exit_runs.py", folder, "2", "0", "2", "from_torch"]  # two of each kind
@@ -237,6 +245,7 @@ _RANK = """
     """
 
 
+@pytest.mark.nightly
 def test_two_ranks_under_torchrun_resume_as_four(converted: Path, tmp_path: Path) -> None:
     """Every sample once, with the crop it would have had anyway."""
     script, state = write_script(tmp_path / "rank.py", _RANK), tmp_path / "state.json"
