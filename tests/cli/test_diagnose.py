@@ -130,6 +130,7 @@ def test_a_slow_model_is_not_blamed_on_the_loader(diagnose: Diagnose) -> None:
     assert "does not wait for data" in found["left_out"][0]["reason"]
 
 
+@pytest.mark.nightly
 def test_fail_if_and_json_and_compare(diagnose: Diagnose, capfd: pytest.CaptureFixture[str]) -> None:
     source = LOOP + "\ntrain(DataLoader(Numbers(0.003), batch_size=4))\nprint('on stdout')\n"
     status, found = diagnose(

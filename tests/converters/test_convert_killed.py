@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from index_trees import hugging_face
@@ -23,15 +24,22 @@ from datapipe.index.manifest import read_manifest
 pytestmark = pytest.mark.slow
 
 
+BY_DAY: list[tuple[Any, ...]] = [  # to, flags, the first change before which it is killed, and how many further on the next
+    ("webdataset", (), 1, 1),  # before every change; the others, most of whose changes are the same, before some
+    ("webdataset", ("overwrite",), 2, 4), ("hdf5", (), 1, 3), ("parquet", (), 2, 3),
+]  # fmt: skip
+BY_NIGHT: list[tuple[Any, ...]] = [
+    ("webdataset", ("split",), 1, 4), ("webdataset", ("twice",), 3, 5), ("webdataset", ("pairs",), 1, 5), ("tfrecord", (), 1, 3),
+    ("hdf5", ("overwrite",), 1, 5), ("hdf5", ("hub",), 1, 20), ("webdataset", ("videos",), 3, 12),
+    ("parquet", ("sounds",), 2, 12),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("to", "flags", "first", "step"),
-    [("webdataset", (), 1, 1),  # before every change; the others, most of whose changes are the same, before some
-     ("webdataset", ("split",), 1, 4), ("webdataset", ("overwrite",), 2, 4), ("webdataset", ("twice",), 3, 5),
-     ("hdf5", (), 1, 3), ("hdf5", ("overwrite",), 1, 5), ("parquet", (), 2, 3), ("tfrecord", (), 1, 3),
-     ("webdataset", ("pairs",), 1, 5),
-     ("hdf5", ("hub",), 1, 20), ("webdataset", ("videos",), 3, 12), ("parquet", ("sounds",), 2, 12)],
+    [*BY_DAY, *(pytest.param(*case, marks=pytest.mark.nightly) for case in BY_NIGHT)],
     ids=lambda value: value if isinstance(value, str) else None if isinstance(value, int) else value[0] if value else "plain",
-)  # fmt: skip
+)
 def test_killed_before_changes_to_the_disk(tmp_path: Path, to: str, flags: tuple[str, ...], first: int, step: int) -> None:
     source = tmp_path / "source"
     if "pairs" in flags:  # whose scan keeps a database of its own
