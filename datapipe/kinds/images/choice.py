@@ -103,6 +103,10 @@ class BackendRequest:
 
     def choose(self, device: torch.device, evidence: DataEvidence) -> Choice:
         """Decide. Warns if a GPU would be served by DALI and DALI is not installed."""
+        if self.backend == "images_cpu":
+            return Choice(device, None, "asked for")
+        if device.type == "cpu" and not self.asks_for_dali:
+            return Choice(device, None, "on a CPU it is the faster one")
         problem = self.problem_for_dali(device)
         if self.asks_for_dali:
             self._refuse(problem)
@@ -112,10 +116,6 @@ class BackendRequest:
             if device.type == "cpu":
                 return Choice(device, Dali(), "asked for", share)
             return _fastest([measured for measured in evidence.rates() if measured.dali is not None], device, share)
-        if self.backend == "images_cpu":
-            return Choice(device, None, "asked for")
-        if device.type == "cpu":
-            return Choice(device, None, "on a CPU it is the faster one")
         if problem is not None:
             return Choice(device, None, problem)
         try:
