@@ -1,7 +1,7 @@
 # Every target makes the environment it needs; from a bare clone nothing else has to be typed.
 #
 #   make demo    convert, verify, load and train on generated photos; two diagnoses in demo-out/
-#   make test    the test suite, about 14 minutes on two cores    make test-fast   without what is slow: 2 minutes
+#   make test    the test suite, 10 to 20 minutes on two cores    make test-fast   without what is slow
 #   make test-nightly    what is slow and rarely breaks; continuous integration runs it too
 #   make setup   the environment of a contributor, with everything that tests, checks and documentation need
 #   make cpu-kinds   the tests of pixels, decoding and parity under several kinds of CPU: two minutes on two cores;
@@ -58,7 +58,7 @@ demo: $(VENV)/.installed-demo
 	$(BIN)/datapipe demo $(DEMO_ARGS)
 
 test: $(VENV)/.installed-dev
-	@echo 'The test suite takes about 14 minutes on two cores; make test-fast takes 2.'
+	@echo 'The test suite takes 10 to 20 minutes on two cores; make test-fast leaves out what is slow.'
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -m 'not nightly'
 
 test-fast: $(VENV)/.installed-dev
