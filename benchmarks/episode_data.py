@@ -93,9 +93,6 @@ def _info(columns: dict[str, Any], lengths: list[int], size: tuple[int, int]) ->
 @contextmanager
 def same_priority() -> Iterator[None]:
     """Give the thread its own priority back at the end: SVT-AV1 takes a real-time one for who opens an encoder, if root does."""
-    if not hasattr(os, "sched_getscheduler"):
-        yield
-        return
     before = os.sched_getscheduler(0), os.sched_getparam(0)
     try:
         yield

@@ -104,9 +104,12 @@ def make_folder(root: Path, *, num: int = NUM_SAMPLES, size: tuple[int, int] | N
     return root
 
 
-def mostly_nightly(names: Iterable[str], *daily: str) -> list[Any]:
-    """The names as a test's parameters, of which those that are not `daily` are left to `make test-nightly`."""
-    return [pytest.param(name, marks=[] if name in daily else pytest.mark.nightly) for name in names]
+def mostly_nightly(cases: Iterable[Any], *daily: Any) -> list[Any]:
+    """The cases as a test's parameters, a tuple as several; those that are not `daily` are left to `make test-nightly`."""
+    return [
+        pytest.param(*(case if isinstance(case, tuple) else [case]), marks=[] if case in daily else pytest.mark.nightly)
+        for case in cases
+    ]
 
 
 def listing(root: Path) -> list[Path]:

@@ -42,7 +42,7 @@ def test_sound_files_are_read(name: str, tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("name", mostly_nightly(TARGETS, *({*TARGETS} - {"http"})))
-@settings(quick, max_examples=60)
+@settings(quick, max_examples=150)
 @given(number=st.integers(0, 20), changes=st.lists(CHANGES, min_size=1, max_size=4), mended=st.booleans())
 def test_damage_leads_to_a_result_or_an_error_of_ours(
     name: str, number: int, changes: list[Change], mended: bool, tmp_path_factory: pytest.TempPathFactory

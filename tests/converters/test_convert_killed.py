@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fixtures import mostly_nightly
 from index_trees import hugging_face
 from source_trees import pairs
 from trees import ROOT, cli_command, contents, make_tree, run_cli
@@ -37,7 +38,7 @@ BY_NIGHT: list[tuple[Any, ...]] = [
 
 @pytest.mark.parametrize(
     ("to", "flags", "first", "step"),
-    [*BY_DAY, *(pytest.param(*case, marks=pytest.mark.nightly) for case in BY_NIGHT)],
+    mostly_nightly(BY_DAY + BY_NIGHT, *BY_DAY),
     ids=lambda value: value if isinstance(value, str) else None if isinstance(value, int) else value[0] if value else "plain",
 )
 def test_killed_before_changes_to_the_disk(tmp_path: Path, to: str, flags: tuple[str, ...], first: int, step: int) -> None:

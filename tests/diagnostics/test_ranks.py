@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from diagnosis_processes import COMMAND, FACTS
+from fixtures import mostly_nightly
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -277,7 +278,7 @@ def test_modules_are_found_and_read(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_ranks", "fault"),
-    [(2, "decode"), pytest.param(2, "backward", marks=pytest.mark.nightly), pytest.param(1, "read", marks=pytest.mark.nightly)],
+    mostly_nightly([(2, "decode"), (2, "backward"), (1, "read")], (2, "decode")),
 )
 def test_a_late_rank_of_a_real_run(num_ranks: int, fault: str) -> None:
     assert fault in FAULTS

@@ -158,7 +158,7 @@ class PassSuite(Promises):
         gc.disable()
         try:
             before, files = (own_threads(), threading.active_count()), _num_open_files()
-            for _ in range(8):
+            for _ in range(20):
                 leave(loader)
             assert (own_threads(), threading.active_count()) == before
             most = files + self.files_per_worker * num_workers
