@@ -16,12 +16,17 @@ ROOT = Path(__file__).resolve().parents[2]
 GUIDES = {"own-dataset": "nvimgcodec", "small-gpt": "tokens", "clips": "video"}  # and the extra that each needs
 _BLOCK = re.compile(r"^```(\w*)(?: title=\"([^\"]+)\")?\n(.*?)^```\n", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\[([^\]]+)\]\((?!http)[^)]+\)")  # into the pages, which a notebook is not among
+# How to type a page, installing included, which the cells do.
+_TYPING = re.compile(r"(?:In the clone, [^\n]*\n)?(?:Then t|T)ype everything as it stands.*?Outputs are shortened\.", re.DOTALL)
 _INSTALL = "# In a clone of the project, this notebook's folder:\n%pip install -q '../../.[{extra}]'"
 
 
 def notebook(page: str, extra: str) -> dict[str, Any]:
     """Return the notebook of a page, as nbformat 4.5 describes it."""
     cells: list[dict[str, Any]] = []
+    page, num_replaced = _TYPING.subn("Run the cells from top to bottom.", page)
+    if num_replaced != 1:
+        raise ValueError(f"once a page says 'Type everything as it stands ... Outputs are shortened.': found {num_replaced}")
     place = 0
     for found in _BLOCK.finditer(page):
         _add(cells, "markdown", _LINK.sub(r"\1", page[place : found.start()]))
