@@ -318,6 +318,16 @@ class _Conversion:
                 " check the source, or run again with a higher limit"
             )
 
+    def _refuse_nothing_left(self, plan: ConversionPlan, done: dict[int, DoneShard]) -> None:
+        """Raise DecodeError if no sample is left: an empty dataset would fail where it is trained on, and not say why."""
+        errors = [error for shard in done.values() for error in shard.errors]
+        if errors and not any(shard.info.num_samples for shard in done.values()):
+            first = min(errors, key=lambda error: error.id or 0)
+            raise DecodeError(
+                f"{self.options.source}: all {plan.num_samples:,} samples are left out, the first of them {first.source}:"
+                f" {first.reason}; change the source or the options, and delete {self.building} to start over"
+            )
+
     def _finish_if_complete(self, plan: ConversionPlan, num_written: int, num_resumed: int) -> Report:
         """Finish the dataset if every shard is done; the lock lets only one run do so."""
         with hold(self.building / _PLAN_LOCK, wait=True):
@@ -334,6 +344,7 @@ class _Conversion:
                 return Report(self.destination, (), num_classes, *counts, warnings_of(plan), elapsed_s)
             if not (self.building / placing.FINAL_NAME).exists():
                 self._refuse_too_many(plan, len(plan.problems) + sum(shard.num_bad for shard in done.values()))
+                self._refuse_nothing_left(plan, done)
                 finalise.prepare(self.destination, plan, done, target=self.target, options=self.options.as_typed())
             if self.delivery is None:
                 placing.place(self.destination)

@@ -74,7 +74,8 @@ def verify(
     path_name(directory, "the directory")
     refuse_unfinished(directory)
     if not directory.is_dir():
-        raise MissingDataError(f"{directory}: no such directory")
+        what = "is a file, not a directory that `datapipe convert` made" if directory.exists() else "no such directory"
+        raise MissingDataError(f"{directory}: {what}; check the path")
     if (directory / TABLE_NAME).is_file():
         return _verify_table(directory, started, ByteMeter(on_bytes), num_workers)
     if not holds_dataset(directory):

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from converters.tokenizer import Tokenizing, open_tokenizer, refusals
+from datapipe.core.environment import install_command
 from datapipe.errors import DecodeError, DependencyError, OptionError
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -45,7 +46,7 @@ class ChatRenderer:
         try:
             from transformers.utils.chat_template_utils import render_jinja_template
         except ImportError as exc:
-            raise DependencyError("--chat-template needs the package transformers: pip install 'gpu-datapipe[tokens]'") from exc
+            raise DependencyError(f"--chat-template needs the package transformers: {install_command('tokens')}") from exc
         if "strftime_now" in tokenizing.template and "date_string" not in tokenizing.template:
             raise OptionError(
                 "--chat-template: it writes the time of day, and shards must not depend on it; take strftime_now out"
@@ -79,7 +80,10 @@ class ChatRenderer:
         marked = [self._marked(message, mark) for message in messages]
         text, spans = self._rendered(marked)
         ids, starts = self._encoded(text, mark, is_marked=marked != messages)
-        runs = _runs([any(first <= start < end for first, end in spans) for start in starts])
+        is_assistants = np.zeros(len(starts), np.bool_)
+        for first, end in spans:
+            is_assistants |= (first <= starts) & (starts < end)
+        runs = _runs(is_assistants)
         if not len(runs):
             raise DecodeError("nothing of the assistant is in it, so that it would carry no loss")
         return ids, runs
@@ -133,11 +137,11 @@ class ChatRenderer:
             spans.append((len(before), len(after)))
         return text, spans
 
-    def _encoded(self, text: str, mark: str, *, is_marked: bool) -> tuple[NDArray[np.uint32], list[int]]:
+    def _encoded(self, text: str, mark: str, *, is_marked: bool) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
         """Return the ids of a rendered text, and where in it each begins."""
         if not is_marked:
             found = self._encode(text, special=True)
-            return np.array(found.ids, np.uint32), [start for start, _ in found.offsets]
+            return np.array(found.ids, np.uint32), np.array([start for start, _ in found.offsets], np.int64)
         ids: list[int] = []
         starts: list[int] = []
         assert self._special is not None
@@ -147,7 +151,7 @@ class ChatRenderer:
             found = self._encode("".join(text[place] for place in kept), special=bool(number % 2))
             ids += found.ids
             starts += [kept[start] if start < len(kept) else end for start, _ in found.offsets]
-        return np.array(ids, np.uint32), starts
+        return np.array(ids, np.uint32), np.array(starts, np.int64)
 
     def _encode(self, text: str, *, special: bool) -> Any:
         self._tokenizer.encode_special_tokens = not special
@@ -182,7 +186,7 @@ def _messages_of(data: bytes) -> list[dict[str, Any]]:
     return messages
 
 
-def _runs(carries: Sequence[bool]) -> NDArray[np.int32]:
+def _runs(carries: NDArray[np.bool_]) -> NDArray[np.int32]:
     """Return (k, 2) where runs of True begin and end."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], np.array(carries, np.bool_), [False]]).astype(np.int8)))
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], carries, [False]]).astype(np.int8)))
     return edges.astype(np.int32).reshape(-1, 2)

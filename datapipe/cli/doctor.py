@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from datapipe.codecs.decode import default_decoder_name
-from datapipe.core.environment import shared_memory, version_of
+from datapipe.core.environment import install_command, shared_memory, version_of
 from datapipe.core.printable import counted, say_text, size_text
 from datapipe.core.user_cache import IMAGES, INDEXES, REMOTE_INDEXES, user_cache
 from datapipe.fetch.shard_cache.directory import known_cache_directories
@@ -112,7 +112,7 @@ def _kept(directory: Path) -> dict[str, Any] | None:
 def _advise(facts: dict[str, Any]) -> list[str]:
     advice: list[str] = []
     if facts["decoder"] != "nvimgcodec":
-        advice.append("pip install 'gpu-datapipe[nvimgcodec]': decodes only the region of a JPEG that a crop needs")
+        advice.append(f"{install_command('nvimgcodec')}: decodes only the region of a JPEG that a crop needs")
     advice += _advise_about_imports(facts)
     if facts["gpus"]:
         advice += _advise_about_dali(len(facts["gpus"]))

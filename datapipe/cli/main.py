@@ -6,6 +6,7 @@ Exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
 import io
 import logging
@@ -17,6 +18,7 @@ from typing import Any, NoReturn
 
 from datapipe import __version__
 from datapipe.cli import arguments, convert_arguments, training_arguments
+from datapipe.core import waiting
 from datapipe.core.printable import printable, say
 from datapipe.errors import DatapipeError, OptionError
 
@@ -80,9 +82,19 @@ class _HelpFormatter(argparse.HelpFormatter):
         return text if "\n" in text else super()._fill_text(text, width, indent)
 
 
+class _LogFormatter(logging.Formatter):
+    """Writes the level before a message; a wait that is long has none, as it is no fault."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = super().format(record)
+        return line if record.name == waiting.logger.name else f"{record.levelname}: {line}"
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Returns its exit status."""
-    logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
+    handler = logging.StreamHandler()
+    handler.setFormatter(_LogFormatter())
+    logging.basicConfig(handlers=[handler], level=logging.WARNING)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # names may have letters that the terminal's encoding lacks
@@ -115,8 +127,17 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = build_parser()
     args, unknown = parser.parse_known_args(argv)
     if unknown:
-        args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+        args.parser.error(_about_unknown(unknown[0], list(args.parser._option_string_actions)))
     return args
+
+
+def _about_unknown(argument: str, options: Sequence[str]) -> str:
+    """Return what to say of an argument that a command does not know."""
+    if not argument.startswith("-"):
+        return f"unrecognized argument: {argument}"
+    name = argument.partition("=")[0]
+    near = difflib.get_close_matches(name, options, n=1)
+    return f"unknown option {name}" + (f"; did you mean {near[0]}?" if near else "")
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -22,6 +22,7 @@ from PIL import Image
 
 from datapipe.codecs.masks import PILLOW_ERRORS
 from datapipe.codecs.probe import ImageHeader, npy_pixels_offset
+from datapipe.core.environment import install_command
 from datapipe.errors import DecodeError, DependencyError, OptionError
 
 Region = Sequence[int]  # top, left, height, width of a box of an image, in pixels
@@ -111,7 +112,7 @@ class NvImageCodecDecoder:
     def __init__(self) -> None:
         nvimgcodec = import_nvimgcodec()
         if not hasattr(nvimgcodec, "NVIMGCODEC_DEVICE_CPU_ONLY"):  # 0.7 and 0.8, which some releases of DALI bring
-            raise DependencyError(f"nvImageCodec {nvimgcodec.__version__} is too old; pip install 'gpu-datapipe[nvimgcodec]'")
+            raise DependencyError(f"nvImageCodec {nvimgcodec.__version__} is too old; {install_command('nvimgcodec')}")
         self._pillow = PillowDecoder()
         self._codec = nvimgcodec
         self._params = nvimgcodec.DecodeParams(apply_exif_orientation=False)
@@ -188,7 +189,7 @@ def import_nvimgcodec() -> Any:
         try:
             from nvidia import nvimgcodec
         except ImportError as exc:
-            raise DependencyError(f"nvImageCodec is not installed ({exc}); pip install 'gpu-datapipe[nvimgcodec]'") from exc
+            raise DependencyError(f"nvImageCodec is not installed ({exc}); {install_command('nvimgcodec')}") from exc
         finally:
             if unset:
                 del os.environ["PYNVIMGCODEC_VERBOSITY"]

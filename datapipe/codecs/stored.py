@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import re
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from crc32c import crc32c
 from isal import isal_zlib
 
 from datapipe.codecs.probe import MAX_SAMPLE_NBYTES
+from datapipe.core.printable import listed
 from datapipe.errors import DecodeError
 
 PLAIN = ""
@@ -144,12 +146,24 @@ def _member_of(data: bytes, step: _Step) -> bytes:
             return _object_with(step.name, str).decode(data).value.encode()  # type: ignore[attr-defined,no-any-return]
     try:  # once more, in two steps, of which the errors are those of the member alone
         value = _object_with(step.name, msgspec.Raw).decode(data).value  # type: ignore[attr-defined]
-        if value is msgspec.UNSET:
-            raise DecodeError(f"its object has no member {step.name!r}")
-        return msgspec.json.decode(value, type=str).encode() if step.kind == "text" else bytes(value)
+        if value is not msgspec.UNSET:
+            return msgspec.json.decode(value, type=str).encode() if step.kind == "text" else bytes(value)
+        problem = ""
     except (msgspec.MsgspecError, ValueError, RecursionError) as exc:  # ValueError: a name with a quote or a backslash
         what = "text" if step.kind == "text" else "JSON"
-        raise DecodeError(f"its member {step.name!r} is no {what}: {str(exc).splitlines()[0]:.100}") from exc
+        problem = f"its member {step.name!r} is no {what}: {str(exc).splitlines()[0]:.100}"
+    raise DecodeError(_without_member(data, step.name) or problem)
+
+
+def _without_member(data: bytes, name: str) -> str | None:
+    """Return why bytes are no JSON object with a member of this name; None if they are one."""
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as exc:
+        return f"not JSON ({exc})"
+    if not isinstance(value, dict):
+        return f"is no JSON object: {data[:40]!r}"
+    return None if name in value else f"its object has no member {name!r}, only {listed(list(value)) or 'none'}"
 
 
 @functools.lru_cache(maxsize=64)

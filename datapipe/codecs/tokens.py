@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from datapipe.core.checks import whole_number
+from datapipe.core.environment import install_command
 from datapipe.errors import DependencyError, OptionError
 
 STORED_DTYPES = ("uint16", "uint32")  # of the shards that datapipe writes
@@ -45,5 +46,5 @@ def import_tokenizers(who: str) -> Any:
     try:
         import tokenizers
     except ImportError as exc:
-        raise DependencyError(f"{who} needs the package tokenizers: pip install 'gpu-datapipe[tokens]'") from exc
+        raise DependencyError(f"{who} needs the package tokenizers: {install_command('tokens')}") from exc
     return tokenizers

@@ -1,11 +1,15 @@
-"""Look up usable cores, shared memory, the environment, counts in it, versions of packages and the driver, whose a class is."""
+"""Look up usable cores, shared memory, the environment, versions of packages and how to install more, whose a class is."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.metadata
+import json
 import os
+import shlex
 import sys
+import urllib.parse
 from pathlib import Path
 from typing import NamedTuple
 
@@ -55,6 +59,22 @@ def shared_memory() -> SharedMemory | None:
     except OSError:
         return None
     return SharedMemory(found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize)
+
+
+def install_command(name: str) -> str:
+    """Return the line that installs an extra of this package, from where the package itself was installed from."""
+    return f"pip install {extra(name)}"
+
+
+@functools.cache
+def extra(name: str) -> str:
+    """Return an extra of this package as pip takes it: of the folder that it was installed from, if pip noted one (PEP 610)."""
+    package = "gpu-datapipe"
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError, ValueError, KeyError, TypeError):
+        noted = json.loads(importlib.metadata.distribution(package).read_text("direct_url.json") or "{}")
+        folder = urllib.parse.unquote(urllib.parse.urlsplit(noted["url"]).path) if "dir_info" in noted else ""
+        package = folder if folder and os.path.isfile(os.path.join(folder, "pyproject.toml")) else package
+    return shlex.quote(f"{package}[{name}]")
 
 
 def version_of(distribution: str) -> str | None:

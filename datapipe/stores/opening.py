@@ -9,6 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from datapipe.core.environment import install_command
 from datapipe.errors import DatapipeError, DependencyError, OptionError
 from datapipe.stores.failures import TIMEOUT_S
 from datapipe.stores.location import Location, http_url
@@ -52,7 +53,7 @@ def _opened(location: Location, silence_s: float | None, *, retries: bool) -> Ob
     try:
         import obstore  # noqa: F401
     except ImportError as exc:
-        raise DependencyError(f"{location}: object stores need obstore; pip install 'gpu-datapipe[remote]'") from exc
+        raise DependencyError(f"{location}: object stores need obstore; {install_command('remote')}") from exc
     from obstore.exceptions import BaseError
 
     try:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from datapipe.core.environment import install_command
 from datapipe.errors import DependencyError, OptionError
 
 _GROUP = 8  # channels per group of GroupNorm
@@ -57,7 +58,7 @@ def make_model(name: str, num_classes: int) -> nn.Module:
         models: Any = importlib.import_module(module)
     except (ImportError, RuntimeError) as exc:  # torchvision raises RuntimeError if it was built for another torch
         raise DependencyError(
-            f"model {name!r} is not ours (cnn), and {library} cannot be imported ({exc}); pip install 'gpu-datapipe[train]'"
+            f"model {name!r} is not ours (cnn), and {library} cannot be imported ({exc}); {install_command('train')}"
         ) from exc
     try:
         model: nn.Module = getattr(models, function)(bare, num_classes=num_classes)

@@ -41,7 +41,39 @@ def test_an_unknown_option_is_answered_by_its_command(command: str, capsys: pyte
     assert caught.value.code == 2
     said = capsys.readouterr().err
     assert said.startswith(f"usage: datapipe {command} [")
-    assert f"datapipe {command}: error: unrecognized arguments: --learning-rat" in said
+    assert f"datapipe {command}: error: unknown option --learning-rat" in said
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (
+            ["convert", "a", "b", "--to=tokens", "--tokeniser", "c"],
+            "unknown option --tokeniser; did you mean --tokenizer?",
+        ),
+        (["inspect", "texts", "--gird=sheet.png"], "unknown option --gird; did you mean --grid?"),
+        (["verify", "a", "b"], "unrecognized argument: b"),
+        (["verify", "a", "--zzz"], "unknown option --zzz\n"),
+    ],
+)
+def test_a_misspelt_option_names_the_one_that_is_meant(argv: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(argv)
+    assert f"error: {said}" in capsys.readouterr().err
+
+
+def test_a_long_wait_is_told_without_a_level(capfd: pytest.CaptureFixture[str]) -> None:
+    """It is no fault; what is one has its level."""
+    code = (
+        "from unittest import mock; from datapipe.cli import main; from datapipe.core import waiting\n"
+        "def run(args):\n"
+        "    waiting.logger.warning('waiting for a, since 3 s'); waiting.get_logger('datapipe.b').warning('slow')\n"
+        "    return 0\n"
+        "with mock.patch('datapipe.cli.doctor.run', run):\n"
+        "    main.main(['doctor'])\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
+    assert capfd.readouterr().err == "waiting for a, since 3 s\nWARNING: slow\n"
 
 
 @pytest.mark.parametrize("command", _REQUIRED)

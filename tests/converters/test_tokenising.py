@@ -29,7 +29,7 @@ from converters.verify import verify
 from datapipe.codecs.tokens import TokenFacts
 from datapipe.containers.tokens.opening import open_tokens
 from datapipe.errors import DatapipeError, DecodeError, FormatError, IntegrityError, MissingDataError, OptionError
-from datapipe.index.manifest import read_manifest
+from datapipe.index.manifest import BUILDING_NAME, read_manifest
 
 DOCUMENTS = [f"{TEXTS[number % len(TEXTS)]} ({number})" + " more" * (number % 7) for number in range(60)]
 
@@ -294,6 +294,34 @@ def test_bad_documents_are_left_out_or_an_error(tmp_path: Path, tokenizer: Path)
     errors = [json.loads(line) for line in (out / "errors.jsonl").read_text().splitlines()]
     assert [error["source"] for error in errors] == [f"corpus.jsonl/line {number}" for number in (*range(21, 28), 68)]
     assert verify(out).problems == ()
+
+
+def test_what_is_wrong_with_a_line_is_said_of_the_line(tmp_path: Path, tokenizer: Path) -> None:
+    source = tmp_path / "a.jsonl"
+    source.write_text(lines(DOCUMENTS[:2]) + '{"text": "cut\n[1]\n{"url": "x", "size": 1}\n{"text": 5}\n')
+    out = converted(source, tmp_path / "out", tokenizer, on_error=OnError.SKIP)
+    found = [json.loads(line)["reason"] for line in (out / "errors.jsonl").read_text().splitlines()]
+    assert found == [
+        "field 'text': not JSON (Unterminated string starting at: line 1 column 10 (char 9))",
+        "field 'text': is no JSON object: b'[1]'",
+        "field 'text': its object has no member 'text', only url, size",
+        "field 'text': its member 'text' is no text: Expected `str`, got `int`",
+    ]
+
+
+def test_a_dataset_of_which_nothing_is_left_is_an_error(tmp_path: Path, tokenizer: Path) -> None:
+    """It names the first sample, and may be tried again; otherwise training would fail, and not say why."""
+    source = tmp_path / "a.jsonl"
+    source.write_text(lines(DOCUMENTS))
+    said = (
+        rf"all {len(DOCUMENTS)} samples are left out, the first of them .*line 1: field 'body': its object has no member 'body'"
+    )
+    for _ in range(2):
+        with pytest.raises(DecodeError, match=said):
+            converted(source, tmp_path / "out", tokenizer, on_error=OnError.SKIP, fields=(FieldChoice("body", "text"),))
+    assert not (tmp_path / "out" / "dataset.json").exists()
+    shutil.rmtree(tmp_path / "out" / BUILDING_NAME)
+    assert in_order(converted(source, tmp_path / "out", tokenizer)) == expected(tokenizer)
 
 
 def test_lines_after_a_byte_order_mark(tmp_path: Path, tokenizer: Path) -> None:

@@ -23,7 +23,7 @@ from typing import Any
 from converters.engines.ray import task
 from converters.planning.plan import PlannedShard
 from converters.shards import OnSamples, OnShard, ShardJob, error_from_json, job_to_json
-from datapipe.core.environment import num_usable_cores
+from datapipe.core.environment import extra, install_command, num_usable_cores
 from datapipe.core.printable import get_logger
 from datapipe.core.waiting import Wait, reported_wait
 from datapipe.errors import DependencyError, OptionError, StorageError
@@ -66,11 +66,11 @@ def _import_ray() -> Any:
     try:
         import ray
     except ImportError as exc:
-        raise DependencyError("--engine ray: Ray is not installed; pip install 'gpu-datapipe[ray]', on every node") from exc
+        raise DependencyError(f"--engine ray: Ray is not installed; {install_command('ray')}, on every node") from exc
     except Exception as exc:  # a broken installation raises whatever it meets first
         what = f"{type(exc).__name__}: {' '.join(str(exc).split()):.200}"
         raise DependencyError(
-            f"--engine ray: Ray does not import ({what}); install it again: pip install --force-reinstall 'gpu-datapipe[ray]'"
+            f"--engine ray: Ray does not import ({what}); install it again: pip install --force-reinstall {extra('ray')}"
         ) from exc
     return ray
 

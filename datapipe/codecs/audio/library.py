@@ -5,9 +5,8 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from datapipe.core.environment import install_command
 from datapipe.errors import DependencyError
-
-_REMEDY = "pip install 'gpu-datapipe[audio]'"
 
 
 @functools.cache
@@ -16,7 +15,7 @@ def import_soundfile() -> Any:
     try:
         import soundfile
     except (ImportError, OSError) as exc:  # OSError: its library libsndfile is missing
-        raise DependencyError(f"sound needs soundfile, which does not load ({exc}); {_REMEDY}") from exc
+        raise DependencyError(f"sound needs soundfile, which does not load ({exc}); {install_command('audio')}") from exc
     return soundfile
 
 
@@ -26,5 +25,5 @@ def import_soxr() -> Any:
     try:
         import soxr
     except ImportError as exc:
-        raise DependencyError(f"sound at another rate needs soxr, which does not load ({exc}); {_REMEDY}") from exc
+        raise DependencyError(f"resampling needs soxr, which does not load ({exc}); {install_command('audio')}") from exc
     return soxr

@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from datapipe.core.environment import install_command
 from datapipe.errors import DependencyError
 
 _OLDEST = 15  # major version
-_REMEDY = "pip install 'gpu-datapipe[video]'"
 
 
 @functools.cache
@@ -17,9 +17,9 @@ def import_av() -> Any:
     try:
         import av
     except ImportError as exc:
-        raise DependencyError(f"videos need PyAV, which is not installed ({exc}); {_REMEDY}") from exc
+        raise DependencyError(f"videos need PyAV, which is not installed ({exc}); {install_command('video')}") from exc
     if _major(av) < _OLDEST:
-        raise DependencyError(f"PyAV {av.__version__} is too old for videos (from {_OLDEST} on); {_REMEDY}")
+        raise DependencyError(f"PyAV {av.__version__} is too old for videos (from {_OLDEST} on); {install_command('video')}")
     return av
 
 

@@ -22,7 +22,7 @@ from datapipe.containers.lmdb import listing
 from datapipe.containers.lmdb.listing import CUT_OFF, NO_DATABASE, NO_LIBRARY, RECORD
 from datapipe.containers.source_fields import FolderLabels
 from datapipe.core import regular_files
-from datapipe.core.environment import importing_as_here
+from datapipe.core.environment import importing_as_here, install_command
 from datapipe.errors import DependencyError, FormatError, MissingDataError, OptionError
 from datapipe.index.listed import ListedSample, Origin, ScanNotes, SourceFacts, Workspace, divide, join
 from datapipe.stores.location import Place
@@ -110,7 +110,7 @@ def _entries(path: Path) -> Iterator[tuple[bytes, int, int]]:
                 process.kill()
     why = said.splitlines()[-1] if said else f"status {status}"
     if status == NO_LIBRARY:
-        raise DependencyError(f"{path}: LMDB databases need the library lmdb: pip install 'gpu-datapipe[lmdb]'")
+        raise DependencyError(f"{path}: LMDB databases need the library lmdb: {install_command('lmdb')}")
     if status == CUT_OFF:
         raise FormatError(f"{path}: the file ends before its last page: it was cut off; get it again")
     if status == NO_DATABASE:

@@ -87,5 +87,5 @@ def read_moov(read: ReadAt, nbytes: int, where: str) -> bytes:
         if isinstance(exc, FormatError):
             raise
         raise FormatError(f"{where}: not an mp4 or mov file, or damaged ({exc}); get the file again") from exc
-    missing = f"its data ends at byte {end} of {nbytes}: cut" if end > nbytes else "its recording was not finished"
+    missing = f"it has {nbytes:,} bytes of at least {end:,}: cut" if end > nbytes else "its recording was not finished"
     raise FormatError(f"{where}: it has no table of contents (moov); {missing}; get the file again")

@@ -286,7 +286,7 @@ def text(path: Path, words: bytes) -> Path:
 
 
 WRONG = {
-    "no table of contents": (lambda path: cut(path), "has no table of contents (moov); its data ends at byte"),
+    "no table of contents": (lambda path: cut(path), "has no table of contents (moov); it has "),
     "packets cut off": (lambda path: cut(path, front=True, nbytes=7000), r"packet \d+ of 40 ends at byte \d+ of 7000: cut"),
     "table of contents cut off": (lambda path: cut(path, front=True, nbytes=900), "its table of contents (moov) has"),
     "only sound": (only_sound, "has no video track; remove it"),

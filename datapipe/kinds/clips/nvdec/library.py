@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from datapipe.core.environment import install_command
 from datapipe.errors import DependencyError
 
 PACKAGE = "PyNvVideoCodec"
-_REMEDY = "pip install 'gpu-datapipe[nvdec]'"
 
 
 @functools.cache
@@ -18,8 +18,8 @@ def import_nvdec() -> Any:
         import PyNvVideoCodec
     except ModuleNotFoundError as exc:
         if exc.name != PACKAGE:
-            raise DependencyError(f"{PACKAGE} lacks {exc.name}; {_REMEDY}") from exc
-        raise DependencyError(f"{PACKAGE} is not installed; {_REMEDY}") from exc
+            raise DependencyError(f"{PACKAGE} lacks {exc.name}; {install_command('nvdec')}") from exc
+        raise DependencyError(f"{PACKAGE} is not installed; {install_command('nvdec')}") from exc
     except Exception as exc:  # loaders of shared libraries raise errors of their own
         why = (str(exc).splitlines() or [type(exc).__name__])[0]
         raise DependencyError(f"{PACKAGE} does not load ({why:.160}); it needs NVIDIA's driver with its video libraries") from exc

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from datapipe.core.environment import version_of
+from datapipe.core.environment import install_command, version_of
 from datapipe.errors import DependencyError
 
 # Before 13.2 nvJPEG cannot decode a region of a JPEG with halved chroma and interpolate that chroma smoothly at the
@@ -38,7 +38,7 @@ def installation() -> Installation:
     wanted = cuda_major_of_torch() or 13
     found = {major: version for major in (12, 13) if (version := version_of(f"nvidia-dali-cuda{major}0"))}
     if not found:
-        raise DependencyError(f"DALI is not installed; pip install 'gpu-datapipe[dali-cu{wanted}]'")
+        raise DependencyError(f"DALI is not installed; {install_command(f'dali-cu{wanted}')}")
     if len(found) > 1:
         raise DependencyError(
             f"DALI is installed twice, for CUDA 12 and 13, in one place; pip uninstall nvidia-dali-cuda{25 - wanted}0 and "
@@ -66,7 +66,7 @@ def mismatch() -> str | None:
         return None
     return (
         f"DALI {found.version} is built for CUDA {found.cuda_major}, this torch for CUDA {torchs}; "
-        f"pip uninstall nvidia-dali-cuda{found.cuda_major}0, then pip install 'gpu-datapipe[dali-cu{torchs}]'"
+        f"pip uninstall nvidia-dali-cuda{found.cuda_major}0, then {install_command(f'dali-cu{torchs}')}"
     )
 
 

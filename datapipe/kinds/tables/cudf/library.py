@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from datapipe.core.environment import version_of
+from datapipe.core.environment import install_command, version_of
 from datapipe.errors import DependencyError
 
 # Bytes that RMM's pool keeps when they are free: about what a few reads take. RMM's default is never to return any, and memory
@@ -40,7 +40,7 @@ def library() -> Library:
     """Return the installed cuDF. Raises DependencyError, with the remedy, if there is none or it does not load."""
     found = [name for name in VERSIONS if version_of(name)]
     wanted = 13 if torch.version.cuda is None else int(torch.version.cuda.split(".")[0])
-    remedy = f"pip install 'gpu-datapipe[cudf-cu{wanted}]'"
+    remedy = install_command(f"cudf-cu{wanted}")
     if len(found) > 1:
         raise DependencyError(f"cuDF is installed twice, for CUDA 12 and 13, in one place; pip uninstall both, then {remedy}")
     try:
