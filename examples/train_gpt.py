@@ -103,7 +103,7 @@ def train(arguments: argparse.Namespace, tokens: Path, *, is_first: bool) -> Non
     data = dp.Tokens(tokens, arguments.length, balance="step", accumulate=arguments.accumulate)
     loader = dp.DataLoader(data, arguments.batch_size, shuffle=True, drop_last=True, seed=0, device=device)
     torch.manual_seed(0)
-    model = SmallGPT(data.index.facts.vocab_size, arguments.length).to(device)
+    model = SmallGPT(data.vocab_size, arguments.length).to(device)
     model = nn.parallel.DistributedDataParallel(model) if dist.is_initialized() else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     world_size = dist.get_world_size() if dist.is_initialized() else 1

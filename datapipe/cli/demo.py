@@ -119,7 +119,8 @@ def generate(photos: Path, num_images: int) -> Path:
     if photos.exists():
         found = sum(1 for _ in photos.glob("*/*.jpg"))
         if found != num_images:
-            raise OptionError(f"{photos}: holds {found} photographs, not {num_images}; delete it or choose another place")
+            what = f"exists, and is no folder of {num_images} photographs that this command made ({found} *.jpg in it)"
+            raise OptionError(f"{photos}: {what}; name a new directory")
         return photos
     unfinished = photos.with_name(photos.name + ".unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)

@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -32,9 +33,11 @@ from datapipe.diagnostics.report.trace import trace as trace_of
 from datapipe.diagnostics.runs import Again, run_any, scratch_in, tell
 from datapipe.diagnostics.torch_stages.ranges import open_recorder
 from datapipe.diagnostics.trials.trying import Trying
-from datapipe.errors import FormatError, MissingDataError, OptionError, StorageError
+from datapipe.errors import DatapipeError, FormatError, MissingDataError, OptionError, StorageError
 
 _DIAGNOSIS, _PAGE, _TRACE = "diagnosis.json", "diagnosis.html", "trace.json"
+_OF_SCRIPTS = ("", ".py", ".pyw", ".pyc", ".pyz", ".zip")
+_OPTIONS = ("--out", "--steps", "--trials", "--apply", "--batch-sizes", "--fail-if", "--profile", "--flops", "--nvtx", "--json")
 _DATASET_S = 4.0  # at most, of the time for trials, for each trial of the script's own code
 _SNAPSHOT_S = 10.0  # the first snapshot; the next after twice as long, and so on
 
@@ -149,6 +152,9 @@ def _command(args: argparse.Namespace) -> list[str]:
         raise OptionError("nothing to run; pass a script and its arguments, -m and a module, or -- and a command")
     if command[0] not in ("--", "-m") and not Path(command[0]).exists():
         raise MissingDataError(f"{command[0]}: no such script; a command other than a Python script goes after --")
+    if command[0] not in ("--", "-m"):
+        _refuse_data(Path(command[0]))
+        _tell_of_misplaced(command)
     if command[0] != "--":
         first = Path.cwd() if command[0] == "-m" else Path(command[0]).resolve().parent
         further = os.environ.get("PYTHONPATH")
@@ -157,6 +163,25 @@ def _command(args: argparse.Namespace) -> list[str]:
     if command[0] == "--" and shutil.which(command[1]) is None:
         raise MissingDataError(f"{command[1]}: cannot be run; is it installed and on PATH?")
     return command
+
+
+def _refuse_data(path: Path) -> None:
+    """Raise OptionError for what is no script of Python's: a folder or a file of data."""
+    if (path.is_dir() and not (path / "__main__.py").exists()) or (path.suffix not in _OF_SCRIPTS and path.is_file()):
+        raise OptionError(
+            f"{path}: neither a Python script nor a recording; a loader over it alone is measured by `datapipe bench {path}`;"
+            " a command other than a Python script goes after --"
+        )
+
+
+def _tell_of_misplaced(command: Sequence[str]) -> None:
+    """Say which options that look like ours are passed to a script that does not mention them."""
+    given = [option for one in command[1:] if (option := one.partition("=")[0]) in _OPTIONS]
+    with suppress(OSError, DatapipeError):
+        text = read_bytes(Path(command[0])).decode(errors="replace")
+        if misplaced := [option for option in given if option not in text]:
+            what = f"passed to {command[0]}, which does not mention it"
+            tell(f"{', '.join(misplaced)}: {what}; options of diagnose come before the script")
 
 
 def _fresh_directory(wanted: Path | None) -> Path:

@@ -345,6 +345,12 @@ def test_a_transformers_trainer(diagnose: Diagnose) -> None:
         (["--"], 2, "nothing to run"),
         (["-m"], 2, "nothing to run"),
         (["nosuch.py"], 1, "nosuch.py: no such script"),
+        (
+            ["held"],
+            2,
+            "neither a Python script nor a recording; a loader over it alone is measured by `datapipe bench held`",
+        ),
+        (["labels.csv", "--lr", "3"], 2, "labels.csv: neither a Python script nor a recording"),
         (["--steps", "0", "train.py"], 2, "--steps is 0"),
         (["--trials", "-1", "train.py"], 2, "--trials is -1"),
         (["--fail-if", "starvation>", "train.py"], 2, "is not NAME SIGN NUMBER UNIT"),
@@ -368,6 +374,7 @@ def test_wrong_options(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text("print('has run')")
+    Path("labels.csv").write_text("a,1")
     Path("held").mkdir()
     Path("held/diagnosis.json").write_text("{}")
     assert main(["diagnose", *arguments]) == status
@@ -375,6 +382,17 @@ def test_wrong_options(
     assert message in printed.err
     assert "has run" not in printed.out
     assert "Traceback" not in printed.err
+
+
+def test_options_behind_a_script_that_does_not_know_them_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("parser.add_argument('--steps')")
+    words = ["train.py", "--steps", "3", "--out=there", "--lr", "--trials", "1"]
+    assert _command(argparse.Namespace(module=None, command=words)) == words
+    expected = "--out, --trials: passed to train.py, which does not mention it; options of diagnose come before the script"
+    assert capfd.readouterr().err == f"datapipe diagnose: {expected}\n"
 
 
 def test_a_package_of_the_users_is_refused_where_the_script_would_find_it(

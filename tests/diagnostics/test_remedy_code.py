@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from datapipe.diagnostics.judge.analysis import analyze
 from datapipe.diagnostics.predict.candidates import candidates_for
 from datapipe.diagnostics.predict.measured_workload import workload_from
 from datapipe.diagnostics.predict.remedies import Instruction
+from datapipe.diagnostics.predict.source_names import assigned_name
 from datapipe.diagnostics.predict.workload import Workload
 from datapipe.diagnostics.trials.trying import Trials
 
@@ -52,8 +54,10 @@ CASES: dict[str, Any] = {
 }
 
 
-def remedies(root: Path) -> dict[str, Instruction]:
+def remedies(root: Path, *, site: str | None = None) -> dict[str, Instruction]:
     found = analyze(process(make_s=0.03, work_s=0.005))
+    assert found.loader is not None
+    found = replace(found, loader=replace(found.loader, site=site or found.loader.site))
     workload = workload_from(found)
     assert isinstance(workload, Workload)
     trials = Trials({"ours": RATE, "converted": RATE, "cached": RATE}, where=str(root))
@@ -71,6 +75,46 @@ def carry_out(how: Instruction, loader: Any) -> Any:
         else:
             exec(snippet.text, names)
     return names["loader"]
+
+
+@pytest.mark.parametrize(
+    ("source", "line", "name"),
+    [
+        ("dl = DataLoader(data)", 1, "dl"),
+        ("def main():\n    train_loader: DataLoader = DataLoader(\n        data,\n    )", 3, "train_loader"),
+        ("class A:\n    def f(self):\n        self.loader = make(DataLoader(data))", 3, "self.loader"),
+        ("dl = DataLoader(data)", 2, None),
+        ("a = b = DataLoader(data)", 1, None),
+        ("a, b = DataLoader(data), DataLoader(other)", 1, None),
+        ("loaders = {'train': DataLoader(data)}", 1, None),
+        ("return DataLoader(data)", 1, None),
+        ("def f(:", 1, None),
+        ("\0", 1, None),
+    ],
+)
+def test_the_name_that_a_script_gives_its_loader(source: str, line: int, name: str | None, tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(source)
+    assert assigned_name(f"{path}:{line}") == name
+
+
+@pytest.mark.parametrize("site", [None, "", "/nowhere/train.py:3", "train.py", "<string>:1"])
+def test_without_a_source_the_name_is_unknown(site: str | None) -> None:
+    assert assigned_name(site) is None
+
+
+def test_the_code_has_the_name_of_the_script(root: Path, tmp_path: Path) -> None:
+    """Where it is unknown, the code says `loader`, and the note that this stands for it."""
+    how = remedies(root)["datapipe's loader, images in memory"]
+    assert how.code[0].text.startswith("loader = datapipe.from_torch(loader, data=datapipe.Images(loader.dataset, ")
+    assert "`loader` stands for the name that the script gives it" in how.note
+    script = tmp_path / "train.py"
+    script.write_text("dl = DataLoader(data)")
+    how = remedies(root, site=f"{script}:1")["datapipe's loader, images in memory"]
+    assert " ".join(how.code[0].text.split()) == (
+        'dl = datapipe.from_torch(dl, data=datapipe.Images(dl.dataset, cache="ram"), device="cpu")'
+    )
+    assert "stands for" not in how.note
 
 
 def no_pixels(image: Any) -> torch.Tensor:

@@ -151,5 +151,5 @@ def test_a_lack_of_cores_names_what_they_compute() -> None:
         StageOfWait(name="decode", wait_s=0.4, share=0.04, work_share=0.6),
     )
     line = words.fault_line(Fault(stages=stages, fault="cores"))
-    assert line == "cores, 68% of waiting: more runs than there are cores, and most of it is decode"
+    assert line == "cores, 68% of waiting: more threads want to run than there are cores, and most of it is decode"
     assert words.fault_line(Fault(stages=(cores,), fault="cores")).startswith("cores, 68% of waiting (waiting for a CPU core")

@@ -202,13 +202,13 @@ class Tally:
             return f"nothing by deferral: {dataset} opens no JPEGs with Pillow. `datapipe diagnose` names its slowest stage"
         left = [one for one in self.counts.values() if not one.is_deferred]
         if not left:
-            return f"nothing in {dataset}: all of its images are deferred"
+            return f"nothing more in {dataset}: all of its images are deferred"
         needed = [one for one in left if one.needed_by is not None]
         if needed:
             first = max(needed, key=lambda one: one.num)
             return (
-                f"in {dataset}: {first.needed_by} has its images or tensors made at once, {self._share(first)} of samples. Do it "
-                "after what cuts and resizes, or leave it to the GPU; docs/loader.md, Code of your own, lists what is deferred"
+                f"in {dataset}: {first.needed_by} needs values while __getitem__ runs, {self._share(first)} of samples. Return "
+                "what it is given and do it in collate_fn, or write it with what docs/loader.md, Code of your own, has as deferred"
             )
         first = max(left, key=lambda one: one.num)
         return f"in {dataset}: Pillow computes {first.what}, {self._share(first)} of samples, since {first.reason}"

@@ -238,7 +238,8 @@ def _too_few(figures: Figures) -> str:
             f"{_percent(figures.starvation)} of the time was waiting; run longer"
         )
     apart = f"{figures.num_first} first steps of passes and {figures.num_unsettled} before the loop settled are excluded"
-    return f"{figures.num_steps} steps of a steady state ({apart}); run longer, or pass more batches per epoch"
+    needed = f"{MIN_STEPS} in one pass are needed"
+    return f"{figures.num_steps} steps of a steady state ({apart}), and {needed}; run longer, or pass more batches per epoch"
 
 
 def _percent(share: Interval) -> str:

@@ -19,6 +19,7 @@ from datapipe.diagnostics.measure.watching import LoaderFacts
 from datapipe.diagnostics.predict.measured_workload import MAKING
 from datapipe.diagnostics.predict.remedies import Instruction, Remedy, Snippet, python_call
 from datapipe.diagnostics.predict.replay import Delivery, Setup
+from datapipe.diagnostics.predict.source_names import assigned_name
 from datapipe.diagnostics.predict.workload import Change, Contention, Workload, contention_of, production_parts
 from datapipe.diagnostics.trials.scaling import MOSTLY, mostly_waits, worker_counts
 from datapipe.diagnostics.trials.trying import CACHED, CONVERTED, OURS, RESIZED, Trials
@@ -244,9 +245,15 @@ def _depth_of_ours(loader: LoaderFacts, workload: Workload) -> int:
 
 
 def _taken_over(loader: LoaderFacts, *arguments: str, note: str = "") -> Instruction:
-    """Return the instruction to call `from_torch`, which keeps the loader's sampler, batches and arguments."""
-    code = python_call("loader = datapipe.from_torch", "loader", *arguments, 'device="cpu"')
-    return Instruction((code,), _place(loader), "; ".join(filter(None, [_BELOW, note])))
+    """Return the instruction to call `from_torch`, which keeps the loader's sampler, batches and arguments.
+
+    `arguments`: more of the call, in which {loader} is the loader's name.
+    """
+    known = assigned_name(loader.site)
+    name = known or "loader"
+    code = python_call(f"{name} = datapipe.from_torch", name, *(one.format(loader=name) for one in arguments), 'device="cpu"')
+    whose = "" if known else "`loader` stands for the name that the script gives it"
+    return Instruction((code,), _place(loader), "; ".join(filter(None, [_BELOW, whose, note])))
 
 
 def _on_converted(loader: LoaderFacts, trials: Trials, side: int | None = None) -> Instruction:
@@ -260,7 +267,7 @@ def _on_converted(loader: LoaderFacts, trials: Trials, side: int | None = None) 
 
 
 def _cached(loader: LoaderFacts) -> Instruction:
-    return _taken_over(loader, 'data=datapipe.Images(loader.dataset, cache="ram")', note="helps from the second epoch on")
+    return _taken_over(loader, 'data=datapipe.Images({loader}.dataset, cache="ram")', note="helps from the second epoch on")
 
 
 def _place(loader: LoaderFacts) -> str | None:

@@ -195,7 +195,7 @@ def fault_line(attribution: Fault) -> str:
     name = f"{plain(attribution.fault)}s" if attribution.fault == "transform" and len(same) > 1 else plain(attribution.fault)
     line = f"{name}, {share:.0%} of waiting" if same else name
     if attribution.fault == "cores" and (computing := _computing(attribution)) is not None:
-        return f"{line}: more runs than there are cores, and most of it is {stage_name(computing)}"
+        return f"{line}: more threads want to run than there are cores, and most of it is {stage_name(computing)}"
     if attribution.holder is not None:
         return f"{line}: {_taken_by(attribution.holder)}"
     return line if what is None else f"{line} ({what})"
@@ -330,7 +330,7 @@ def unmeasured(diagnosis: Document) -> list[str]:
         missing.append("which stage is at fault" + _because(diagnosis.why_no_attribution))
     misfit = None if diagnosis.remedies is None else diagnosis.remedies.misfit
     if misfit is not None and abs(misfit) > _MISFIT:
-        missing.append(f"gains below {abs(misfit):.0%} (a replay of this run differs from its steps by as much)")
+        missing.append(f"gains below {abs(misfit):.0%} (steps as replayed from this run differ from the measured ones by that)")
     if diagnosis.remedies is None:
         missing.append("the effect of remedies" + _because(diagnosis.why_no_remedies))
     missing += [f"{one.name}{_because(one.reason)}" for one in diagnosis.left_out]

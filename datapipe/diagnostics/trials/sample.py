@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 MAX_SAMPLES = 1000
 _ENOUGH = 100_000_000  # bytes of shards
-_BY_HAND = "to try shards by hand: datapipe convert FOLDER DST, then datapipe.DataLoader('DST', ...)"
+_BY_HAND = "to try shards by hand: datapipe convert FOLDER DST --to webdataset, then datapipe.DataLoader('DST', ...)"
 _CONTAINERS = ("torch.utils.data.dataset.Subset", "torch.utils.data.dataset.ConcatDataset")
 _HUGGING_FACE = ("datasets.arrow_dataset", "datasets.iterable_dataset")
 

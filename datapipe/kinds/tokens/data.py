@@ -192,6 +192,11 @@ class Tokens(Data):
         """Where the documents lie."""
         return self.index.where
 
+    @property
+    def vocab_size(self) -> int | None:
+        """The number of ids that the tokenizer has; None if the files do not say, and it was not passed."""
+        return self.corpora[0].index.facts.vocab_size
+
     def __len__(self) -> int:
         """Return the rows of an epoch, over all ranks; with `max_tokens` the batches."""
         return len(self.corpora[0].packs) if self.mixture is None else sum(self.mixture.counts)

@@ -341,9 +341,9 @@ def brightened(image: Any) -> Any:
 
 
 GAINS = {
-    "nothing in Images: all of its images are deferred": TRAIN,
+    "nothing more in Images: all of its images are deferred": TRAIN,
     "in Images: RandomErasing at ": T.Compose([T.RandomCrop(8), T.ToTensor(), T.RandomErasing(1.0)]),
-    "has its images or tensors made at once, 100% of samples. Do it after what cuts and resizes": data.through_numpy,
+    "needs values while __getitem__ runs, 100% of samples. Return what it is given and do it in collate_fn": data.through_numpy,
     "in Images: Pillow computes JPEG (RGB) -> ": T.Compose([T.Resize((8, 8)), brightened, T.ToTensor()]),
     "nothing by deferral: Images opens no JPEGs with Pillow": lambda image: 1,
 }
