@@ -114,21 +114,22 @@ def add_bench(subparsers: Commands) -> None:
     parser = subparsers.add_parser(
         "bench",
         help="measure the loader alone on a dataset, against torch's if asked",
-        description="Run the loader with the usual ImageNet recipe (RandomResizedCrop, flip, normalise to float32) without a "
-        "model. With --against torch, torch's DataLoader with Pillow does the same work over the same samples in alternated "
-        "rounds. Of a table, shuffled batches of all numbers beside a bare read. The first round of each is a warm-up and "
-        "does not count.",
+        description="Run the loader without a model. Of images: the usual ImageNet recipe (RandomResizedCrop, flip, normalise to "
+        "float32); with --against torch, torch's DataLoader with Pillow does the same work over the same samples in alternated "
+        "rounds. Of tables: shuffled batches of all numbers, beside a bare read. Of token ids: rows of 4,096 in batches of 8, "
+        "packed in two ways. Of videos: random crops of clips of 8 frames in batches of 16, by visits of 1, 4 and 16. Of sound: "
+        "crops of 5 s and whole utterances, in batches of 64. The first round of each is a warm-up and does not count.",
         epilog="example: datapipe bench shards/train --against torch",
     )
     parser.add_argument("path", help="dataset")
     parser.add_argument("--against", choices=["torch"], help="measure this loader as well")
     parser.add_argument("--device", metavar="D", default="auto", help="cpu, cuda, cuda:N (default: this machine's GPU, if any)")
     parser.add_argument("--backend", metavar="B", default="auto", help="what decodes: images_cpu, dali or auto (default)")
-    parser.add_argument("--batch-size", metavar="N", type=int, default=128, help="samples per batch (default: 128)")
+    parser.add_argument("--batch-size", metavar="N", type=int, default=128, help="images per batch (default: 128)")
     parser.add_argument("--table-batch-size", metavar="N", type=int, default=65536, help="rows per batch of a table (65536)")
     parser.add_argument("--num-workers", metavar="N", type=int, help="threads, and torch's processes (default: usable cores)")
     parser.add_argument("--size", metavar="PIXELS", type=int, default=224, help="side of the crop (default: 224)")
-    parser.add_argument("--images", metavar="N", type=int, default=2000, help="images per round (default: 2000)")
+    parser.add_argument("--images", metavar="N", type=int, default=2000, help="images, clips or utterances per round (2000)")
     parser.add_argument("--rounds", metavar="N", type=int, default=3, help="rounds counted (default: 3)")
     parser.add_argument(
         "--ceilings",

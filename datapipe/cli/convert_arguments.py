@@ -40,7 +40,7 @@ def add_convert(subparsers: Commands) -> None:
     parser = subparsers.add_parser(
         "convert",
         help="repack small files into shards",
-        description="Repack images, and what belongs to them, into shards: atomically, resumably, checked.",
+        description="Repack images with what belongs to them, texts, videos, sound or tables: atomically, resumably, checked.",
         epilog=EPILOG,
     )
     parser.add_argument("source", metavar="SRC", help="a folder, a file, or the URL of either; see below")

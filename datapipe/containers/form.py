@@ -175,4 +175,4 @@ def errors_in_python() -> Iterator[None]:
         if text == str(exc):
             raise
         kind = next(kind for kind in _KINDS_OF_ERRORS if isinstance(exc, kind))
-        raise kind(f"{text} (datapipe.Images takes a datapipe.Form with these arguments as form=)") from exc
+        raise kind(f"{text} (these are arguments of datapipe.Form: datapipe.Images(..., form=datapipe.Form(...)))") from exc

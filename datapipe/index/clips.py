@@ -273,6 +273,12 @@ class ClipIndex(AnyClips):
         times = [track_of(self.videos, one.video).times[one.frames] for one in found]
         return np.array(times, np.float64).reshape(shape)
 
+    @property
+    def left_out(self) -> str | None:
+        """The videos that cannot be decoded, which no clip is of, and the first problem; None if there are none."""
+        bad = np.flatnonzero(self.videos.num_frames == 0)
+        return f"{counted(len(bad), 'video')} left out: {self.videos.problem(int(bad[0]))}" if len(bad) else None
+
     def explain(self) -> list[str]:
         settings = self.settings
         grid = "" if settings.fps is None else f" at {settings.fps:g} a second"
@@ -287,6 +293,8 @@ class ClipIndex(AnyClips):
         ]
         if self.num_padded:
             lines.append(f"short     {counted(self.num_padded, 'part')} shorter than a clip: the last frame is repeated")
+        if self.left_out is not None:
+            lines.append(f"bad       {self.left_out}")
         return lines
 
     def frames(self, clip: int, camera: int = 0) -> ClipFrames:

@@ -117,7 +117,7 @@ def assign(where: str, found: dict[str, Census], choices: Choices, *, is_typed: 
         raise OptionError(
             f"{where}: none of its columns names files ({', '.join(found)}); say which one does with --field COLUMN=image,"
             " or give a column a kind, such as --field COLUMN=text, to convert the values alone; a table of"
-            " numbers is converted with --to parquet"
+            " numbers is converted with --to parquet, and texts with --to tokens and a --tokenizer"
         )
     return _named(where, kept)
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from datapipe.containers.recordings.opening import AudioSource, open_utterances
-from datapipe.core.printable import counted, printable
+from datapipe.core.printable import counted, get_logger, printable
 from datapipe.errors import OptionError
 from datapipe.index.utterances import Utterances
 from datapipe.kernel.kind import Data
@@ -21,6 +21,8 @@ from datapipe.kinds.audio.settings import AudioSettings, Crop, Short
 from datapipe.stores.location import is_url
 from datapipe.stores.requests import apply_settings
 from datapipe.stores.settings import Remote, remote_settings
+
+logger = get_logger(__name__)
 
 
 class Audio(Data):
@@ -79,6 +81,8 @@ class Audio(Data):
         stores = remote_settings(remote)
         settings = AudioSettings(seconds, rate, channels, short, crop, max_seconds, limits, of_batch, stores)  # type: ignore[arg-type]
         self._set(source, settings, bool(skip_bad))
+        if self.samples.left_out is not None:
+            logger.warning("%s: %s", self.where, self.samples.left_out)
 
     def _set(self, source: AudioSource, settings: AudioSettings, skip_bad: bool) -> None:
         if any(

@@ -32,15 +32,15 @@ def explain(kind: AudioKind, passes: Passes) -> list[str]:
     num_recordings = counted(len(np.unique(found.recording)), "recording")
     lines = [
         f"data      {counted(len(found), 'utterance')} of {num_recordings}, {hours:,.1f} h",
+        *([] if samples.left_out is None else [f"bad       {samples.left_out}"]),
         f"samples   {what}, at {samples.rate:,} Hz, {counted(settings.channels, 'channel')}{resampled}",
         f"order     {'that of the sampler' if isinstance(source, SampledSource) else order}",
+        *([] if kind.mixture is None else [f"mix       {kind.mixture.described()}"]),
         f"seed      {passes.progress.seed.describe()}",
         f"batch     {', '.join(samples.fields)}",
         device_line(kind.device),
         f"backend   libsndfile on {threads_text(options)}; of FLAC, WAV and Opus, the stretch alone is read",
     ]
-    if kind.mixture is not None:
-        lines.insert(3, f"mix       {kind.mixture.described()}")
     if kind.device.type != "cpu":
         lines.append(TRANSFER)
     if not isinstance(source, SampledSource):

@@ -29,11 +29,12 @@ class AudioSamples:
     utterances: Utterances
     settings: AudioSettings
     rate: int  # Hz
+    left_out: str | None = None  # the utterances that cannot be decoded, and the first problem
 
     @classmethod
     def of(cls, found: Utterances, settings: AudioSettings, *, skip_bad: bool) -> AudioSamples:
         """Return the samples that the settings leave. Raises FormatError for a bad recording, unless it is skipped."""
-        found = _decodable(found, skip_bad=skip_bad)
+        found, left_out = _decodable(found, skip_bad=skip_bad)
         seconds = found.num_frames / np.maximum(1, found.rates)
         if settings.between is not None:
             keep = (seconds >= settings.between[0]) & (seconds <= settings.between[1])
@@ -46,7 +47,7 @@ class AudioSamples:
             found = found.select(~is_short)
         if not len(found):
             raise MissingDataError(f"{found.where}: no samples are left; check the path, `seconds`, `short` and `between`")
-        samples = cls(found, settings, _rate(found, settings))
+        samples = cls(found, settings, _rate(found, settings), left_out)
         if settings.max_seconds is not None and seconds.max() > settings.max_seconds:
             one = found.describe(int(seconds.argmax()))
             raise OptionError(
@@ -127,15 +128,17 @@ def _opened(recordings: RecordingIndex, number: int, files: Files) -> int:
         os.close(descriptor)
 
 
-def _decodable(found: Utterances, *, skip_bad: bool) -> Utterances:
-    """Return the utterances of recordings that can be decoded."""
+def _decodable(found: Utterances, *, skip_bad: bool) -> tuple[Utterances, str | None]:
+    """Return the utterances of recordings that can be decoded, and what is left out."""
     is_bad = found.num_frames == 0
-    if is_bad.any() and not skip_bad:
-        first = int(np.flatnonzero(is_bad)[0])
-        problem = found.recordings.entry(int(found.recording[first])).problem or f"{found.describe(first)}: begins after its end"
-        more = f" (and {counted(int(is_bad.sum()) - 1, 'other')})" if is_bad.sum() > 1 else ""
+    if not is_bad.any():
+        return found, None
+    first, num_bad = int(np.flatnonzero(is_bad)[0]), int(is_bad.sum())
+    problem = found.recordings.entry(int(found.recording[first])).problem or f"{found.describe(first)}: begins after its end"
+    if not skip_bad:
+        more = f" (and {counted(num_bad - 1, 'other')})" if num_bad > 1 else ""
         raise FormatError(f"{problem}, or pass skip_bad=True{more}")
-    return found.select(~is_bad)
+    return found.select(~is_bad), f"{counted(num_bad, 'utterance')} left out: {problem}"
 
 
 def _rate(found: Utterances, settings: AudioSettings) -> int:

@@ -13,7 +13,7 @@ from datapipe.codecs.video.conversion import Resize
 from datapipe.containers.videos.lerobot import is_lerobot, open_episodes
 from datapipe.containers.videos.opening import ClipSource, open_parts
 from datapipe.core.checks import path_name, real_number
-from datapipe.core.printable import counted, printable
+from datapipe.core.printable import counted, get_logger, printable
 from datapipe.errors import MissingDataError, OptionError
 from datapipe.index.clips import AnyClips, ClipIndex, Short, Which, WindowSettings
 from datapipe.index.joined_clips import JoinedClips
@@ -28,6 +28,8 @@ from datapipe.stores.settings import Remote, remote_settings
 from datapipe.transforms import Recipe
 
 _PER_VISIT = 4
+
+logger = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +147,8 @@ class Clips(Data):
         elif deltas or episodes is not None:
             raise OptionError(f"{source}: is no LeRobot dataset, which delta_timestamps and episodes are for; pass frames=8")
         self._set(opening, settings)
+        if isinstance(self.index, ClipIndex) and self.index.left_out is not None:
+            logger.warning("%s: %s", self.index.where, self.index.left_out)
 
     def _set(self, opening: _Opening, settings: ClipSettings) -> None:
         self._opening, self.settings = opening, settings

@@ -156,7 +156,7 @@ def test_other_rates_and_channels(tmp_path: Path) -> None:
     assert len(list(loader_of(tmp_path, seconds=1, rate=16_000, batch_size=3))) == 1
 
 
-def test_bad_files_are_named_when_the_data_is_opened(words: Path, tmp_path: Path) -> None:
+def test_bad_files_are_named_when_the_data_is_opened(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_sound(tmp_path / "good.wav", sound(1))
     (tmp_path / "no.wav").write_bytes(b"no sound at all, but a name")
     write_sound(tmp_path / "none.flac", sound(0))
@@ -164,6 +164,9 @@ def test_bad_files_are_named_when_the_data_is_opened(words: Path, tmp_path: Path
         dp.Audio(tmp_path, seconds=1)
     data = dp.Audio(tmp_path, seconds=1, skip_bad=True)
     assert len(data) == 1
+    said = f"2 utterances left out: {tmp_path}/no.wav: cannot be decoded"
+    assert [one.getMessage()[: len(f"{tmp_path}: {said}")] for one in caplog.records] == [f"{tmp_path}: {said}"]
+    assert f"bad       {said}" in str(dp.explain(dp.DataLoader(data, batch_size=1)))
     with pytest.raises(MissingDataError):
         dp.Audio(tmp_path / "nothing", seconds=1)
 

@@ -272,12 +272,17 @@ def test_a_damaged_packet_takes_the_clips_that_need_it(videos: Path, tmp_path: P
     assert {one.id for one in loader.bad_samples} <= bad
 
 
-def test_a_video_that_cannot_be_decoded_at_all(videos: Path, tmp_path: Path) -> None:
+def test_a_video_that_cannot_be_decoded_at_all(videos: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It is an error, or left out: which is logged once, not by copies in other processes, and said by `explain`."""
     path = damaged(videos, tmp_path / "copy")
     (path / "class1" / "broken.mp4").write_bytes(b"no video" * 100)
     with pytest.raises(FormatError, match=r"broken\.mp4"):
         dp.Clips(path)
-    assert len(dp.Clips(path, skip_bad=True)) == len(dp.Clips(videos))
+    data = pickle.loads(pickle.dumps(dp.Clips(path, skip_bad=True)))
+    assert len(data) == len(dp.Clips(videos))
+    said = f"1 video left out: {path}/class1/broken.mp4: not an mp4 or mov file"
+    assert [one.getMessage()[: len(f"{path}: {said}")] for one in caplog.records] == [f"{path}: {said}"]
+    assert f"bad       {said}" in str(dp.explain(dp.DataLoader(data, batch_size=2)))
 
 
 def test_commands(videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
