@@ -280,7 +280,7 @@ def test_a_video_that_cannot_be_decoded_at_all(videos: Path, tmp_path: Path, cap
         dp.Clips(path)
     data = pickle.loads(pickle.dumps(dp.Clips(path, skip_bad=True)))
     assert len(data) == len(dp.Clips(videos))
-    said = f"1 video left out: {path}/class1/broken.mp4: not an mp4 or mov file"
+    said = f"1 video left out: {path}/class1/broken.mp4: no video file"
     assert [one.getMessage()[: len(f"{path}: {said}")] for one in caplog.records] == [f"{path}: {said}"]
     assert f"bad       {said}" in str(dp.explain(dp.DataLoader(data, batch_size=2)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -357,14 +358,14 @@ def test_a_fast_resize_is_the_cpu_s(engines: Any) -> None:
         choose_clip_backend("clips_nvdec", CUDA, resize=Resize.FAST, rates=never)
 
 
-def test_without_the_library() -> None:
+def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     import_nvdec.cache_clear()
-    with mock.patch.dict("sys.modules", {"PyNvVideoCodec": None}):
-        found = choose_clip_backend("auto", CUDA, resize=Resize.EXACT, rates=never)
-        assert found.backend == "clips_cpu"
-        assert install_command("nvdec") in found.reason
-        with pytest.raises(DependencyError, match=re.escape(install_command("nvdec"))):
-            choose_clip_backend("clips_nvdec", CUDA, resize=Resize.EXACT, rates=never)
+    monkeypatch.setitem(sys.modules, "PyNvVideoCodec", None)
+    found = choose_clip_backend("auto", CUDA, resize=Resize.EXACT, rates=never)
+    assert found.backend == "clips_cpu"
+    assert install_command("nvdec") in found.reason
+    with pytest.raises(DependencyError, match=re.escape(install_command("nvdec"))):
+        choose_clip_backend("clips_nvdec", CUDA, resize=Resize.EXACT, rates=never)
     import_nvdec.cache_clear()
 
 
