@@ -34,6 +34,8 @@ LEVELS: dict[str, int] = {
             ("kinds",),
             ("testing",),
             ("adapt",),
+            ("instruments",),
+            ("analysis",),
             ("diagnostics",),
             ("training",),
             ("",),  # the public namespace, `datapipe` itself
@@ -48,7 +50,7 @@ PARTS = (
     "engines", "publishing", "tables", "verify", "conversion", "to_store", "",
 )  # fmt: skip
 CONVERTERS_MAY_USE = LEVELS["containers"]
-CONVERTS = "datapipe.diagnostics.trials.process"  # the one module below cli that does
+CONVERTS = "datapipe.instruments.trials.process"  # the one module below cli that does
 
 # Rooms, and those of their members that do not import each other.
 SIBLINGS = {
@@ -91,16 +93,17 @@ OWN_ROOMS: dict[str, tuple[str, ...]] = {
 CUDA_ROOMS = (
     "datapipe.kernel.cuda_runtime",
     "datapipe.kinds.images.dali",
-    "datapipe.diagnostics.attach.cuda_hooks",
-    "datapipe.diagnostics.attach.nvml",
-    "datapipe.diagnostics.measure.clock",  # times between CUDA's events
-    "datapipe.diagnostics.torch_stages.ranges",  # NVTX
+    "datapipe.instruments.attach.cuda_hooks",
+    "datapipe.instruments.attach.nvml",
+    "datapipe.instruments.measure.clock",  # times between CUDA's events
+    "datapipe.instruments.torch_stages.ranges",  # NVTX
 )
 TORCH_FREE = (
     "converters",
     *(f"datapipe.{room}" for room in ("errors", "core", "codecs", "stores", "index", "order", "columns", "containers")),
-    *(f"datapipe.diagnostics.measure.{module}" for module in ("clock", "bracket", "timeline", "watching", "recorded")),
-    *(f"datapipe.diagnostics.{room}" for room in ("judge", "predict", "report")),
+    *(f"datapipe.instruments.measure.{module}" for module in ("clock", "bracket", "timeline", "watching", "recorded")),
+    "datapipe.analysis",
+    "datapipe.diagnostics.report",
 )
 
 
@@ -318,12 +321,12 @@ PLANTED = {
     "the public namespace from below": ("datapipe.kinds.loader", "from datapipe import DataLoader"),
     "torch from a converter": ("converters.writers.tar", "def f():\n    import torch.utils.data"),
     "torch from a container": ("datapipe.containers.tar.scanner", "import torch"),
-    "torch from the measure": ("datapipe.diagnostics.measure.bracket", "import torch.cuda"),
-    "diagnostics from the loader": ("datapipe.kinds.loader", "from datapipe.diagnostics.measure import bracket"),
+    "torch from the measure": ("datapipe.instruments.measure.bracket", "import torch.cuda"),
+    "diagnostics from the loader": ("datapipe.kinds.loader", "from datapipe.instruments.measure import bracket"),
     "the loader from a converter": ("converters.engines.local", "from datapipe.kernel import options"),
     "a later part of converters": ("converters.samples.reading", "from converters.planning.plan import read_plan"),
     "converters from the loader": ("datapipe.kinds.loader", "import converters.engines.local"),
-    "converters from the diagnosis": ("datapipe.diagnostics.trials.trying", "import converters.engines.local"),
+    "converters from the diagnosis": ("datapipe.analysis.predict.trying", "import converters.engines.local"),
     "DALI outside its room": ("datapipe.kinds.loader", "from nvidia import dali"),
     "DALI's parts outside its room": ("datapipe.kinds.images.images_cpu", "from nvidia.dali import fn"),
     "h5py outside its room": ("datapipe.containers.tar.scanner", "import h5py"),

@@ -28,9 +28,9 @@ from benchmarks.diagnostics.plots import plot
 from benchmarks.diagnostics.real_runs import CONTROLS, NUM_BATCHES, real_cells, run_control, run_real
 from benchmarks.diagnostics.remedies import apply
 from benchmarks.diagnostics.runs import Run, run_ranks
-from datapipe.diagnostics.judge.verdict import MODERATE, figures_of, judge
-from datapipe.diagnostics.predict.remedies import Remedy
-from datapipe.diagnostics.predict.replay import Delivery
+from datapipe.analysis.judge.verdict import MODERATE, figures_of, judge
+from datapipe.analysis.predict.remedies import Remedy
+from datapipe.analysis.predict.replay import Delivery
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.diagnostics.virtual_loader import BatchCost, Store
-from datapipe.diagnostics.predict.replay import Setup
+from datapipe.analysis.predict.replay import Setup
 
 PLACES = ("read", "decode", "augment", "collate", "transfer", "python", "sync", "rank", "lock", "bandwidth", "worker")
 STALLS_MS = (0, 1, 5, 20, 100)

@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from datapipe.diagnostics.measure.clock import Mark
+from datapipe.instruments.measure.clock import Mark
 
 Busy: TypeAlias = Literal["work", "copy", "collective"]
 

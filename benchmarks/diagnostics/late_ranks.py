@@ -25,8 +25,8 @@ from typing import Any
 
 from benchmarks import harness
 from benchmarks.environment import ROOT
+from datapipe.analysis.judge.breakdown import OWN
 from datapipe.diagnostics.document import Document, read_document
-from datapipe.diagnostics.judge.breakdown import OWN
 
 FAULT_S = 0.010
 NUM_STEPS = 240

@@ -12,13 +12,13 @@ import numpy as np
 from benchmarks.diagnostics.cells import COLOR, Cell
 from benchmarks.diagnostics.remedies import NOTHING, Forecast, forecast
 from benchmarks.diagnostics.runs import Run
-from datapipe.diagnostics.judge.analysis import analyze
-from datapipe.diagnostics.judge.attribution import SAMPLER, TRANSFER
-from datapipe.diagnostics.judge.breakdown import COLLATE, CORES, DECODE, OWN, READ, Stage
-from datapipe.diagnostics.judge.fault import Fault
-from datapipe.diagnostics.judge.ranks import join_ranks
-from datapipe.diagnostics.judge.verdict import MODERATE, Verdict, VerdictKind
-from datapipe.diagnostics.predict.remedies import Remedy
+from datapipe.analysis.judge.analysis import analyze
+from datapipe.analysis.judge.attribution import SAMPLER, TRANSFER
+from datapipe.analysis.judge.breakdown import COLLATE, CORES, DECODE, OWN, READ, Stage
+from datapipe.analysis.judge.fault import Fault
+from datapipe.analysis.judge.ranks import join_ranks
+from datapipe.analysis.judge.verdict import MODERATE, Verdict, VerdictKind
+from datapipe.analysis.predict.remedies import Remedy
 
 _ABOUT_DATA = (VerdictKind.DATA_BOUND, VerdictKind.SYNC_EXPOSED)
 _ERROR_S, _ERROR_SHARE = 0.5e-3, 0.05

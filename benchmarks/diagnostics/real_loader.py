@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.diagnostics.virtual_loader import BatchCost
-from datapipe.diagnostics.judge.breakdown import COLLATE, CORES, DECODE, Stage
+from datapipe.analysis.judge.breakdown import COLLATE, CORES, DECODE, Stage
 
 _BATCH_SIZE = 2
 _BLOCK = bytes(1 << 14)

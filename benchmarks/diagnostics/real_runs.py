@@ -15,10 +15,10 @@ from benchmarks.diagnostics.devices import FifoDevice
 from benchmarks.diagnostics.real_loader import RealLoader
 from benchmarks.diagnostics.runs import Run, finish, loop, loop_over
 from datapipe.core.environment import num_usable_cores
-from datapipe.diagnostics.attach.recording import Recording
-from datapipe.diagnostics.attach.startup import attach_here
-from datapipe.diagnostics.measure.bracket import ThreadBracket, watch
-from datapipe.diagnostics.measure.watching import Hooks, Watch
+from datapipe.instruments.attach.recording import Recording
+from datapipe.instruments.attach.startup import attach_here
+from datapipe.instruments.measure.bracket import ThreadBracket, watch
+from datapipe.instruments.measure.watching import Hooks, Watch
 
 NUM_BATCHES = 150
 

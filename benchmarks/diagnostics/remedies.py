@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 
 from benchmarks.diagnostics.cells import Cell
 from benchmarks.diagnostics.runs import Run, run_virtual, try_scaling
-from datapipe.diagnostics.judge.analysis import Analysis
-from datapipe.diagnostics.predict.measured_workload import workload_from
-from datapipe.diagnostics.predict.remedies import NOTHING, Ranking, Remedy, rank_remedies
-from datapipe.diagnostics.predict.replay import Delivery
-from datapipe.diagnostics.predict.workload import Change, Contention, contention_of
+from datapipe.analysis.judge.analysis import Analysis
+from datapipe.analysis.predict.measured_workload import workload_from
+from datapipe.analysis.predict.remedies import NOTHING, Ranking, Remedy, rank_remedies
+from datapipe.analysis.predict.replay import Delivery
+from datapipe.analysis.predict.workload import Change, Contention, contention_of
 
 _CONVERTED = 0.3  # of the time to make a batch, as if measured on a converted part of the data
 

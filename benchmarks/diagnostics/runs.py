@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 from benchmarks.diagnostics.cells import DEVICE_S, LAUNCH_S, Cell, costs_of
 from benchmarks.diagnostics.devices import Busy, DeviceLog, VirtualWorld
 from benchmarks.diagnostics.virtual_loader import VirtualLoader, Work
-from datapipe.diagnostics.judge.breakdown import READ, Stage
-from datapipe.diagnostics.measure.bracket import ThreadBracket, watch
-from datapipe.diagnostics.measure.clock import Clock
-from datapipe.diagnostics.measure.recorded import Process
-from datapipe.diagnostics.measure.timeline import Context, Steps
-from datapipe.diagnostics.measure.watching import Hooks, LoaderFacts
-from datapipe.diagnostics.predict.replay import Delivery, Setup
-from datapipe.diagnostics.torch_stages.profile import BatchProfile, Counters, Making, Passage, TransformTime
+from datapipe.analysis.judge.breakdown import READ, Stage
+from datapipe.analysis.predict.replay import Delivery, Setup
+from datapipe.instruments.measure.bracket import ThreadBracket, watch
+from datapipe.instruments.measure.clock import Clock
+from datapipe.instruments.measure.recorded import Process
+from datapipe.instruments.measure.timeline import Context, Steps
+from datapipe.instruments.measure.watching import Hooks, LoaderFacts
+from datapipe.instruments.torch_stages.profile import BatchProfile, Counters, Making, Passage, TransformTime
 
 NUM_BATCHES = 600  # of a virtual run
 _NUM_TRIED = 200  # batches of a trial

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from benchmarks.diagnostics.devices import VirtualWorld
-from datapipe.diagnostics.judge.breakdown import COLLATE, CORES, DECODE, READ, Stage
-from datapipe.diagnostics.predict.replay import Delivery, Setup
+from datapipe.analysis.judge.breakdown import COLLATE, CORES, DECODE, READ, Stage
+from datapipe.analysis.predict.replay import Delivery, Setup
 
 _TINY = 1e-12
 Store: TypeAlias = Literal["lock", "bandwidth"]  # what reads share: they take turns, or all proceed at a share of the speed

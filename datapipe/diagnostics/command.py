@@ -18,22 +18,22 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from datapipe.analysis.judge.verdict import Verdict, VerdictKind
+from datapipe.analysis.predict.trying import Trying
 from datapipe.core.atomic import atomic_writer, refuse_to_replace, write_json
 from datapipe.core.regular_files import read_bytes
-from datapipe.diagnostics.attach.launching import CommandResult, Settings
-from datapipe.diagnostics.attach.ours import NAME_TAKEN, is_name_taken
 from datapipe.diagnostics.diagnosis import Command, Diagnosis, diagnose
 from datapipe.diagnostics.document import Document, as_json
-from datapipe.diagnostics.judge.verdict import Verdict, VerdictKind
-from datapipe.diagnostics.measure.recorded import SUFFIX, read_processes
 from datapipe.diagnostics.report.compare import compare, differences
 from datapipe.diagnostics.report.page import page
 from datapipe.diagnostics.report.screen import screen, takes_colours
 from datapipe.diagnostics.report.trace import trace as trace_of
 from datapipe.diagnostics.runs import Again, run_any, scratch_in, tell
-from datapipe.diagnostics.torch_stages.ranges import open_recorder
-from datapipe.diagnostics.trials.trying import Trying
 from datapipe.errors import DatapipeError, FormatError, MissingDataError, OptionError, StorageError
+from datapipe.instruments.attach.launching import CommandResult, Settings
+from datapipe.instruments.attach.ours import NAME_TAKEN, is_name_taken
+from datapipe.instruments.measure.recorded import SUFFIX, read_processes
+from datapipe.instruments.torch_stages.ranges import open_recorder
 
 _DIAGNOSIS, _PAGE, _TRACE = "diagnosis.json", "diagnosis.html", "trace.json"
 _OF_SCRIPTS = ("", ".py", ".pyw", ".pyc", ".pyz", ".zip")

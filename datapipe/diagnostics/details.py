@@ -9,6 +9,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from datapipe.analysis.judge.analysis import Analysis
+from datapipe.analysis.judge.breakdown import OWN, Breakdown
+from datapipe.analysis.judge.steady import step_times
+from datapipe.analysis.predict.candidates import argument_of, place_of
+from datapipe.analysis.predict.remedies import WORTH_IT
 from datapipe.core.observe import Stage
 from datapipe.diagnostics.document import (
     MAX_SPANS,
@@ -21,14 +26,9 @@ from datapipe.diagnostics.document import (
     StepColumns,
     guide_of,
 )
-from datapipe.diagnostics.judge.analysis import Analysis
-from datapipe.diagnostics.judge.breakdown import OWN, Breakdown
-from datapipe.diagnostics.judge.steady import step_times
-from datapipe.diagnostics.measure.recorded import Process
-from datapipe.diagnostics.measure.watching import LoaderFacts
-from datapipe.diagnostics.predict.candidates import argument_of, place_of
-from datapipe.diagnostics.predict.remedies import WORTH_IT
-from datapipe.diagnostics.torch_stages.profile import BatchProfile
+from datapipe.instruments.measure.recorded import Process
+from datapipe.instruments.measure.watching import LoaderFacts
+from datapipe.instruments.torch_stages.profile import BatchProfile
 
 
 def details_of(found: Analysis) -> dict[str, Any]:

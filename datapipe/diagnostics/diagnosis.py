@@ -8,23 +8,23 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
-from datapipe.diagnostics.attach.launching import Applied
+from datapipe.analysis.judge.analysis import Analysis, analyze
+from datapipe.analysis.judge.bootstrap import Interval
+from datapipe.analysis.judge.breakdown import places_of
+from datapipe.analysis.judge.ranks import RankParts, join_ranks
+from datapipe.analysis.judge.verdict import Verdict, VerdictKind, figures_of
+from datapipe.analysis.predict.candidates import Candidates, candidates_for, place_of
+from datapipe.analysis.predict.measured_workload import workload_from
+from datapipe.analysis.predict.needs import needs_of, situation_of
+from datapipe.analysis.predict.remedies import NO_REMEDY, WORTH_IT, Prediction, Ranking, rank_remedies
+from datapipe.analysis.predict.trying import Trials
+from datapipe.analysis.predict.workload import Workload
 from datapipe.diagnostics.ceilings.of_training import roofline_of_training
 from datapipe.diagnostics.details import details_of
 from datapipe.diagnostics.document import AppliedRemedy, Document, LeftOut, Outlook, RankResult, Remedies, guide_of
-from datapipe.diagnostics.judge.analysis import Analysis, analyze
-from datapipe.diagnostics.judge.bootstrap import Interval
-from datapipe.diagnostics.judge.breakdown import places_of
-from datapipe.diagnostics.judge.ranks import RankParts, join_ranks
-from datapipe.diagnostics.judge.verdict import Verdict, VerdictKind, figures_of
-from datapipe.diagnostics.measure.recorded import Process
-from datapipe.diagnostics.measure.timeline import STEP
-from datapipe.diagnostics.predict.candidates import Candidates, candidates_for, place_of
-from datapipe.diagnostics.predict.measured_workload import workload_from
-from datapipe.diagnostics.predict.needs import needs_of, situation_of
-from datapipe.diagnostics.predict.remedies import NO_REMEDY, WORTH_IT, Prediction, Ranking, rank_remedies
-from datapipe.diagnostics.predict.workload import Workload
-from datapipe.diagnostics.trials.trying import Trials
+from datapipe.instruments.attach.launching import Applied
+from datapipe.instruments.measure.recorded import Process
+from datapipe.instruments.measure.timeline import STEP
 
 
 @dataclass(frozen=True, slots=True)

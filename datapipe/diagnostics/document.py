@@ -11,18 +11,18 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
+from datapipe.analysis.judge.bootstrap import Interval, Known, Number
+from datapipe.analysis.judge.fault import Fault
+from datapipe.analysis.judge.ranks import RankParts, Straggler
+from datapipe.analysis.judge.steady import Regime
+from datapipe.analysis.judge.verdict import Verdict
+from datapipe.analysis.predict.needs import Need
+from datapipe.analysis.predict.remedies import Instruction, Snippet
+from datapipe.analysis.predict.workload import Contention
 from datapipe.diagnostics.ceilings.roofline import Roofline
-from datapipe.diagnostics.judge.bootstrap import Interval, Known, Number
-from datapipe.diagnostics.judge.fault import Fault
-from datapipe.diagnostics.judge.ranks import RankParts, Straggler
-from datapipe.diagnostics.judge.steady import Regime
-from datapipe.diagnostics.judge.verdict import Verdict
-from datapipe.diagnostics.measure.model_cost import ModelCost
-from datapipe.diagnostics.measure.timeline import Syncs
-from datapipe.diagnostics.predict.needs import Need
-from datapipe.diagnostics.predict.remedies import Instruction, Snippet
-from datapipe.diagnostics.predict.workload import Contention
 from datapipe.errors import FormatError
+from datapipe.instruments.measure.model_cost import ModelCost
+from datapipe.instruments.measure.timeline import Syncs
 
 VERSION = 1
 MAX_STEPS, MAX_SPANS = 2_000, 5_000

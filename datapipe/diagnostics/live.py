@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from datapipe.core.printable import say
-from datapipe.diagnostics.attach.machine import num_ranks
-from datapipe.diagnostics.attach.ours import complain
 from datapipe.errors import OptionError
+from datapipe.instruments.attach.machine import num_ranks
+from datapipe.instruments.attach.ours import complain
 
 if TYPE_CHECKING:
-    from datapipe.diagnostics.measure.recorded import Process
+    from datapipe.instruments.measure.recorded import Process
 
 Log: TypeAlias = Callable[[dict[str, float], int], None]  # takes figures by name, and the number of training steps so far
 
@@ -53,10 +53,10 @@ class Window:
 
 def window_of(process: Process, step: int) -> Window | None:
     """Return what the steps of a recording were like; None if too few of them were steady to tell."""
-    from datapipe.diagnostics.judge.analysis import analyze
-    from datapipe.diagnostics.judge.fault import shares_by_kind
-    from datapipe.diagnostics.judge.verdict import MODERATE
-    from datapipe.diagnostics.predict.measured_workload import workload_from
+    from datapipe.analysis.judge.analysis import analyze
+    from datapipe.analysis.judge.fault import shares_by_kind
+    from datapipe.analysis.judge.verdict import MODERATE
+    from datapipe.analysis.predict.measured_workload import workload_from
 
     found = analyze(process)
     share, step_s, data_s = found.figures.starvation, found.figures.step_s, found.figures.data_s

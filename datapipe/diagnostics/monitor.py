@@ -12,18 +12,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from datapipe.diagnostics.attach import loaders
-from datapipe.diagnostics.attach.exchanges import ExchangeReader
-from datapipe.diagnostics.attach.lock_sampler import LockSampler
-from datapipe.diagnostics.attach.session import Session
 from datapipe.diagnostics.live import EVERY, Live, log_to
-from datapipe.diagnostics.measure.watching import Hooks, Watch
 from datapipe.errors import OptionError, StorageError
+from datapipe.instruments.attach import loaders
+from datapipe.instruments.attach.exchanges import ExchangeReader
+from datapipe.instruments.attach.lock_sampler import LockSampler
+from datapipe.instruments.attach.session import Session
+from datapipe.instruments.measure.watching import Hooks, Watch
 
 if TYPE_CHECKING:
-    from datapipe.diagnostics.attach.recording import Recording
-    from datapipe.diagnostics.measure.bracket import ThreadBracket
-    from datapipe.diagnostics.measure.recorded import Process
+    from datapipe.instruments.attach.recording import Recording
+    from datapipe.instruments.measure.bracket import ThreadBracket
+    from datapipe.instruments.measure.recorded import Process
 
 MIN_STEPS_OF_WINDOW = 32
 _ELSEWHERE = "this process runs under `datapipe diagnose`, which will write the diagnosis"
@@ -221,7 +221,7 @@ class _Shared:
                 self.recording.save()
 
     def _open_watch(self, hooks: Hooks) -> Watch:
-        from datapipe.diagnostics.attach.recording import Recording, open_bracket
+        from datapipe.instruments.attach.recording import Recording, open_bracket
 
         self.bracket = open_bracket(hooks, on_read=self._tell)
         self.recording = Recording(self.bracket, lock=self._lock_sampler, exchanges=self._exchanges)

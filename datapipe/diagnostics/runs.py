@@ -12,13 +12,13 @@ from pathlib import Path
 
 import msgspec
 
+from datapipe.analysis.judge.analysis import Analysis, analyze
+from datapipe.analysis.judge.ranks import join_ranks
 from datapipe.core.printable import say
-from datapipe.diagnostics.attach.launching import Applied, CommandResult, Settings, run_command, run_script
 from datapipe.diagnostics.diagnosis import with_applied
 from datapipe.diagnostics.document import BatchSizeRow, Document
-from datapipe.diagnostics.judge.analysis import Analysis, analyze
-from datapipe.diagnostics.judge.ranks import join_ranks
-from datapipe.diagnostics.measure.recorded import read_processes
+from datapipe.instruments.attach.launching import Applied, CommandResult, Settings, run_command, run_script
+from datapipe.instruments.measure.recorded import read_processes
 
 _MOST_STEPS = 300  # limit of another run
 

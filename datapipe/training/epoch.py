@@ -10,9 +10,9 @@ from typing import Any, Protocol
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from datapipe.diagnostics.measure.bracket import ThreadBracket
-from datapipe.diagnostics.measure.clock import open_clock
 from datapipe.errors import StateError
+from datapipe.instruments.measure.bracket import ThreadBracket
+from datapipe.instruments.measure.clock import open_clock
 from datapipe.training.checkpoint import Place, TrainingState
 from datapipe.training.evaluation import checked, means_of
 from datapipe.training.learner import ends_step, labelled_batch

@@ -243,7 +243,7 @@ def test_a_script_that_a_signal_ends_leaves_what_was_seen(name: str, diagnose: D
     monkeypatch.setattr("datapipe.diagnostics.command._SNAPSHOT_S", 1.0)
     dies = f"""
     import os, pathlib, signal
-    from datapipe.diagnostics.measure.recorded import read_process
+    from datapipe.instruments.measure.recorded import read_process
     if __name__ == "__main__":
         for _ in range(100):  # half a second each
             train(DataLoader(Numbers(0.002), batch_size=4))

@@ -14,15 +14,15 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from datapipe.diagnostics.attach.launching import Applied
+from datapipe.analysis.judge.verdict import figures_of, judge
+from datapipe.analysis.predict.candidates import Candidates
+from datapipe.analysis.predict.remedies import Instruction, Remedy, Snippet, python_call, rank_remedies
+from datapipe.analysis.predict.replay import Setup
+from datapipe.analysis.predict.workload import Change, Workload
 from datapipe.diagnostics.diagnosis import remedies_of as chosen_remedies
 from datapipe.diagnostics.document import as_json, guide_of, read_document
-from datapipe.diagnostics.judge.verdict import figures_of, judge
-from datapipe.diagnostics.measure.timeline import STEP, Steps
-from datapipe.diagnostics.predict.candidates import Candidates
-from datapipe.diagnostics.predict.remedies import Instruction, Remedy, Snippet, python_call, rank_remedies
-from datapipe.diagnostics.predict.replay import Setup
-from datapipe.diagnostics.predict.workload import Change, Workload
+from datapipe.instruments.attach.launching import Applied
+from datapipe.instruments.measure.timeline import STEP, Steps
 
 HOSTILE = "<script>alert('x')</script>&\"\x1b[31m\ud800"
 KINDS = ("data-bound", "no remedy", "compute-bound", "host clock", "two ranks", "nothing", "large", "hostile")

@@ -9,8 +9,8 @@ import pytest
 from diagnosis_processes import FACTS, process
 
 from datapipe.diagnostics.details import account_of, savings_of
-from datapipe.diagnostics.measure.recorded import Process
-from datapipe.diagnostics.measure.timeline import STEP, Steps
+from datapipe.instruments.measure.recorded import Process
+from datapipe.instruments.measure.timeline import STEP, Steps
 
 EPOCHS, STEPS, FIRST_S, WAIT_S, WORK_S = 4, 10, 1.5, 0.002, 0.010
 VALIDATION, VALIDATION_WAIT_S, PAUSE_S = 5, 0.2, 0.3

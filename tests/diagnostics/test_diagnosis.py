@@ -11,19 +11,19 @@ import numpy as np
 import pytest
 from diagnosis_processes import COMMAND, FACTS, process
 
+from datapipe.analysis.judge.analysis import Analysis, analyze
+from datapipe.analysis.predict.candidates import candidates_for, change_to_ours
+from datapipe.analysis.predict.measured_workload import workload_from
+from datapipe.analysis.predict.trying import Trials
+from datapipe.analysis.predict.workload import Workload
 from datapipe.core.observe import Stage, StageEvent
-from datapipe.diagnostics.attach.launching import Applied, Settings, child_environment, settings_from
 from datapipe.diagnostics.diagnosis import diagnose
 from datapipe.diagnostics.document import MAX_SPANS, MAX_STEPS, as_json, read_document
-from datapipe.diagnostics.judge.analysis import Analysis, analyze
-from datapipe.diagnostics.measure.lock_use import LockHolder, LockUse
-from datapipe.diagnostics.measure.recorded import Process, TrialSource, choose_ranks, read_process, write_process
-from datapipe.diagnostics.predict.candidates import candidates_for, change_to_ours
-from datapipe.diagnostics.predict.measured_workload import workload_from
-from datapipe.diagnostics.predict.workload import Workload
 from datapipe.diagnostics.report.page import page
-from datapipe.diagnostics.trials.trying import Trials
 from datapipe.errors import FormatError, MissingDataError
+from datapipe.instruments.attach.launching import Applied, Settings, child_environment, settings_from
+from datapipe.instruments.measure.lock_use import LockHolder, LockUse
+from datapipe.instruments.measure.recorded import Process, TrialSource, choose_ranks, read_process, write_process
 
 MS = 1e-3
 

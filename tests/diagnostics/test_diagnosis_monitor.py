@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader
 
 import datapipe as dp
 from benchmarks.diagnostics.devices import VirtualWorld
-from datapipe.diagnostics.attach import loaders
 from datapipe.diagnostics.document import as_json, read_document
+from datapipe.instruments.attach import loaders
 from datapipe.training import ClockBracket, epoch
 
 

@@ -17,12 +17,12 @@ from torch.utils.data import DataLoader
 
 import datapipe as dp
 from datapipe.cli.main import main
-from datapipe.diagnostics.attach.recording import Recording
 from datapipe.diagnostics.live import Lines, Live, Window, log_to, window_of
-from datapipe.diagnostics.measure.bracket import ThreadBracket
-from datapipe.diagnostics.measure.clock import HostClock
-from datapipe.diagnostics.measure.recorded import Process, read_processes, write_process
 from datapipe.errors import OptionError, StorageError
+from datapipe.instruments.attach.recording import Recording
+from datapipe.instruments.measure.bracket import ThreadBracket
+from datapipe.instruments.measure.clock import HostClock
+from datapipe.instruments.measure.recorded import Process, read_processes, write_process
 
 MS = 1e-3
 

@@ -19,17 +19,17 @@ from hypothesis import strategies as st
 
 from benchmarks.diagnostics import late_ranks
 from benchmarks.diagnostics.late_ranks import FAULTS, Planted
+from datapipe.analysis.judge.analysis import analyze
+from datapipe.analysis.judge.ranks import PARTS, Joined, join_ranks, parts_of
 from datapipe.core.observe import Stage, StageEvent
-from datapipe.diagnostics.attach.exchanges import ExchangeReader
 from datapipe.diagnostics.diagnosis import diagnose
 from datapipe.diagnostics.document import as_json
-from datapipe.diagnostics.judge.analysis import analyze
-from datapipe.diagnostics.judge.ranks import PARTS, Joined, join_ranks, parts_of
-from datapipe.diagnostics.measure.exchanges import Exchange
-from datapipe.diagnostics.measure.recorded import Process
-from datapipe.diagnostics.measure.timeline import STEP, Context
 from datapipe.diagnostics.report.page import page
 from datapipe.diagnostics.report.screen import screen
+from datapipe.instruments.attach.exchanges import ExchangeReader
+from datapipe.instruments.measure.exchanges import Exchange
+from datapipe.instruments.measure.recorded import Process
+from datapipe.instruments.measure.timeline import STEP, Context
 
 MS = 1e-3
 NUM = 200
@@ -241,7 +241,7 @@ _READS = """
 import gc, os, sys, weakref
 import torch
 from torch import nn
-from datapipe.diagnostics.attach.exchanges import ExchangeReader
+from datapipe.instruments.attach.exchanges import ExchangeReader
 
 torch.distributed.init_process_group("gloo", init_method=f"file://{sys.argv[1]}/group", rank=int(sys.argv[2]), world_size=2)
 reader = ExchangeReader(every=2)

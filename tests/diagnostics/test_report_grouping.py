@@ -8,8 +8,8 @@ import msgspec
 import pytest
 from report_documents import starved
 
+from datapipe.analysis.judge.bootstrap import Interval
 from datapipe.diagnostics.document import Outlook, Remedies, read_document
-from datapipe.diagnostics.judge.bootstrap import Interval
 from datapipe.diagnostics.report.drawings import remedy_rows
 from datapipe.diagnostics.report.grouping import grouped
 from datapipe.diagnostics.report.page import page

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from report_documents import HOSTILE, document
 
+from datapipe.analysis.judge.bootstrap import Interval
+from datapipe.analysis.judge.fault import Fault, StageOfWait
 from datapipe.diagnostics.document import Span, read_document
-from datapipe.diagnostics.judge.bootstrap import Interval
-from datapipe.diagnostics.judge.fault import Fault, StageOfWait
 from datapipe.diagnostics.report import words
 from datapipe.diagnostics.report.drawings import Axis, ticks
 from datapipe.diagnostics.report.trace import lanes_of

@@ -17,13 +17,13 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.flop_counter import FlopCounterMode
 
 from datapipe.cli.main import main
-from datapipe.diagnostics.attach import step_counter
-from datapipe.diagnostics.attach.step_counter import COUNT_FROM, COUNT_STEPS, StepCounter
 from datapipe.diagnostics.document import read_document
-from datapipe.diagnostics.measure.model_cost import ModelCost
 from datapipe.diagnostics.report.model_words import batch_size_lines, model_lines
 from datapipe.diagnostics.report.page import page
 from datapipe.diagnostics.report.screen import screen
+from datapipe.instruments.attach import step_counter
+from datapipe.instruments.attach.step_counter import COUNT_FROM, COUNT_STEPS, StepCounter
+from datapipe.instruments.measure.model_cost import ModelCost
 
 COST = ModelCost(
     device="NVIDIA Test",

@@ -17,9 +17,9 @@ from typed import Block, sections, type_in
 
 import datapipe
 import datapipe.training
+from datapipe.analysis.judge.fault import MEANINGS
 from datapipe.cli.convert_arguments import EPILOG
 from datapipe.containers.forms import FORMS
-from datapipe.diagnostics.judge.fault import MEANINGS
 
 ROOT = Path(__file__).parents[2]
 README, QUICK_START = ROOT / "README.md", ROOT / "docs" / "quickstart.md"

@@ -11,7 +11,7 @@ import pytest
 from fixtures import mostly_nightly, timed
 from host_ranks import needs
 
-from datapipe.diagnostics.measure.recorded import read_processes
+from datapipe.instruments.measure.recorded import read_processes
 
 pytestmark = pytest.mark.slow
 

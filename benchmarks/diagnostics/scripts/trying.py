@@ -15,8 +15,8 @@ from typing import Any
 from benchmarks.diagnostics.scripts.carrying_out import carry_out
 from benchmarks.diagnostics.scripts.sources import TRAINING, Script
 from benchmarks.environment import ROOT
+from datapipe.analysis.predict.remedies import NOTHING
 from datapipe.diagnostics.document import Document, Guided, read_document
-from datapipe.diagnostics.predict.remedies import NOTHING
 from datapipe.diagnostics.report.screen import screen
 from datapipe.testing.synthetic_images import make_image_folder
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from datapipe.analysis.judge.analysis import Analysis, steady_profiles
+from datapipe.analysis.judge.breakdown import OWN
+from datapipe.analysis.predict.replay import Delivery
+from datapipe.analysis.predict.workload import Workload
 from datapipe.core.printable import counted
 from datapipe.diagnostics.ceilings.roofline import Ceiling, Roofline, in_order, shares_in_words, time_in_words
-from datapipe.diagnostics.judge.analysis import Analysis, steady_profiles
-from datapipe.diagnostics.judge.breakdown import OWN
-from datapipe.diagnostics.predict.replay import Delivery
-from datapipe.diagnostics.predict.workload import Workload
 
 _SELDOM = 0.01  # of the looks at the lock: a ceiling of fewer means nothing
 _LITTLE = 0.01  # of what is read

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from datapipe.analysis.judge.bootstrap import Interval
 from datapipe.diagnostics.document import VERSION, Document, Readable, read_document
-from datapipe.diagnostics.judge.bootstrap import Interval
 from datapipe.diagnostics.report import words
 from datapipe.errors import FormatError
 

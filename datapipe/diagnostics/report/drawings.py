@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from datapipe.analysis.judge.bootstrap import Interval
+from datapipe.analysis.judge.verdict import Verdict
 from datapipe.diagnostics.document import AppliedRemedy, Outlook, Remedies, StepRow
-from datapipe.diagnostics.judge.bootstrap import Interval
-from datapipe.diagnostics.judge.verdict import Verdict
 from datapipe.diagnostics.report import words
 from datapipe.diagnostics.report.grouping import grouped
 

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from datapipe.analysis.predict.remedies import WORTH_IT
 from datapipe.diagnostics.document import Outlook
-from datapipe.diagnostics.predict.remedies import WORTH_IT
 
 _NUMBERED = re.compile(r"(\w+=)(\d+)")  # num_workers=4
 

@@ -16,10 +16,10 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
+from datapipe.analysis.judge.verdict import Verdict
+from datapipe.analysis.predict.remedies import NO_REMEDY, NOTHING
 from datapipe.diagnostics.ceilings.roofline import Ceiling, conclusions
 from datapipe.diagnostics.document import Document, LoaderRow, RankResult, Readable, read_document
-from datapipe.diagnostics.judge.verdict import Verdict
-from datapipe.diagnostics.predict.remedies import NO_REMEDY, NOTHING
 from datapipe.diagnostics.report import drawings, words
 from datapipe.diagnostics.report.model_words import batch_size_lines, model_lines
 

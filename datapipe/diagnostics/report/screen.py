@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TextIO
 
+from datapipe.analysis.judge.verdict import VerdictKind
+from datapipe.analysis.predict.remedies import NO_REMEDY, NOTHING, Instruction, Snippet
 from datapipe.diagnostics.document import Document, Readable, Remedies, read_document
-from datapipe.diagnostics.judge.verdict import VerdictKind
-from datapipe.diagnostics.predict.remedies import NO_REMEDY, NOTHING, Instruction, Snippet
 from datapipe.diagnostics.report import words
 from datapipe.diagnostics.report.grouping import RemedyGroup, grouped
 from datapipe.diagnostics.report.model_words import batch_size_lines, model_lines

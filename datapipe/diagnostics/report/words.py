@@ -10,16 +10,16 @@ import unicodedata
 from collections.abc import Sequence
 from datetime import datetime
 
+from datapipe.analysis.judge.bootstrap import Interval
+from datapipe.analysis.judge.fault import MEANINGS, Fault, StageOfWait
+from datapipe.analysis.judge.ranks import straggler_line
+from datapipe.analysis.judge.steady import Regime
+from datapipe.analysis.judge.verdict import Verdict, VerdictKind
+from datapipe.analysis.predict.needs import Need
+from datapipe.analysis.predict.remedies import Instruction
+from datapipe.analysis.predict.workload import Contention
 from datapipe.diagnostics.document import AppliedRemedy, Document, Outlook, RankResult, RunTime, Saving
-from datapipe.diagnostics.judge.bootstrap import Interval
-from datapipe.diagnostics.judge.fault import MEANINGS, Fault, StageOfWait
-from datapipe.diagnostics.judge.ranks import straggler_line
-from datapipe.diagnostics.judge.steady import Regime
-from datapipe.diagnostics.judge.verdict import Verdict, VerdictKind
-from datapipe.diagnostics.measure.lock_use import LockHolder
-from datapipe.diagnostics.predict.needs import Need
-from datapipe.diagnostics.predict.remedies import Instruction
-from datapipe.diagnostics.predict.workload import Contention
+from datapipe.instruments.measure.lock_use import LockHolder
 
 HOST_CLOCK = (
     "by the host's clock, as no GPU was measured: this is how long the loop spent in next(); a GPU that still had work "

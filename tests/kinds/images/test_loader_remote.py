@@ -188,8 +188,8 @@ def test_latency_of_200_ms_with_resets(store: FaultyStore, expected: list[Any]) 
 
 
 def test_a_diagnosis_names_the_network(store: FaultyStore, converted: Path) -> None:
+    from datapipe.analysis.judge.attribution import attribute_events
     from datapipe.core.observe import StageEvent
-    from datapipe.diagnostics.judge.attribution import attribute_events
 
     def fault_of(loader: dp.DataLoader) -> tuple[str | None, set[str]]:
         events: list[StageEvent] = []

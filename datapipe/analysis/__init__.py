@@ -1,0 +1,1 @@
+"""What was measured of a training, judged, and what remedies would gain, predicted."""

@@ -1,0 +1,154 @@
+"""Observe a training loop's use of the GPU: waits for it, copies to it, optimiser steps.
+
+Methods of `torch.Tensor` that can wait or copy are replaced; for a tensor on the CPU they add one comparison. Only in builds
+of torch for a GPU.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from datapipe.instruments.measure.watching import Hooks, Meter
+from datapipe.instruments.torch_stages.patching import forget_us
+
+_SYNCING_METHODS = ("item", "tolist", "numpy", "nonzero", "__bool__", "__float__", "__int__", "__index__")
+_COPYING_METHODS = ("to", "cpu", "cuda", "copy_")
+_SYNCING_FUNCTIONS = (
+    ("torch.cuda", "synchronize"),
+    ("torch.cuda.streams.Stream", "synchronize"),
+    ("torch.cuda.streams.Event", "synchronize"),
+)
+_MARK = "_datapipe_watches"
+
+FindMeter = Callable[[], Meter | None]  # called every time
+
+
+_find_meter: FindMeter = lambda: None  # noqa: E731
+_has_update_hook = False
+
+
+def install(find_meter: FindMeter) -> Hooks:
+    """Notify the meter that `find_meter` returns, from now on. torch must be imported."""
+    global _find_meter, _has_update_hook
+    _find_meter = find_meter
+    if not _has_update_hook:
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        register_optimizer_step_post_hook(_note_update)
+        _has_update_hook = True
+    torch = sys.modules["torch"]
+    has_device = bool(torch.version.cuda or getattr(torch.version, "hip", None))
+    if has_device:
+        replace_methods(torch.Tensor)
+        for place, name in _SYNCING_FUNCTIONS:
+            owner = _find(place)
+            if hasattr(owner, name):
+                label = f"{place.replace('.streams', '')}.{name}"
+                setattr(owner, name, _once(getattr(owner, name), functools.partial(_syncing, name=label, always=True)))
+    return Hooks(syncs=has_device, copies=has_device, updates=True)
+
+
+def _note_update(optimizer: Any, *_: Any) -> None:
+    first: Any = next((parameter for group in optimizer.param_groups for parameter in group["params"]), None)
+    device = first.device.index if getattr(first, "is_cuda", False) else None
+    _tell(lambda meter: meter.note_update(device))
+
+
+def replace_methods(tensor: Any) -> None:
+    """Replace the methods of `torch.Tensor` that wait for the device, or copy to it."""
+    for names, wrap in ((_SYNCING_METHODS, _syncing), (_COPYING_METHODS, _copying)):
+        for name in names:
+            setattr(tensor, name, _once(getattr(tensor, name), functools.partial(wrap, name=f"Tensor.{name}")))
+
+
+def _once(method: Any, wrap: Callable[[Any], Any]) -> Any:
+    if hasattr(method, _MARK):
+        return method
+    wrapped = wrap(method)
+    with suppress(Exception):  # keeps torch.compile from trying to compile this and warning
+        frames = sys.modules["torch"]._C._dynamo.eval_frame
+        skip = frames._FrameAction.SKIP
+        frames.set_code_exec_strategy(wrapped.__code__, frames._FrameExecStrategy(skip, skip))
+    wrapped = functools.wraps(method)(wrapped)
+    setattr(wrapped, _MARK, True)
+    return wrapped
+
+
+def _syncing(function: Callable[..., Any], name: str, *, always: bool = False) -> Callable[..., Any]:
+    """Wrap a function that waits for the device; unless `always`, only where its first argument, a tensor, is on it."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        start_ns = time.perf_counter_ns()
+        try:
+            result = function(*args, **kwargs)
+        except BaseException as exc:
+            forget_us(exc)
+            raise
+        if always or args[0].is_cuda:
+            _note_sync(name, start_ns)
+        return result
+
+    return call
+
+
+def _copying(method: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Wrap a method: to the device it is a copy. From the device it counts as a wait, unless `non_blocking=True`."""
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        is_upload = _goes_to_device(self, name, args, kwargs)
+        start_ns = time.perf_counter_ns()
+        if is_upload:
+            _tell(lambda meter: meter.begin_copy())
+        try:
+            result = method(self, *args, **kwargs)
+        except BaseException as exc:
+            forget_us(exc)
+            raise
+        finally:
+            if is_upload:
+                _tell(lambda meter: meter.end_copy())
+        if name != "Tensor.copy_" and self.is_cuda and not result.is_cuda and not kwargs.get("non_blocking"):
+            _note_sync(name, start_ns)
+        return result
+
+    return call
+
+
+def _goes_to_device(self: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    given = args[0] if args else kwargs.get("src" if name == "Tensor.copy_" else "device", kwargs.get("other"))
+    if name == "Tensor.copy_":
+        return bool(self.is_cuda and not getattr(given, "is_cuda", True))
+    if name == "Tensor.cpu" or self.is_cuda:
+        return False
+    if name == "Tensor.cuda":
+        return True
+    kind = getattr(given, "device", given)  # a tensor to match, a device, its name or number
+    if isinstance(kind, bool):
+        return False
+    return isinstance(kind, int) or str(getattr(kind, "type", kind)).startswith("cuda")
+
+
+def _note_sync(name: str, start_ns: int) -> None:
+    host_s = (time.perf_counter_ns() - start_ns) * 1e-9
+    _tell(lambda meter: meter.note_sync(name, host_s))
+
+
+def _tell(tell: Callable[[Meter], None]) -> None:
+    try:
+        meter = _find_meter()
+        if meter is not None:
+            tell(meter)
+    except Exception:
+        pass  # a failing meter is dropped at the next step
+
+
+def _find(path: str) -> Any:
+    module, _, name = path.rpartition(".")
+    if path in sys.modules:
+        return sys.modules[path]
+    return getattr(sys.modules.get(module), name, None)

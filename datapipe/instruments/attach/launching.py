@@ -1,0 +1,149 @@
+"""Run a script, or a launcher of scripts, with every Python process in it attached, and the settings that these processes read.
+
+The script runs in its own process, as `python SCRIPT ARGS` would run it, so Python itself determines what it sets up,
+prints and returns. (Running it in this process would have to imitate that, from `sys.argv` to Ctrl-C, and would share the
+command line's imports.)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import IO, Any
+
+from datapipe.errors import MissingDataError
+from datapipe.instruments.attach.ours import ROOT
+
+SETTINGS = "DATAPIPE_ATTACH_SETTINGS"  # `Settings` as JSON
+ROOT_DIRECTORY = "DATAPIPE_ATTACH_ROOT"  # the directory of this package; `boot/sitecustomize.py` uses the name
+WATCH = "DATAPIPE_ATTACH_WATCH"  # module:function, an OpenWatch
+RESULTS = "DATAPIPE_ATTACH_RESULTS"  # the directory for the results of each process
+RECORDING = "datapipe.instruments.attach.recording:open_recording"
+
+_BOOT = Path(__file__).resolve().parent / "boot"
+_FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """A remedy that needs no edit of the user's code, for the loader made at one place."""
+
+    site: str | None  # file:line; None: every loader
+    num_workers: int | None = None  # None: as in the script
+    prefetch_factor: int | None = None
+    in_order: bool | None = None
+    from_torch: bool = False  # datapipe makes its batches
+    batch_size: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Settings of an attachment. The defaults change nothing."""
+
+    nvtx: bool = False  # NVTX ranges around what is measured
+    max_steps: int | None = None  # training steps to measure; the script continues after that
+    ends_after: int | None = None  # training steps; at the next batch the script is ended, as by `sys.exit(0)`
+    tries_dataset_s: float = 0.0  # for which the script's Dataset is tried, in forks at the end of the measurement; 0: not
+    keeps_samples: bool = False  # record the files that a loader reads, so that remedies can be tried on some of them
+    snapshot_s: float = 10.0  # a snapshot is written after this time, twice this time, and so on: a signal may end the script
+    profile: str | None = None  # a directory for a window of `torch.profiler`
+    counts_operations: bool = False  # those of a few steps, for a roofline of the model
+    applied: Applied | None = None
+
+
+def settings_from(environment: Mapping[str, str]) -> Settings:
+    """Return the settings; the defaults if there are none."""
+    found: dict[str, Any] = json.loads(environment.get(SETTINGS) or "{}")
+    applied = found.pop("applied", None)
+    return Settings(**found, applied=None if applied is None else Applied(**applied))
+
+
+def child_environment(
+    environment: Mapping[str, str], results: Path, *, open_watch: str, settings: Settings | None = None
+) -> dict[str, str]:
+    """Return `environment` with what attaches Python processes that get it.
+
+    That is a `sitecustomize` in a directory put first on PYTHONPATH: the one place where Python looks in every process,
+    without anything installed. A `.pth` file would have to be written to the user's site-packages.
+    """
+    python_path = [str(_BOOT), *filter(None, [environment.get("PYTHONPATH")])]
+    return {
+        **environment,
+        "PYTHONPATH": os.pathsep.join(python_path),
+        ROOT_DIRECTORY: str(ROOT),
+        WATCH: open_watch,
+        RESULTS: str(results.resolve()),
+        SETTINGS: json.dumps(dataclasses.asdict(settings or Settings())),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class CommandResult:
+    """The end of a command. `exit_code`: as in a shell, 128 + n for a process ended by signal n."""
+
+    exit_code: int
+    signal: int | None = None  # the signal that ended it
+
+
+def run_script(
+    argv: Sequence[str],
+    results: Path,
+    *,
+    open_watch: str = RECORDING,
+    settings: Settings | None = None,
+    stdout: IO[str] | None = None,
+) -> CommandResult:
+    """Run `SCRIPT ARGS` or `-m MODULE ARGS` with this Python; results of each process go to `results`."""
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    return run_command([sys.executable, *flags, *argv], results, open_watch=open_watch, settings=settings, stdout=stdout)
+
+
+def run_command(
+    argv: Sequence[str],
+    results: Path,
+    *,
+    open_watch: str = RECORDING,
+    settings: Settings | None = None,
+    stdout: IO[str] | None = None,
+) -> CommandResult:
+    """Run a command, such as torchrun, and wait for it. It shares terminal, working directory and process group.
+
+    `stdout`: destination of its output; None: that of this process. Signals that would end this process are passed on;
+    Ctrl-C reaches the command anyway. Raises MissingDataError if it cannot be started.
+    """
+    results.mkdir(parents=True, exist_ok=True)
+    environment = child_environment(os.environ, results, open_watch=open_watch, settings=settings)
+    try:
+        process = subprocess.Popen(list(argv), env=environment, stdout=stdout)
+    except OSError as exc:
+        raise MissingDataError(f"{argv[0]}: cannot be run ({exc.strerror}); is it installed and on PATH?") from exc
+    with _passing_signals_to(process):
+        code = process.wait()
+    return CommandResult(code) if code >= 0 else CommandResult(128 - code, -code)
+
+
+@contextmanager
+def _passing_signals_to(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    def pass_on(number: int, _: FrameType | None) -> None:
+        process.send_signal(number)
+
+    handlers = {}
+    try:
+        for number in _FORWARDED:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+                handlers[number] = signal.signal(number, pass_on)
+        # Ctrl-C goes to the whole process group: the command decides, and this process waits for it.
+        handlers[signal.SIGINT] = signal.signal(signal.SIGINT, lambda *_: None)
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)

@@ -1,0 +1,106 @@
+"""Python's global lock is named where another thread takes it, with the function in which that thread computes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from diagnosis_processes import COMMAND, process
+
+from datapipe.analysis.judge.attribution import IDLE, TRANSFER
+from datapipe.analysis.judge.breakdown import DECODE
+from datapipe.analysis.judge.fault import LOCK
+from datapipe.analysis.judge.lock import charged_to_lock, holder_of
+from datapipe.diagnostics.diagnosis import diagnose
+from datapipe.diagnostics.document import as_json
+from datapipe.diagnostics.report.screen import screen
+from datapipe.instruments.attach.lock_sampler import LockSampler
+from datapipe.instruments.measure.lock_use import LockHolder, LockUse
+
+HOLDER = LockHolder("reports", "/somewhere/train.py:7 make_report", 0.6)
+TAKEN = LockUse(0.9, (HOLDER,))
+
+
+@pytest.fixture
+def hog() -> Iterator[str]:
+    """A thread that computes in Python, by its name."""
+    ends = threading.Event()
+
+    def count() -> None:
+        while not ends.is_set():
+            sum(range(1000))
+
+    thread = threading.Thread(target=count, name="hog", daemon=True)
+    thread.start()
+    yield thread.name
+    ends.set()
+    thread.join(30)
+
+
+def looked(seconds: float) -> LockUse:
+    sampler = LockSampler()
+    sampler.start()
+    time.sleep(seconds)
+    sampler.stop()
+    found = sampler.found()
+    assert found is not None
+    return found
+
+
+def test_a_thread_that_computes_in_python_is_found(hog: str) -> None:
+    latest = time.monotonic() + 60
+    while not (found := looked(2.0)).holders:
+        assert time.monotonic() < latest
+    assert found.late_share > 0.25
+    assert [one.thread for one in found.holders] == [hog]
+    assert found.holders[0].where.endswith("hog.<locals>.count")
+    assert holder_of(found) == found.holders[0]
+
+
+def test_threads_that_wait_are_not_named() -> None:
+    ends = threading.Event()
+    thread = threading.Thread(target=ends.wait, args=(60,))
+    thread.start()
+    found = looked(1.0)
+    ends.set()
+    thread.join(30)
+    assert found.holders == ()
+    assert holder_of(found) is None
+
+
+def test_looking_begins_and_ends_with_its_caller() -> None:
+    before = set(threading.enumerate())
+    sampler = LockSampler()
+    assert sampler.found() is None
+    sampler.start(), sampler.start()
+    (thread,) = set(threading.enumerate()) - before
+    assert thread.name == "datapipe-lock"
+    sampler.stop()
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+def test_what_the_training_process_does_around_batches_is_charged_to_the_lock() -> None:
+    waits = {TRANSFER: 100.0, DECODE: 50.0, IDLE: 10.0}
+    charged = charged_to_lock(waits, TAKEN, {TRANSFER, IDLE})
+    assert charged == pytest.approx({TRANSFER: 10.0, DECODE: 50.0, IDLE: 1.0, LOCK: 99.0})
+    for other in (None, LockUse(0.9), LockUse(0.1, (HOLDER,))):
+        assert charged_to_lock(waits, other, {TRANSFER, IDLE}) == waits
+
+
+def test_a_diagnosis_names_the_thread_instead_of_the_transfer() -> None:
+    slow = process(make_s=2e-3, work_s=10e-3, open_s=20e-3)
+    assert as_json(diagnose([slow], COMMAND).document)["attribution"]["fault"] == "transfer"
+    found = as_json(diagnose([replace(slow, lock=TAKEN)], COMMAND).document)
+    assert found["attribution"]["fault"] == "lock"
+    assert found["attribution"]["holder"] == {"thread": "reports", "where": HOLDER.where, "cpu_share": 0.6}
+    assert "Thread 'reports' computes in /somewhere/train.py:7 make_report" in found["attribution"]["reason"]
+    (need,) = found["remedies"]["needs"]
+    assert (need["stage"], need["where"]) == ("lock", HOLDER.where)
+    assert "a process of its own" in need["advice"]
+    shown = screen(found)
+    assert "thread 'reports' holds Python's lock in make_report (train.py:7)" in shown
+    assert "uint8" not in shown
