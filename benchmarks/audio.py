@@ -108,7 +108,7 @@ def _run(name: str, directory: Path, arguments: argparse.Namespace) -> dict[str,
 
 def _index(directory: Path) -> dict[str, Any]:
     """How fast an index of files is made, and opened again."""
-    from datapipe.containers.recordings.opening import open_utterances
+    from datapipe.opening.recordings.opening import open_utterances
 
     started = time.perf_counter()
     num = len(open_utterances(directory))
@@ -121,10 +121,10 @@ def _index(directory: Path) -> dict[str, Any]:
 def _resume(directory: Path, num: int) -> dict[str, Any]:
     """How long it takes from a state in mid-epoch to the next batch, over many utterances of the files."""
     import datapipe as dp
-    from datapipe.containers.recordings.opening import open_utterances
     from datapipe.index.utterances import Utterances
     from datapipe.kinds.audio.samples import AudioSamples
     from datapipe.kinds.audio.settings import AudioSettings
+    from datapipe.opening.recordings.opening import open_utterances
 
     found = open_utterances(directory)
     rng = np.random.default_rng(0)

@@ -207,7 +207,7 @@ def first_batch(scratch: Path, number: int) -> float:
 
 def _fill(task: dict[str, Any], cache: Path) -> None:
     """Let a loader run until its cache has all shards."""
-    from datapipe.containers.opening import open_index
+    from datapipe.opening.samples import open_index
 
     num_shards, end_s = len(open_index(task["source"]).manifest.shards), time.monotonic() + 300
     while time.monotonic() < end_s:

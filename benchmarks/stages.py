@@ -25,8 +25,8 @@ from benchmarks.task import CROP
 from datapipe import transforms as T
 from datapipe.codecs.decode import open_decoder
 from datapipe.codecs.probe import checked_header
-from datapipe.containers.opening import open_index
 from datapipe.fetch.local import LocalFiles
+from datapipe.opening.samples import open_index
 from datapipe.order.draws import Draws
 from datapipe.transforms import Recipe
 from datapipe.transforms.execute import RowCut, cut, row_cuts

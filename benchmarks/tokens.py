@@ -139,7 +139,7 @@ def _same_ids(corpus: Path, tokenizer: Path, scratch: Path) -> bool:
 
     from converters import ConvertOptions, convert
     from converters.tokenizer import Tokenizing
-    from datapipe.containers.tokens.opening import open_tokens
+    from datapipe.opening.tokens.opening import open_tokens
 
     tokens = Tokenizing.of(tokenizer, eos="<|endoftext|>")
     convert(ConvertOptions(corpus, scratch / "compared", to="tokens", tokens=tokens, seed=None))

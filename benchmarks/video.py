@@ -169,8 +169,8 @@ def convert_small(directory: Path, converted: Path) -> dict[str, float]:
 
 def _index(scratch: Path, num_files: int) -> dict[str, Any]:
     """How fast an index of many small videos is made, and how much memory grows for it."""
-    from datapipe.containers.videos.indexing import open_videos
     from datapipe.index.videos import VideoSource
+    from datapipe.opening.videos.indexing import open_videos
 
     _write_videos(scratch / "one", 1, 60)
     files = scratch / "files"

@@ -105,8 +105,8 @@ def measure(path: Path, per_visit: int) -> dict[str, float]:
 
 def measure_index(scratch: Path, source: Path, num_files: int) -> dict[str, float]:
     """Microseconds per file of making an index: in the kernel, which opens and reads files, and in Python; in all."""
-    from datapipe.containers.videos.indexing import open_videos
     from datapipe.index.videos import VideoSource
+    from datapipe.opening.videos.indexing import open_videos
 
     files = scratch / "files"
     files.mkdir()

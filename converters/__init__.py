@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from converters.sources import recognise
     from converters.tokenizer import Tokenizing
     from datapipe.containers.form import ClassFrom, FieldChoice
-    from datapipe.containers.recognise import Recognition
+    from datapipe.opening.recognise import Recognition
     from datapipe.stores.location import parse_place
 
 __all__ = [
@@ -34,7 +34,7 @@ _HOMES = {
     "converters.sources": ("recognise",),
     "converters.tokenizer": ("Tokenizing",),
     "datapipe.containers.form": ("ClassFrom", "FieldChoice"),
-    "datapipe.containers.recognise": ("Recognition",),
+    "datapipe.opening.recognise": ("Recognition",),
     "datapipe.stores.location": ("parse_place",),
 }
 _MODULES = {name: module for module, names in _HOMES.items() for name in names}

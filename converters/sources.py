@@ -24,22 +24,22 @@ from converters.options import ConvertOptions
 from converters.spoken import SpokenSource
 from datapipe.codecs.field_values import LABEL_FIELD, NO_LABEL, FieldKind, FieldSpec, value_of
 from datapipe.codecs.stored import PLAIN, joined, summed_crc32c
-from datapipe.containers.documents import holds_documents
 from datapipe.containers.field_names import AUDIO_FIELD, SPOKEN
 from datapipe.containers.form import Form
 from datapipe.containers.forms import AUDIO, AUTO, FORMS
-from datapipe.containers.lists import refuse_class_from
-from datapipe.containers.opening import open_index
-from datapipe.containers.recognise import Recognition, recognise_form
-from datapipe.containers.recordings.shards import are_shards, spoken_fields
-from datapipe.containers.source_fields import Choices, LabelCensus, in_order
-from datapipe.containers.spool import SpoolWriter, spooled
 from datapipe.errors import DecodeError, IntegrityError, MissingDataError, OptionError
 from datapipe.fetch.files import Files, open_files
 from datapipe.fetch.row_groups import RowGroups
 from datapipe.index.entries import Extents, RowGroup
 from datapipe.index.listed import ANY_SIZE, ListedSample, Origin, ScanNotes, Source, SourceFacts, Workspace, divide, time_of_etag
 from datapipe.index.manifest import Manifest
+from datapipe.opening.recognise import Recognition, recognise_form
+from datapipe.opening.recordings.shards import are_shards, spoken_fields
+from datapipe.opening.samples import open_index
+from datapipe.sources.documents import holds_documents
+from datapipe.sources.fields import Choices, LabelCensus, in_order
+from datapipe.sources.lists import refuse_class_from
+from datapipe.sources.spool import SpoolWriter, spooled
 from datapipe.stores.location import Location, Place
 from datapipe.stores.objects import ListedObject, object_facts
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import TypeVar
 
 from datapipe.containers.field_names import AUDIO_FIELD, SPOKEN
-from datapipe.containers.source_fields import in_order
 from datapipe.index.listed import ListedSample, ScanNotes, Source, SourceFacts, Workspace
+from datapipe.sources.fields import in_order
 
 _TEXTS = {"parquet": "text"}  # by target: the name of the field of what is said; SPOKEN in all others
 _Value = TypeVar("_Value")

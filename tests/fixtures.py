@@ -104,6 +104,12 @@ def make_folder(root: Path, *, num: int = NUM_SAMPLES, size: tuple[int, int] | N
     return root
 
 
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """37 JPEGs of sizes that differ, made once; for the conftest of tests that share it. Not to be changed."""
+    return make_folder(tmp_path_factory.mktemp("folder") / "set")
+
+
 def mostly_nightly(cases: Iterable[Any], *daily: Any) -> list[Any]:
     """The cases as a test's parameters, a tuple as several; those that are not `daily` are left to `make test-nightly`."""
     return [

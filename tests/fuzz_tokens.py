@@ -23,13 +23,13 @@ from token_corpora import random_documents, write_datatrove, write_megatron
 
 from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.codecs.tokens import TokenFacts
-from datapipe.containers.tokens.opening import open_tokens
 from datapipe.errors import DatapipeError
 from datapipe.index.manifest import Manifest, ShardInfo, write_manifest
 from datapipe.index.pack_plan import PackPlan, open_plan
 from datapipe.index.packs import DocumentPacks, Packs, PackSettings, Segments, StreamPacks
 from datapipe.index.sidecar import SIDECAR_SUFFIX, FieldExtent, SidecarRows, write_sidecar
 from datapipe.index.tokens import TokenIndex, TokenShard
+from datapipe.opening.tokens.opening import open_tokens
 
 BETWEEN = b"<between>"
 DOCUMENTS = random_documents(40, most=70)

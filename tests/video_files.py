@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from benchmarks.episode_data import same_priority
 from datapipe.codecs.video.track import ReadAt, VideoTrack
-from datapipe.containers.videos.reading import read_track
+from datapipe.opening.videos.reading import read_track
 
 NUM_FRAMES = 40
 X264 = "scenecut=0:keyint=12:min-keyint=12"

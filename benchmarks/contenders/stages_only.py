@@ -13,8 +13,8 @@ from benchmarks.stages import transforms_of_task
 from benchmarks.task import CROP, Task
 from datapipe.codecs.decode import open_decoder
 from datapipe.codecs.probe import checked_header
-from datapipe.containers.opening import open_index
 from datapipe.fetch.local import LocalFiles
+from datapipe.opening.samples import open_index
 from datapipe.order.draws import Draws
 from datapipe.transforms import Recipe
 from datapipe.transforms.execute import cut, row_cuts

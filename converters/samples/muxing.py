@@ -14,9 +14,9 @@ from typing import Any, NamedTuple, Self
 
 from datapipe.codecs.video.library import import_av
 from datapipe.codecs.video.nal_units import HEVC
-from datapipe.containers.videos.boxes import DAMAGE, Box, boxes, children
-from datapipe.containers.videos.codings import rotation_of
 from datapipe.errors import DecodeError
+from datapipe.opening.videos.boxes import DAMAGE, Box, boxes, children
+from datapipe.opening.videos.codings import rotation_of
 
 _MAX_UINT32 = (1 << 32) - 1
 _RATE = 1 << 16  # of an edit: the usual speed

@@ -18,9 +18,9 @@ from datapipe.codecs.audio.library import import_soundfile
 from datapipe.codecs.audio.resampling import Span, num_resampled, read_samples
 from datapipe.codecs.field_values import FieldSpec
 from datapipe.containers.field_names import is_audio
-from datapipe.containers.lists.parts_source import part_of
 from datapipe.errors import DecodeError
 from datapipe.index.utterances import frames_at
+from datapipe.sources.lists.parts_source import part_of
 
 # Formats of files by libsndfile's names, with the suffix of each.
 _FORMATS = {

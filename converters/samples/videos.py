@@ -18,10 +18,10 @@ from datapipe.codecs.video.decoding import VideoDecoder
 from datapipe.codecs.video.runs import Part, Run, packets_in
 from datapipe.codecs.video.track import Ints, ReadAt, VideoTrack
 from datapipe.containers.field_names import is_video
-from datapipe.containers.lists.parts_source import part_of
-from datapipe.containers.videos.reading import open_template, read_track
 from datapipe.errors import DecodeError, FormatError
 from datapipe.index.clips import frames_between
+from datapipe.opening.videos.reading import open_template, read_track
+from datapipe.sources.lists.parts_source import part_of
 
 _WHERE = "video"  # in the messages of a reader, which people see with the sample's name instead
 

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from torch.utils.data import Subset
 
 from datapipe.adapt.deferral.requests import BatchRequest
-from datapipe.adapt.formulas.evaluation import RowFormula, formula_of
 from datapipe.adapt.loaders import length_of
 from datapipe.adapt.number_rows import places_of_subset
-from datapipe.adapt.readahead import announce
+from datapipe.core.readahead import announce
+from datapipe.formulas.evaluation import RowFormula, formula_of
 
 CHECKED = 64  # one batch in so many has a sample compared with what `__getitem__` gives
 _TRIED = 16  # samples that are compared before anything is taken over

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from datapipe.adapt.loaders import Collation
-from datapipe.adapt.readahead import Span
+from datapipe.core.readahead import Span
 
 _MODULE, _NAME = "datasets.arrow_dataset", "Dataset"
 _DTYPES: dict[tuple[Collation, str | None], dict[str, str]] = {  # collation, format -> kind of numpy's dtype -> dtype of batches

@@ -12,7 +12,7 @@ from torch.utils.data import Subset, TensorDataset, default_collate
 
 from datapipe.adapt.hub_columns import Column, HubSource, ListColumn, UnevenRows, columns_of, is_of_hub, rows_selected, state_of
 from datapipe.adapt.loaders import Collation, collate_of_transformers
-from datapipe.adapt.readahead import announce
+from datapipe.core.readahead import announce
 from datapipe.order.plan import Picks, Rank
 
 _NUMPYS = frozenset(

@@ -22,10 +22,10 @@ from datapipe.adapt.explaining import lines_about, lines_about_rows
 from datapipe.adapt.keys import KeyPass, KeySource, SampleDataset
 from datapipe.adapt.loaders import TorchDataLoader, length_of, rebuilt_loader, sampler_of
 from datapipe.adapt.number_rows import WHOLE_BATCHES
-from datapipe.adapt.readahead import announced
 from datapipe.adapt.torch_iteration import TorchIterator
 from datapipe.adapt.whole_batches import GatheredRows
 from datapipe.core.printable import counted
+from datapipe.core.readahead import announced
 from datapipe.errors import OptionError
 from datapipe.kernel.bad_samples import BadSample
 from datapipe.kernel.options import FIXED, SETTABLE

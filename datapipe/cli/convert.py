@@ -20,15 +20,15 @@ from converters.to_store import convert_to_store
 from converters.tokenizer import Tokenizing
 from datapipe.cli.convert_table import convert_table, wants_table
 from datapipe.cli.progress import Progress
-from datapipe.containers.file_tree import SeveralSetsError
 from datapipe.containers.foreign import INDEX_DIRECTORY_NAME
 from datapipe.containers.form import ClassFrom
-from datapipe.containers.tokens.opening import open_tokens, token_fields
 from datapipe.core.printable import counted, say
 from datapipe.errors import OptionError
 from datapipe.index.manifest import read_manifest
 from datapipe.index.pack_plan import open_plan
 from datapipe.index.packs import PackSettings, default_packs
+from datapipe.opening.tokens.opening import open_tokens, token_fields
+from datapipe.sources.file_tree import SeveralSetsError
 from datapipe.stores.location import is_url, parse_location, parse_place
 
 

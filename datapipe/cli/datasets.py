@@ -12,8 +12,8 @@ from converters.verify import verify, verify_remote
 from datapipe.cli.arguments import form_of
 from datapipe.cli.progress import Progress
 from datapipe.columns.recipe import Columns
-from datapipe.containers.opening import open_index
 from datapipe.core.printable import counted, say
+from datapipe.opening.samples import open_index
 from datapipe.stores.location import is_url, parse_location
 
 

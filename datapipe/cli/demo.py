@@ -29,7 +29,6 @@ from datapipe.cli.demo_script import BATCH_SIZE, SIZE, loader_of_shards
 from datapipe.cli.main import main
 from datapipe.cli.progress import Progress
 from datapipe.containers.forms import IMAGES
-from datapipe.containers.opening import open_index
 from datapipe.core.atomic import atomic_writer, write_json
 from datapipe.core.checks import whole_number
 from datapipe.core.printable import say_text
@@ -43,6 +42,7 @@ from datapipe.kernel.calibration import in_turns, rate_of
 from datapipe.kernel.options import default_num_workers
 from datapipe.kinds.images.bench import torch_loader
 from datapipe.kinds.registry import KINDS, part
+from datapipe.opening.samples import open_index
 from datapipe.testing.synthetic_images import make_image_folder
 
 NUM_CLASSES = 10

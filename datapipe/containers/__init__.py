@@ -1,1 +1,1 @@
-"""Turn a path to samples into an index: one module per form of data, all of them named in `forms`."""
+"""What shards and files of tables hold, a package or module for each format, and the forms of all data, named in `forms`."""

@@ -2,9 +2,9 @@
 
 Such a form lists its samples as a stream, and then says which fields and classes they have. For a loader they are sorted into an
 index, for a conversion into a plan; resuming, reading, checking and writing are the same for all forms. In datapipe this file is
-`datapipe/containers/text_list.py`, with a line in `datapipe/containers/forms.py`:
+`datapipe/sources/text_list.py`, with a line in `datapipe/containers/forms.py`:
 
-    FORMS["list"] = FormFacts(title="a list of images", source="datapipe.containers.text_list")
+    FORMS["list"] = FormFacts(title="a list of images", source="datapipe.sources.text_list")
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, default_collate
 
 import datapipe as dp
 from datapipe.adapt.array_rows import ArrayRows, array_rows_of, is_same
-from datapipe.adapt.formulas.evaluation import formula_of
+from datapipe.formulas.evaluation import formula_of
 
 L = 32
 TOKENS = np.random.default_rng(0).integers(0, 50_000, 6_400, dtype=np.uint16)

@@ -22,8 +22,8 @@ from datapipe.codecs.video.decoding import VideoDecoder  # noqa: E402
 from datapipe.codecs.video.filling import fill_frames  # noqa: E402
 from datapipe.codecs.video.nal_units import is_never_referenced  # noqa: E402
 from datapipe.codecs.video.runs import runs_of  # noqa: E402
-from datapipe.containers.videos.presentation import track_of  # noqa: E402
 from datapipe.errors import DecodeError  # noqa: E402
+from datapipe.opening.videos.presentation import track_of  # noqa: E402
 
 DAMAGED_KINDS = ("h264.mp4", "h264-open.mp4", "hevc.mp4", "av1.mp4", "vp9.webm", "mpeg4.mp4")
 

@@ -16,7 +16,7 @@ from video_files import KINDS  # noqa: E402
 from datapipe.codecs.video.conversion import FrameConverter  # noqa: E402
 from datapipe.codecs.video.decoding import VideoDecoder  # noqa: E402
 from datapipe.codecs.video.filling import fill_frames  # noqa: E402
-from datapipe.containers.videos.reading import read_track  # noqa: E402
+from datapipe.opening.videos.reading import read_track  # noqa: E402
 
 REFUSED = {"h264-size-change.mp4", "mpeg4.avi"}  # by torchcodec
 OTHER_TIMES = {"h264.avi"}  # FFmpeg 5 begins at 0

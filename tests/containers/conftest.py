@@ -1,14 +1,5 @@
 """Datasets of the same 37 samples in every container; made once."""
 
-from __future__ import annotations
+from fixtures import folder
 
-from pathlib import Path
-
-import pytest
-from fixtures import make_folder
-
-
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """37 JPEGs of sizes that differ. Not to be changed."""
-    return make_folder(tmp_path_factory.mktemp("folder") / "set")
+__all__ = ["folder"]

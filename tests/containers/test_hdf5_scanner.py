@@ -23,9 +23,9 @@ from converters import Encode
 from datapipe.codecs.decode import open_decoder
 from datapipe.codecs.probe import probe
 from datapipe.containers.hdf5.scanner import index_shard
-from datapipe.containers.opening import open_index
 from datapipe.errors import FormatError, MissingDataError
 from datapipe.fetch.local import LocalFiles
+from datapipe.opening.samples import open_index
 
 # Small ones share a heap collection, large ones have one each.
 IMAGES = [jpeg(number, 40 + number, 48) for number in range(30)] + [jpeg(99, 400, 500), encode(picture(5), "PNG")]

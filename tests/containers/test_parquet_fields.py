@@ -22,10 +22,10 @@ from shard_values import is_by_rows, values_of
 
 from datapipe.codecs.field_values import FieldKind, value_of
 from datapipe.containers.formats import read_rows
-from datapipe.containers.opening import open_index
 from datapipe.containers.parquet.scanner import index_shard
 from datapipe.errors import DecodeError, FormatError, IntegrityError
 from datapipe.index.entries import RowGroup
+from datapipe.opening.samples import open_index
 
 NUM = 9
 IMAGES = [jpeg(number, 20, 24) for number in range(NUM)]

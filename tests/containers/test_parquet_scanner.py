@@ -21,11 +21,11 @@ from hypothesis import strategies as st
 from shard_values import is_by_rows, values_of
 
 from converters import Encode
-from datapipe.containers.opening import open_index
 from datapipe.containers.parquet.pages import Chunk, Page, UnaddressableError, byte_arrays, pages, plain_values
 from datapipe.containers.parquet.scanner import index_shard
 from datapipe.containers.parquet.thrift_compact import DamagedError
 from datapipe.errors import FormatError, MissingDataError
+from datapipe.opening.samples import open_index
 
 IMAGES = [jpeg(number, 40 + number, 48) for number in range(30)] + [jpeg(99, 400, 500), encode(picture(5), "PNG")]
 NUM = len(IMAGES)

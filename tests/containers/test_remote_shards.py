@@ -16,10 +16,10 @@ from stand_in_stores import BUCKET, directory_store, moto_store, needs_moto, nee
 
 import datapipe as dp
 from datapipe import transforms as T
-from datapipe.containers.opening import open_index
 from datapipe.containers.remote_shards import expanded
 from datapipe.core.user_cache import INDEXES, user_cache
 from datapipe.errors import UnfinishedError
+from datapipe.opening.samples import open_index
 from datapipe.stores.random_access import RemoteBytes
 from datapipe.testing.loaders.kind import copies, same
 

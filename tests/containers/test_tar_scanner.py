@@ -18,9 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from datapipe.codecs.field_values import FieldKind
-from datapipe.containers.opening import open_index
 from datapipe.containers.tar.scanner import Member, index_shard, scan_members, split_name
 from datapipe.errors import FormatError, MissingDataError
+from datapipe.opening.samples import open_index
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
 IMAGE = b"\xff\xd8 not looked at \xff\xd9"

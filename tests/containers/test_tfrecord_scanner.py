@@ -21,7 +21,6 @@ from tfrecord import example_pb2
 from tfrecord.writer import TFRecordWriter
 
 from datapipe.codecs.field_values import FieldKind, value_of
-from datapipe.containers.opening import open_index
 from datapipe.containers.tfrecord.example import parse_example
 from datapipe.containers.tfrecord.layout import (
     dali_index,
@@ -35,6 +34,7 @@ from datapipe.containers.tfrecord.layout import (
 from datapipe.containers.tfrecord.scanner import index_shard, scan_frames
 from datapipe.errors import FormatError, MissingDataError
 from datapipe.index.sidecar import SidecarRows
+from datapipe.opening.samples import open_index
 
 IMAGE = b"\xff\xd8\xff not looked at \xff\xd9"
 NAMES = st.text(st.characters(codec="utf-8"), max_size=20)

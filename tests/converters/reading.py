@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from converters import ConvertOptions, OnError, convert
-from datapipe.containers.opening import open_index
 from datapipe.fetch.local import LocalFiles
+from datapipe.opening.samples import open_index
 
 
 def converted(source: Path, out: Path, **options: Any) -> Path:

@@ -18,8 +18,8 @@ from converters import ConvertOptions, FieldChoice, OnError, convert
 from converters.samples.chats import ChatRenderer
 from converters.tokenizer import Tokenizing
 from datapipe.cli.main import main
-from datapipe.containers.tokens.opening import open_tokens
 from datapipe.errors import DecodeError, OptionError
+from datapipe.opening.tokens.opening import open_tokens
 
 CHATS = [
     [{"role": "user", "content": "What is the brown fox?"}, {"role": "assistant", "content": "A dog that waits."}],

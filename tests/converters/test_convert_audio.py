@@ -26,10 +26,10 @@ from converters.samples.reading import LeftOutSample, PlannedSample, Roots
 from converters.verify import verify
 from converters.writers import StoredSample
 from datapipe.codecs.field_values import FieldKind, FieldSpec
-from datapipe.containers.recordings.opening import open_utterances
 from datapipe.errors import DecodeError, MissingDataError, OptionError
 from datapipe.index.listed import Origin
 from datapipe.index.manifest import read_manifest
+from datapipe.opening.recordings.opening import open_utterances
 
 TARGETS = ("webdataset", "parquet")
 

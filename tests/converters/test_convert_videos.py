@@ -24,10 +24,10 @@ from datapipe.codecs.video.conversion import FrameConverter  # noqa: E402
 from datapipe.codecs.video.decoding import VideoDecoder  # noqa: E402
 from datapipe.codecs.video.filling import fill_frames  # noqa: E402
 from datapipe.codecs.video.track import VideoTrack  # noqa: E402
-from datapipe.containers.opening import open_index  # noqa: E402
-from datapipe.containers.videos.reading import read_track  # noqa: E402
 from datapipe.errors import DecodeError, FormatError, OptionError  # noqa: E402
 from datapipe.index.manifest import read_manifest  # noqa: E402
+from datapipe.opening.samples import open_index  # noqa: E402
+from datapipe.opening.videos.reading import read_track  # noqa: E402
 
 NOT_KEPT: dict[str, str] = {}  # kinds that an mp4 cannot hold as they are, and why
 

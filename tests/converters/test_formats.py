@@ -20,8 +20,8 @@ from trees import ROOT, encoded_image, make_tree, run_cli
 
 from converters import ConvertOptions, Encode, convert
 from converters.writers import Target
-from datapipe.containers.opening import open_index
 from datapipe.fetch.local import LocalFiles
+from datapipe.opening.samples import open_index
 
 pytestmark = pytest.mark.slow
 

@@ -13,7 +13,7 @@ from reading import converted, field_of, kinds_of
 from source_trees import image, mask, npy
 
 from datapipe.containers.form import FieldChoice
-from datapipe.containers.opening import open_index
+from datapipe.opening.samples import open_index
 
 FIELDS = {
     "jpg": "image", "cls": "label", "seg.png": "mask", "depth.png": "image", "caption.txt": "text", "txt": "text",

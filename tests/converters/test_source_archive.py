@@ -260,7 +260,7 @@ def test_what_is_no_archive_at_all(tmp_path: Path) -> None:
 
 
 def test_bombs_are_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("datapipe.containers.spool._BELIEVED_NBYTES", 1 << 20)
+    monkeypatch.setattr("datapipe.sources.spool._BELIEVED_NBYTES", 1 << 20)
     path = write(tmp_path / "x.tar.gz", gzip.compress(tar_bytes([("k/a.jpg", bytes(30 << 20))])))
     refused(path, tmp_path / "out", "unpacks to more than 6?.* bytes, 200 times its size: a bomb")
 
@@ -309,7 +309,7 @@ def test_memory_does_not_grow_with_the_number_of_members(tmp_path: Path) -> None
         write_zip(tmp_path / f"{num}.zip", [(f"k/{row:06d}" + "x" * 150 + ".jpg", b"") for row in range(num)])
         script = (
             "from pathlib import Path;"
-            "from datapipe.containers.archives.members import scan_archive; from converters.sources import Workspace;"
+            "from datapipe.sources.archives.members import scan_archive; from converters.sources import Workspace;"
             "from datapipe.containers.listing import ScanNotes; import tracemalloc; tracemalloc.start();"
             f"n = sum(1 for _ in scan_archive(Path({str(tmp_path)!r}), b'{num}.zip', Workspace(Path(), Path()), ScanNotes()));"
             "print(n, tracemalloc.get_traced_memory()[1])"

@@ -14,9 +14,9 @@ from source_trees import coco, image, put, size_of
 
 from converters import ConvertOptions, Resize, preview
 from datapipe.containers.form import FieldChoice
-from datapipe.containers.json_stream import array_elements
 from datapipe.errors import DecodeError, FormatError, MissingDataError, OptionError
 from datapipe.index.manifest import read_manifest
+from datapipe.sources.json_stream import array_elements
 
 
 def box(id: int, image_id: int, *bbox: float, **more: Any) -> dict[str, Any]:
@@ -190,7 +190,7 @@ def test_elements_come_whole_wherever_the_file_is_cut(tmp_path: Path, nbytes: in
         "skip": [{"a": "]}\\\"é"}, 12345], "a": [1234567, -1.5e3, "x€y", None, [[]], {"a": {}}], "n": 17, "empty": [],
         "b": [True],
     }  # fmt: skip
-    monkeypatch.setattr("datapipe.containers.json_stream._READ_NBYTES", nbytes)
+    monkeypatch.setattr("datapipe.sources.json_stream._READ_NBYTES", nbytes)
     path = put(tmp_path / "x.json", b"\xef\xbb\xbf" + json.dumps(value, indent=1, ensure_ascii=False).encode() + b"\n")
     found = list(array_elements(path, frozenset(("a", "b", "empty"))))
     expected = [("a", None), *(("a", one) for one in value["a"]), ("empty", None), ("b", None), ("b", True)]  # type: ignore[union-attr]

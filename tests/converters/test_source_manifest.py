@@ -15,9 +15,9 @@ from source_trees import image, mask, npy, put
 from converters import ConvertOptions, OnError, convert
 from datapipe.cli.main import main
 from datapipe.containers.form import ClassFrom, FieldChoice
-from datapipe.containers.lists.rows import MAX_LINE_NBYTES
 from datapipe.errors import DecodeError, FormatError, MissingDataError, OptionError
 from datapipe.index.manifest import read_manifest
+from datapipe.sources.lists.rows import MAX_LINE_NBYTES
 
 
 def photos(root: Path, num: int = 4) -> Path:

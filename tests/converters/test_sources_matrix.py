@@ -19,10 +19,10 @@ from trees import contents
 from converters import ConvertOptions, Part, convert, recognise
 from converters.verify import verify
 from datapipe.containers.form import FieldChoice
-from datapipe.containers.opening import open_index
 from datapipe.errors import FormatError, IntegrityError, OptionError
 from datapipe.fetch.local import LocalFiles
 from datapipe.index.manifest import read_manifest
+from datapipe.opening.samples import open_index
 
 pytestmark = pytest.mark.slow
 

@@ -27,9 +27,9 @@ from converters.publishing import claims, delivery
 from converters.publishing.delivery import StoreDelivery
 from converters.to_store import convert_to_store
 from datapipe.cli.main import main
-from datapipe.containers.opening import open_index
 from datapipe.core.user_cache import STAGED, user_cache
 from datapipe.errors import UnfinishedError
+from datapipe.opening.samples import open_index
 from datapipe.stores import transfers
 from datapipe.stores.location import Location, parse_location
 from datapipe.stores.objects import list_names, read_object

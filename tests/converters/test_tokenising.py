@@ -27,9 +27,9 @@ from converters import ConvertOptions, FieldChoice, OnError, convert
 from converters.tokenizer import Tokenizing, open_fast, open_reference
 from converters.verify import verify
 from datapipe.codecs.tokens import TokenFacts
-from datapipe.containers.tokens.opening import open_tokens
 from datapipe.errors import DatapipeError, DecodeError, FormatError, IntegrityError, MissingDataError, OptionError
 from datapipe.index.manifest import BUILDING_NAME, read_manifest
+from datapipe.opening.tokens.opening import open_tokens
 
 DOCUMENTS = [f"{TEXTS[number % len(TEXTS)]} ({number})" + " more" * (number % 7) for number in range(60)]
 

@@ -12,7 +12,7 @@ from stand_in_stores import BUCKET, directory_store, needs_obstore
 
 import datapipe as dp
 from converters.verify import Problem, verify, verify_remote
-from datapipe.containers.opening import open_index
+from datapipe.opening.samples import open_index
 from datapipe.stores.location import parse_location
 
 pytestmark = [needs_obstore, pytest.mark.slow]

@@ -17,9 +17,9 @@ from fixtures import jpeg
 import datapipe as dp
 from datapipe import errors
 from datapipe.cli.main import main
-from datapipe.containers.opening import open_index
 from datapipe.core.printable import counted, get_logger, printable
 from datapipe.errors import DatapipeError, MissingDataError, StorageError
+from datapipe.opening.samples import open_index
 
 EVIL = os.fsdecode(b"a\x1b]0;owned\x07\x1b[31m\xff\n\xc2\x9b2Jb")  # sets a title, a colour; forges a line; C1 controls
 SHOWN = r"a\x1b]0;owned\x07\x1b[31m\xff\n\x9b2Jb"

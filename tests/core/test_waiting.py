@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from fixtures import make_folder
 
-from datapipe.containers import file_tree
-from datapipe.containers.opening import open_index
 from datapipe.core import waiting
 from datapipe.core.user_cache import one_at_a_time
+from datapipe.opening.samples import open_index
+from datapipe.sources import file_tree
 
 LONG_S = 60.0
 

@@ -16,13 +16,13 @@ import pytest
 
 from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.containers.arrow import index_shard
-from datapipe.containers.opening import open_index
 from datapipe.core import arrow_maps
 from datapipe.errors import FormatError
 from datapipe.index.manifest import Manifest, ShardInfo, read_manifest, write_manifest
 from datapipe.index.open_sidecars import Sidecar
 from datapipe.index.sample_index import SampleIndex
 from datapipe.index.sidecar import SIDECAR_SUFFIX, FieldColumn, FieldExtent, SidecarRows, write_sidecar
+from datapipe.opening.samples import open_index
 
 NBYTES = 1000  # of the shard
 

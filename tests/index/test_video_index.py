@@ -14,10 +14,10 @@ av = pytest.importorskip("av")
 from video_files import KINDS  # noqa: E402
 
 from datapipe.codecs.video.track import VideoTrack  # noqa: E402
-from datapipe.containers.videos import indexing  # noqa: E402
-from datapipe.containers.videos.indexing import look_at, open_videos  # noqa: E402
 from datapipe.errors import FormatError, MissingDataError  # noqa: E402
 from datapipe.index.videos import VideoIndex, VideoIndexWriter, VideoSource  # noqa: E402
+from datapipe.opening.videos import indexing  # noqa: E402
+from datapipe.opening.videos.indexing import look_at, open_videos  # noqa: E402
 
 NAMES = ("h264-open.mp4", "hevc-radl.mp4", "h264-cut.mp4", "vp9.webm", "h264-rotated.mp4", "h264-size-change.mp4", "depth.mkv")
 

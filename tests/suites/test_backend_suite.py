@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 
 from datapipe import transforms as T
 from datapipe.codecs.decode import DECODER_NAMES
-from datapipe.containers.opening import open_index
 from datapipe.errors import DecodeError, DependencyError, MissingDataError, MissingSampleError
 from datapipe.fetch.local import LocalFiles
 from datapipe.index.entries import Entries
@@ -31,6 +30,7 @@ from datapipe.kinds.images.dali.installation import installation
 from datapipe.kinds.images.dali.settings import GraphOptions
 from datapipe.kinds.images.dali_stage import DaliStage, Fetched, FetchWorker
 from datapipe.kinds.images.images_cpu import BlockReport, BlockWorker
+from datapipe.opening.samples import open_index
 from datapipe.order.draws import Draws
 from datapipe.transforms import Recipe
 

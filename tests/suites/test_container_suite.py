@@ -39,13 +39,13 @@ from datapipe.codecs.field_values import FieldKind
 from datapipe.codecs.probe import probe
 from datapipe.codecs.stored import value_nbytes
 from datapipe.containers import foreign
-from datapipe.containers.opening import open_index
 from datapipe.errors import DatapipeError, MissingDataError, StorageError, UnfinishedError
 from datapipe.fetch.local import LocalFiles
 from datapipe.index.concat import select
 from datapipe.index.manifest import BUILDING_NAME
 from datapipe.index.open_sidecars import Sidecar
 from datapipe.index.sample_index import SampleIndex
+from datapipe.opening.samples import open_index
 
 
 def copy_folder(source: Path, destination: Path) -> Path:

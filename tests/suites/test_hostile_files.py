@@ -27,11 +27,11 @@ from converters import convert as convert_source
 from converters.verify import verify
 from datapipe import transforms as T
 from datapipe.cli.main import main
-from datapipe.containers.opening import open_index
 from datapipe.errors import DatapipeError, FormatError
 from datapipe.index.manifest import read_manifest
 from datapipe.index.sample_index import SampleIndex
 from datapipe.index.sidecar import SIDECAR_SUFFIX, FieldExtent, SidecarRows, write_sidecar
+from datapipe.opening.samples import open_index
 
 FOREIGN = {
     "tar": write_webdataset, "tfrecord": write_tfrecord, "hdf5": write_hdf5, "parquet": write_parquet, "arrow": write_arrow,

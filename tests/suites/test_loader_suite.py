@@ -19,13 +19,13 @@ from process_requests import require_processes
 
 import datapipe as dp
 from datapipe.cli.main import main
-from datapipe.containers.videos.indexing import look_at
 from datapipe.index.videos import VideoSource
 from datapipe.kernel.loader import Loader
 from datapipe.kinds import registry
 from datapipe.kinds.clips import process_workers as clip_workers
 from datapipe.kinds.images import process_workers as image_workers
 from datapipe.kinds.images.dali.installation import installation
+from datapipe.opening.videos.indexing import look_at
 from datapipe.order.sampling import interleaved
 from datapipe.testing.loaders import NUM_SAMPLES, LoaderOf, LoaderSuite
 from datapipe.testing.loaders.kind import values

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from datapipe.containers.recordings.opening import AudioSource, open_utterances
 from datapipe.core.printable import counted, get_logger, printable
 from datapipe.errors import OptionError
 from datapipe.index.utterances import Utterances
@@ -18,6 +17,7 @@ from datapipe.kernel.options import refuse_unknown_fields
 from datapipe.kinds.audio.kind import AudioKind
 from datapipe.kinds.audio.samples import AudioSamples
 from datapipe.kinds.audio.settings import AudioSettings, Crop, Short
+from datapipe.opening.recordings.opening import AudioSource, open_utterances
 from datapipe.stores.location import is_url
 from datapipe.stores.requests import apply_settings
 from datapipe.stores.settings import Remote, remote_settings

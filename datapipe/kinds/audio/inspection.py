@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 
 from datapipe.containers.form import Form
 from datapipe.containers.listing import AUDIO_SUFFIXES, holds_files, is_audio_name, is_image_name
-from datapipe.containers.lists.parts import LIST_SUFFIXES, lists_files
-from datapipe.containers.recordings.opening import open_utterances
-from datapipe.containers.recordings.shards import are_shards
 from datapipe.core.printable import counted, size_text
 from datapipe.errors import OptionError
 from datapipe.index.manifest import MANIFEST_NAME
 from datapipe.index.utterances import Utterances
+from datapipe.opening.recordings.opening import open_utterances
+from datapipe.opening.recordings.shards import are_shards
+from datapipe.sources.lists.parts import LIST_SUFFIXES, lists_files
 from datapipe.stores.location import is_url
 
 _MAX_SHOWN = 5  # bad recordings, rates, channels, codings

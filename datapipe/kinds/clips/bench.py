@@ -9,7 +9,6 @@ import time
 from typing import Any
 
 from datapipe import transforms
-from datapipe.containers.videos.lerobot import is_lerobot
 from datapipe.core.printable import counted
 from datapipe.errors import OptionError
 from datapipe.index.clips import VideoParts
@@ -18,6 +17,7 @@ from datapipe.kernel.processes import await_launcher
 from datapipe.kinds.clips.data import Clips
 from datapipe.kinds.clips.process_workers import IMPORTS
 from datapipe.kinds.loader import DataLoader
+from datapipe.opening.videos.lerobot import is_lerobot
 
 _FRAMES, _STRIDE, _STEP = 8, 4, 4
 _BATCH_SIZE = 16

@@ -10,8 +10,6 @@ from typing import Any
 import torch
 
 from datapipe.codecs.video.conversion import Resize
-from datapipe.containers.videos.lerobot import is_lerobot, open_episodes
-from datapipe.containers.videos.opening import ClipSource, open_parts
 from datapipe.core.checks import path_name, real_number
 from datapipe.core.printable import counted, get_logger, printable
 from datapipe.errors import MissingDataError, OptionError
@@ -22,6 +20,8 @@ from datapipe.kernel.mixing import Mixture, warn_of_classes
 from datapipe.kernel.options import refuse_unknown_fields
 from datapipe.kinds.clips.kind import ClipKind
 from datapipe.kinds.clips.settings import ClipSettings, Layout
+from datapipe.opening.videos.lerobot import is_lerobot, open_episodes
+from datapipe.opening.videos.opening import ClipSource, open_parts
 from datapipe.stores.location import is_url, parse_place
 from datapipe.stores.requests import apply_settings
 from datapipe.stores.settings import Remote, remote_settings

@@ -12,14 +12,14 @@ import numpy as np
 from datapipe.codecs.video.transport import BEGINNING_NBYTES, Framing
 from datapipe.containers.form import Form
 from datapipe.containers.listing import is_image_name, is_video_name
-from datapipe.containers.videos.lerobot import is_lerobot, open_cameras
-from datapipe.containers.videos.opening import open_parts
-from datapipe.containers.videos.shards import are_shards
 from datapipe.core.printable import counted, listed
 from datapipe.errors import OptionError
 from datapipe.index.clips import VideoParts
 from datapipe.index.manifest import MANIFEST_NAME
 from datapipe.index.videos import VideoIndex
+from datapipe.opening.videos.lerobot import is_lerobot, open_cameras
+from datapipe.opening.videos.opening import open_parts
+from datapipe.opening.videos.shards import are_shards
 from datapipe.stores.location import is_url, parse_place
 
 _LOOKED_AT = 200  # videos, spread over all

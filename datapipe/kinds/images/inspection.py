@@ -11,12 +11,12 @@ import numpy as np
 
 from datapipe.codecs.probe import checked_header
 from datapipe.containers.form import Form
-from datapipe.containers.opening import open_index
 from datapipe.core.printable import counted
 from datapipe.errors import DecodeError, IntegrityError, OptionError
 from datapipe.fetch.files import open_files
 from datapipe.index.sample_index import SampleIndex
 from datapipe.kinds.images.contact_sheet import draw_sheet, spread_ids
+from datapipe.opening.samples import open_index
 
 _LOOKED_AT = 200  # samples opened to describe encodings and sizes
 

@@ -10,7 +10,6 @@ import torch
 import torch.utils.data
 
 from datapipe.containers.form import Form, errors_in_python
-from datapipe.containers.opening import open_index
 from datapipe.datasets import Original, Seen, SeenStream, Unseen, see_through, webdataset_stream
 from datapipe.errors import OptionError
 from datapipe.index.concat import AnyIndex
@@ -18,6 +17,7 @@ from datapipe.kernel.cache_settings import Cache
 from datapipe.kernel.mixing import Mixture
 from datapipe.kernel.options import one_of
 from datapipe.kinds.images.collate import BoxesForm
+from datapipe.opening.samples import open_index
 from datapipe.stores.location import is_url
 from datapipe.stores.requests import apply_settings
 from datapipe.stores.settings import Remote

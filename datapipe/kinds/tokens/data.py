@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from datapipe.containers.foreign import INDEX_DIRECTORY_NAME
-from datapipe.containers.tokens.opening import TokenSource, open_tokens
 from datapipe.core.checks import path_name
 from datapipe.core.printable import counted, printable
 from datapipe.core.user_cache import INDEXES, index_directory
@@ -27,6 +26,7 @@ from datapipe.kernel.mixing import Mixture
 from datapipe.kinds.tokens.kind import Corpus, TokenKind
 from datapipe.kinds.tokens.settings import Layout, TokenSettings
 from datapipe.kinds.tokens.tokenizer import refuse_other_tokenizer
+from datapipe.opening.tokens.opening import TokenSource, open_tokens
 from datapipe.stores.location import is_url
 from datapipe.stores.requests import apply_settings
 from datapipe.stores.settings import Remote, remote_settings

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from datapipe.containers.tokens.opening import MEGATRON, form_of, open_tokens, token_fields
 from datapipe.core.printable import counted
 from datapipe.errors import DatapipeError, OptionError
 from datapipe.index.manifest import MANIFEST_NAME, read_manifest
@@ -20,6 +19,7 @@ from datapipe.index.packs import PackSettings
 from datapipe.index.sample_index import SampleIndex
 from datapipe.index.tokens import TOKENS_CONTAINER, TokenIndex
 from datapipe.kinds.tokens.tokenizer import open_decoder, refuse_other_tokenizer
+from datapipe.opening.tokens.opening import MEGATRON, form_of, open_tokens, token_fields
 from datapipe.stores.location import is_url
 
 _LENGTHS = (0, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)

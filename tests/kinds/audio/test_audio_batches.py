@@ -18,9 +18,9 @@ from sound_files import RATE, in_16_bits, sound, write_sound
 
 import datapipe as dp
 from datapipe.cli.main import main
-from datapipe.containers.recordings import unpacking
 from datapipe.errors import DecodeError, FormatError, MissingDataError, OptionError, StateError, StorageError
 from datapipe.kinds import registry
+from datapipe.opening.recordings import unpacking
 
 FIELDS = ["audio", "lengths", "label", "id"]
 SECONDS = [0.4, 1.0, 1.3, 2.0, 2.1, 3.0, 0.9, 2.2, 2.6, 1.7, 0.5, 3.3]

@@ -21,10 +21,10 @@ from datapipe.cli.main import main  # noqa: E402
 from datapipe.codecs.video.conversion import FrameConverter  # noqa: E402
 from datapipe.codecs.video.decoding import VideoDecoder  # noqa: E402
 from datapipe.codecs.video.filling import fill_frames  # noqa: E402
-from datapipe.containers.videos.indexing import look_at  # noqa: E402
 from datapipe.errors import DecodeError, FormatError, MissingDataError, OptionError  # noqa: E402
 from datapipe.index.videos import VideoSource  # noqa: E402
 from datapipe.kinds.clips.inspection import claim  # noqa: E402
+from datapipe.opening.videos.indexing import look_at  # noqa: E402
 from datapipe.order.draws import Draws  # noqa: E402
 from datapipe.transforms import Recipe  # noqa: E402
 from datapipe.transforms.execute import cut_through, row_cuts  # noqa: E402

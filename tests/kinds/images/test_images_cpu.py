@@ -10,11 +10,11 @@ import torch
 from fixtures import jpeg
 
 from datapipe import transforms as T
-from datapipe.containers.opening import open_index
 from datapipe.fetch.local import LocalFiles
 from datapipe.index.sample_index import SampleIndex
 from datapipe.kinds.images import images_cpu
 from datapipe.kinds.images.images_cpu import BlockReport, BlockWorker
+from datapipe.opening.samples import open_index
 from datapipe.order.draws import Draws
 from datapipe.transforms import Recipe
 

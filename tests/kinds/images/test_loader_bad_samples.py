@@ -18,7 +18,7 @@ from recipes import CROP, TRAIN
 import datapipe as dp
 from datapipe import transforms as T
 from datapipe.codecs.probe import MAX_SAMPLE_NBYTES
-from datapipe.containers.opening import open_index
+from datapipe.opening.samples import open_index
 
 pytestmark = pytest.mark.usefixtures("backend")
 

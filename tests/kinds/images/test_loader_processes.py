@@ -269,7 +269,7 @@ def test_two_ranks_under_torchrun_resume_as_four(converted: Path, tmp_path: Path
 
 def test_opening_data_needs_no_torch(converted: Path, folder: Path) -> None:
     code = (
-        "import sys, numpy as np\nfrom datapipe.containers.opening import open_index\n"
+        "import sys, numpy as np\nfrom datapipe.opening.samples import open_index\n"
         "from datapipe.codecs.decode import open_decoder\n"
         "for path in sys.argv[1:]: assert len(open_index(path).look_up(np.arange(37), 'image')) == 37\n"
         "open_decoder()\nassert 'torch' not in sys.modules"

@@ -21,8 +21,8 @@ from stand_in_stores import BUCKET, directory_store, needs_obstore
 
 import datapipe as dp
 from datapipe import transforms as T
-from datapipe.containers.opening import open_index
 from datapipe.core.user_cache import REMOTE_INDEXES, user_cache
+from datapipe.opening.samples import open_index
 from datapipe.testing.loaders.kind import copies, same
 
 pytestmark = [needs_obstore, pytest.mark.slow]

@@ -17,10 +17,10 @@ from recipes import CROP, ids_of, make
 
 import datapipe as dp
 from datapipe.containers.hdf5 import rows as hdf5_rows
-from datapipe.containers.opening import open_index
 from datapipe.containers.parquet import rows as parquet_rows
 from datapipe.errors import DatapipeError, IntegrityError, StateError
 from datapipe.index.entries import RowGroup
+from datapipe.opening.samples import open_index
 from datapipe.testing.loaders.kind import copies, same
 
 MAKERS: dict[str, Callable[[Path, Path], Path]] = {

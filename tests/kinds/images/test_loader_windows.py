@@ -17,10 +17,10 @@ from stand_in_stores import BUCKET, directory_store, needs_obstore
 
 import datapipe as dp
 from converters import OnError
-from datapipe.containers.opening import open_index
 from datapipe.index.concat import ConcatIndex, select
 from datapipe.index.sample_index import SampleIndex
 from datapipe.index.stored_order import stored_order
+from datapipe.opening.samples import open_index
 from datapipe.order.plan import Cursor
 from datapipe.testing.loaders.kind import copies, same
 

@@ -1,0 +1,385 @@
+"""Documents: JSON lines of which each has a text, text files, or rows of Parquet and Arrow files.
+
+They lie in a folder, an archive or a store, compressed or not. Nothing of a line is copied: its text is a member of the object in
+a range of the file. What is compressed, lines in a store, and the texts of rows are unpacked once into the spool of the
+conversion, where they can be read at random.
+"""
+
+from __future__ import annotations
+
+import codecs
+import glob
+import itertools
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from datapipe.codecs.field_values import FieldKind, FieldSpec, json_bytes
+from datapipe.codecs.stored import member
+from datapipe.containers.form import Form
+from datapipe.containers.listing import ListedFile, is_junk
+from datapipe.containers.tables.files import open_table
+from datapipe.containers.tables.rows import GroupReader
+from datapipe.core import regular_files
+from datapipe.core.printable import listed
+from datapipe.errors import FormatError, MissingDataError, OptionError, StorageError
+from datapipe.index.listed import ANY_SIZE, ListedSample, Origin, ScanNotes, SourceFacts, Workspace, divide, join, time_of_etag
+from datapipe.index.manifest import MANIFEST_NAME
+from datapipe.index.tables import ColumnKind
+from datapipe.sources.archives.members import scan_archive, split_archive_location, split_archive_path
+from datapipe.sources.fields import Choices, in_order
+from datapipe.sources.file_tree import open_tree
+from datapipe.sources.spool import spooled, unpacked_chunks
+from datapipe.stores.location import Location, Place
+from datapipe.stores.objects import object_facts
+from datapipe.stores.transfers import download_to
+
+TEXT_SUFFIXES = (b".txt", b".text", b".md")
+LINES_SUFFIXES = (b".jsonl", b".ndjson")
+ROWS_SUFFIXES = (b".parquet", b".arrow")
+_COMPRESSIONS = {b".gz": "gzip", b".bz2": "bz2", b".xz": "xz", b".zst": "zstd"}
+_READ_NBYTES = 8 << 20
+_MAX_LINE_NBYTES = 1 << 28
+_NEWLINE = ord("\n")
+_TEXTS = ("text", "content", "document", "messages")  # members that are taken if none is chosen
+
+
+def is_text_name(name: bytes) -> bool:
+    """Return True for the name of a text file."""
+    return name.lower().endswith(TEXT_SUFFIXES)
+
+
+def is_lines_name(name: bytes) -> bool:
+    """Return True for the name of JSON lines, compressed or not."""
+    return _unpacked_name(name).endswith(LINES_SUFFIXES)
+
+
+def holds_documents(place: Place) -> str | None:
+    """Return why a place is taken for documents: its name, or those in the folder itself; None if it is not."""
+    name = os.fsencode(place.name)
+    is_missing = isinstance(place, Path) and not (place.exists() or split_archive_path(place) or glob.has_magic(str(place)))
+    if _is_wanted(name) and not is_missing:
+        return f"its name ends with {os.path.splitext(place.name)[1]}"
+    if isinstance(place, Location):
+        return None
+    if not place.exists() and glob.has_magic(str(place)):
+        found = next((one for one in glob.iglob(str(place), recursive=True) if _is_wanted(os.fsencode(one))), None)
+        return None if found is None else f"it matches {os.path.basename(found)}"
+    if not place.is_dir() or os.path.lexists(place / MANIFEST_NAME):
+        return None
+    for _, folders, names in os.walk(os.fsencode(place)):
+        folders[:] = sorted(folder for folder in folders if not is_junk(folder))
+        named = next((one for one in sorted(names) if not is_junk(one) and _is_wanted(one)), None)
+        if named is not None:
+            return f"it holds {os.fsdecode(named)}"
+    return None
+
+
+class DocumentSource:
+    """The documents under a place."""
+
+    def __init__(self, place: Place, form: Form) -> None:
+        """Raises OptionError for choices that are not possible."""
+        for name in ("root", "class_from", "class_map"):
+            if getattr(form, name) is not None:
+                raise OptionError(f"--{name.replace('_', '-')} has no effect with --from documents, which have no labels")
+        for choice in form.fields:
+            Choices.refuse_kind(choice.name, choice.kind, ("text", "json"))
+        self._place = place
+        self._kinds = {choice.name: FieldKind(choice.kind) for choice in form.fields}
+        self._inner: bytes | None = None  # the folder in an archive
+        self._names: list[bytes] = []  # of files, relative to the root; none for all below it
+        self.root: Place = place
+        if isinstance(place, Path) and not place.exists() and glob.has_magic(str(place)):
+            self._take_matches(place)
+            return
+        split = split_archive_location(place) if isinstance(place, Location) else split_archive_path(place)
+        if split is not None:
+            archive, self._inner = split
+            self.root, self._names = archive.parent, [os.fsencode(archive.name)]
+        elif self._is_file(place):
+            self.root, self._names = place.parent, [os.fsencode(place.name)]
+
+    def _take_matches(self, pattern: Path) -> None:
+        """Take the files that a pattern names. Raises MissingDataError if there are none."""
+        found = sorted(name for name in glob.glob(str(pattern), recursive=True) if _is_wanted(os.fsencode(name)))
+        if not found:
+            raise MissingDataError(f"{pattern}: matches no documents; {_REMEDY}")
+        self.root = Path(os.path.commonpath([os.path.dirname(name) or "." for name in found]))
+        self._names = [os.fsencode(os.path.relpath(name, self.root)) for name in found]
+
+    @staticmethod
+    def _is_file(place: Place) -> bool:
+        name = os.fsencode(place.name)
+        return _is_wanted(name) if isinstance(place, Location) else place.is_file()
+
+    def scan(self, notes: ScanNotes, space: Workspace) -> Iterator[ListedSample]:
+        if self._inner is not None:
+            yield from self._in_archive(self._names[0], self._inner, space, notes)
+            return
+        several: list[ListedFile] = []
+        for file in self._files(notes):
+            if is_text_name(file.name):
+                yield self._text_file(file)
+            else:
+                several.append(file)
+        places = itertools.count(1)
+        for file in sorted(several, key=lambda one: (one.directory, one.name)):
+            notes.files[join(file.directory, file.name)] = file.nbytes, file.mtime_ns
+            yield from self._lines(file, space, places) if is_lines_name(file.name) else self._rows(file, space, places)
+
+    def facts(self) -> SourceFacts:
+        fields = self._kinds or {"text": FieldKind.TEXT}
+        return SourceFacts(
+            fields=in_order([FieldSpec(name, kind) for name, kind in fields.items()]),
+            classes=None,
+            nothing="no documents in it",
+            remedy=_REMEDY,
+        )
+
+    # -- what lies there -----------------------------------------------------------------------------
+
+    def _files(self, notes: ScanNotes) -> Iterator[ListedFile]:
+        """Yield the files of documents."""
+        if not self._names:
+            yield from (file for _, file in open_tree(self.root).files([b""], notes, _is_wanted))
+        for path in self._names:
+            directory, name = divide(path)
+            if isinstance(self.root, Location):
+                found = object_facts(self.root / os.fsdecode(path))
+                yield ListedFile(b"", directory, name, found.nbytes, 0, etag=found.etag or "")
+                continue
+            here = self.root / os.fsdecode(path)
+            try:
+                status = here.stat()
+            except FileNotFoundError as exc:
+                raise MissingDataError(f"{here}: no such file; check the path of the source") from exc
+            yield ListedFile(b"", directory, name, status.st_size, status.st_mtime_ns)
+
+    def _in_archive(self, name: bytes, inner: bytes, space: Workspace, notes: ScanNotes) -> Iterator[ListedSample]:
+        for found in scan_archive(self.root, name, space, notes):
+            below = found.name
+            if inner:
+                if not below.startswith(inner + b"/"):
+                    continue
+                below = below[len(inner) + 1 :]
+            if is_text_name(below):
+                directory, file = divide(below)
+                yield ListedSample(directory, file, 0, origins={self._text_field(): found.origin}, problem=found.problem)
+            elif is_lines_name(below):
+                raise OptionError(f"{self._place}: holds {os.fsdecode(found.name)}; unpack the archive to read JSON lines in it")
+            else:
+                notes.num_ignored += 1
+
+    def _text_field(self) -> str:
+        """Return the field of text files. Raises OptionError if others were chosen."""
+        if not self._kinds:
+            return "text"
+        if list(self._kinds) != ["text"]:
+            raise OptionError(f"{self._place}: holds text files, which have the field `text` alone; leave --field out")
+        return "text"
+
+    def _text_file(self, file: ListedFile) -> ListedSample:
+        path = join(file.directory, file.name)
+        origin = Origin(path, 0, file.nbytes, file.nbytes, file.mtime_ns, etag=file.etag)
+        return ListedSample(file.directory, file.name, 0, origins={self._text_field(): origin}, problem=file.problem)
+
+    # -- JSON lines --------------------------------------------------------------------------------------
+
+    def _lines(self, file: ListedFile, space: Workspace, places: Iterator[int]) -> Iterator[ListedSample]:
+        path = join(file.directory, file.name)
+        held = self._held(path, file, space)
+        if not self._kinds:
+            self._kinds = self._chosen(held.path, path)
+        steps = {name: member(name, is_text=kind is FieldKind.TEXT) for name, kind in self._kinds.items()}
+        for line, start, end in _lines_of(held.path):
+            origins = {
+                name: Origin(held.name, start, end - start, held.nbytes, held.mtime_ns, codec, held.is_spooled)
+                for name, codec in steps.items()
+            }
+            yield ListedSample(path, b"line %d" % line, next(places), origins=origins)
+
+    def _held(self, path: bytes, file: ListedFile, space: Workspace) -> _Held:
+        """Return the file in which the lines can be read at random: itself, or one in the spool."""
+        compression = _compression_of(file.name)
+        here = self.root / os.fsdecode(path)
+        if isinstance(here, Path) and compression is None:
+            return _Held(here, path, file.nbytes, file.mtime_ns, is_spooled=False)
+        if space.spool is None:
+            raise FormatError(f"{here}: compressed, so its lines cannot be read one by one; unpack it, or convert it")
+        mtime_ns = _time_of(file, here)
+        try:
+            with spooled(space, path, nbytes=file.nbytes, mtime_ns=mtime_ns) as writer:
+                if not writer.is_complete:
+                    for chunk in _chunks(here, compression, space):
+                        writer.put(chunk)
+        except OSError as exc:
+            if isinstance(exc, StorageError):
+                raise
+            raise StorageError(exc.errno, f"{here}: cannot be unpacked into {space.spool} ({exc.strerror}); free space") from exc
+        kept = space.spool / os.fsdecode(writer.name)
+        return _Held(kept, writer.name, kept.stat().st_size, mtime_ns, is_spooled=True)
+
+    def _chosen(self, held: Path, path: bytes) -> dict[str, FieldKind]:
+        """Return the member that is the text, from the first line. Raises OptionError if that is not clear."""
+        where = self.root / os.fsdecode(path)
+        first = next(_lines_of(held), None)
+        if first is None:
+            return {}
+        with regular_files.open_file(held) as file:
+            line = os.pread(file.fileno(), first[2] - first[1], first[1])
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError) as exc:
+            raise FormatError(f"{where}: line {first[0]}: not JSON ({exc}); every line must be one JSON object") from exc
+        found = _text_among(value if isinstance(value, dict) else {}, f"{where}: which member is the text? Its lines have")
+        return {found: FieldKind.TEXT if isinstance(value[found], str) else FieldKind.JSON}
+
+    # -- rows -----------------------------------------------------------------------------------------------
+
+    def _rows(self, file: ListedFile, space: Workspace, places: Iterator[int]) -> Iterator[ListedSample]:
+        path = join(file.directory, file.name)
+        here = self.root / os.fsdecode(path)
+        if space.spool is None:
+            raise FormatError(f"{here}: its rows are not read one by one as documents; convert it")
+        table = open_table([str(here)])
+        if not self._kinds:
+            found = _text_among([column.name for column in table.columns], f"{here}: which column is the text? It has")
+            is_text = table.column(found).kind is ColumnKind.TEXT
+            self._kinds = {found: FieldKind.TEXT if is_text else FieldKind.JSON}
+        for name in self._kinds:
+            table.column(name)  # refuses a column that is not there
+        mtime_ns = _time_of(file, here)
+        names = list(self._kinds)
+        spooled_as = path + b"\0" + "\0".join(f"{name}={kind.value}" for name, kind in self._kinds.items()).encode()
+        with spooled(space, spooled_as, nbytes=file.nbytes, mtime_ns=mtime_ns) as writer:
+            reader = GroupReader(names)
+            number = 0
+            for group in range(table.num_groups):
+                columns = {name: array.to_pylist() for name, array in reader.read(table.group(group)).items()}
+                for values in zip(*(columns[name] for name in names), strict=True):
+                    number += 1
+                    origins = {
+                        name: Origin(writer.name, writer.put(data), len(data), ANY_SIZE, mtime_ns, is_spooled=True)
+                        for name, value in zip(names, values, strict=True)
+                        if (data := _bytes_of(value)) is not None
+                    }
+                    yield ListedSample(path, b"row %d" % number, next(places), origins=origins)
+
+
+class _Held(NamedTuple):
+    """The file that holds lines."""
+
+    path: Path
+    name: bytes  # relative to the root, or to the spool
+    nbytes: int
+    mtime_ns: int
+    is_spooled: bool
+
+
+def _is_wanted(name: bytes) -> bool:
+    return is_lines_name(name) or is_text_name(name) or name.lower().endswith(ROWS_SUFFIXES)
+
+
+def _text_among(names: Iterable[str], question: str) -> str:
+    """Return the name that the text is likely to have. Raises OptionError if there is none."""
+    known = list(names)
+    found = next((name for name in _TEXTS if name in known), None)
+    if found is None:
+        raise OptionError(f"{question} {listed(known) or 'nothing'}; say --field NAME")
+    return found
+
+
+def _time_of(file: ListedFile, place: Place) -> int:
+    """Return the time of a file; of an object, a number made of its etag."""
+    if isinstance(place, Location):
+        return time_of_etag(file.etag)
+    return file.mtime_ns
+
+
+def _bytes_of(value: Any) -> bytes | None:
+    """Return the value of a row in the form that fields have; None if there is none."""
+    if value is None:
+        return None
+    if isinstance(value, bytes):
+        return value
+    return value.encode(errors="surrogatepass") if isinstance(value, str) else json_bytes(value)
+
+
+def open_source(place: Place, form: Form) -> DocumentSource:
+    """Open the source; see `DocumentSource`."""
+    return DocumentSource(place, form)
+
+
+def _lines_of(path: Path) -> Iterator[tuple[int, int, int]]:
+    """Yield (line number from 1, start, end without line end) of each line that is not blank.
+
+    Raises FormatError for a line of more than 256 MB.
+    """
+    with regular_files.open_file(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        start = len(codecs.BOM_UTF8) if os.pread(file.fileno(), len(codecs.BOM_UTF8), 0) == codecs.BOM_UTF8 else 0
+        number = 0
+        block_nbytes = _READ_NBYTES
+        while start < size:
+            data = os.pread(file.fileno(), min(block_nbytes, size - start), start)
+            if not data:
+                return
+            ends = np.flatnonzero(np.frombuffer(data, np.uint8) == _NEWLINE).tolist()
+            if start + len(data) >= size and (not ends or ends[-1] != len(data) - 1):
+                ends.append(len(data))
+            if not ends:
+                if block_nbytes >= _MAX_LINE_NBYTES:
+                    raise FormatError(f"{path}: line {number + 1} has more than {_MAX_LINE_NBYTES >> 20} MB; repair the file")
+                block_nbytes *= 2
+                continue
+            begin = 0
+            for end in ends:
+                number += 1
+                if data[begin:end].strip():
+                    yield number, start + begin, start + end
+                begin = end + 1
+            start += begin
+
+
+def _chunks(place: Place, compression: str | None, space: Workspace) -> Iterator[bytes]:
+    """Yield the unpacked bytes of a file or object."""
+    if isinstance(place, Path):
+        assert compression is not None
+        yield from unpacked_chunks(place, compression)
+        return
+    with tempfile.TemporaryDirectory(dir=space.scratch) as scratch:
+        path = Path(scratch) / "object"
+        download_to(path, place)
+        if compression is not None:
+            yield from unpacked_chunks(path, compression)
+            return
+        with path.open("rb") as file:
+            yield from iter(lambda: file.read(_READ_NBYTES), b"")
+
+
+def _compression_of(name: bytes) -> str | None:
+    return _COMPRESSIONS.get(os.path.splitext(name.lower())[1])
+
+
+def _unpacked_name(name: bytes) -> bytes:
+    lowered = name.lower()
+    stem, suffix = os.path.splitext(lowered)
+    return stem if suffix in _COMPRESSIONS else lowered
+
+
+_REMEDY = "documents are {}".format(
+    ", ".join(
+        f"{what} ({', '.join(suffix.decode() for suffix in suffixes)})"
+        for what, suffixes in (
+            ("JSON lines, compressed or not", LINES_SUFFIXES),
+            ("text files", TEXT_SUFFIXES),
+            ("rows", ROWS_SUFFIXES),
+        )
+    )
+)

@@ -1,0 +1,129 @@
+"""Lists of parts of recordings or videos: a path, and start, end (seconds), label and text if there are any; CSV, JSON lines."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from datapipe.errors import DatapipeError, FormatError, MissingDataError
+from datapipe.sources.lists.rows import JSON_SUFFIXES, ManifestRow, read_rows
+from datapipe.stores.location import is_url
+
+LIST_SUFFIXES = (".csv", ".tsv", *JSON_SUFFIXES)
+
+# Columns: the first that there is.
+_PATHS = (
+    "path", "video", "video_path", "audio", "audio_path", "audio_filepath", "file", "file_name", "filename", "filepath",
+)  # fmt: skip
+_STARTS, _ENDS = ("start", "start_time", "time_start", "t_start", "offset"), ("end", "end_time", "time_end", "t_end")
+_DURATIONS = ("duration",)
+_LABELS = ("label", "class", "target", "category", "class_name")
+TEXTS = ("text", "sentence", "transcript", "transcription", "caption")
+
+
+def lists_files(path: Path, suffixes: tuple[str, ...]) -> bool:
+    """Return True for a list whose first row names a file that ends so; a list that does not parse is left to what reads it."""
+    row = None
+    with contextlib.suppress(DatapipeError):
+        row = next(read_rows(path), None)
+    cells = {} if row is None else row.cells
+    cell = cells.get(next((name for name in _PATHS if name in cells), ""))
+    return isinstance(cell, str) and cell.lower().endswith(suffixes)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ListedParts:
+    """The parts that a list names, in its order."""
+
+    paths: tuple[str, ...]  # of the files, each once: absolute, or URLs
+    file: NDArray[np.int64]  # (p,) the number of each part's file
+    start: NDArray[np.float64]  # (p,) seconds
+    end: NDArray[np.float64]  # (p,) seconds; infinite: the end of the file
+    labels: NDArray[np.int64] | None = None  # (p,); None: the list has none
+    classes: tuple[str, ...] | None = None  # by label; None: labels are numbers, or there are none
+    texts: list[str] | None = None  # of each part; None: the list has none
+
+    @classmethod
+    def whole(cls, paths: tuple[str, ...], **known: Any) -> ListedParts:
+        """Return files that are a part each, whole. `known`: their labels, classes and texts."""
+        num = len(paths)
+        return cls(paths, np.arange(num), np.zeros(num), np.full(num, np.inf), **known)
+
+
+def read_parts(path: Path, *, root: Path | None = None, has_quotes: bool = True) -> ListedParts:
+    """Return the parts that a list names. Paths are relative to `root`, by default the list's folder.
+
+    `has_quotes`: whether quotes of a CSV mean anything. Raises MissingDataError, StorageError, or FormatError, which names the
+    line, for a list that names nothing, or a part that no file can have.
+    """
+    rows = list(read_rows(path, has_quotes=has_quotes))
+    if not rows:
+        raise MissingDataError(f"{path}: names no files")
+    columns = dict.fromkeys(name for row in rows for name in row.cells)
+    named, start, end, duration, label, text = (
+        next((name for name in names if name in columns), None) for names in (_PATHS, _STARTS, _ENDS, _DURATIONS, _LABELS, TEXTS)
+    )
+    if named is None:
+        raise FormatError(f"{path}: no column names the files ({', '.join(columns)}); call it path")
+    base = (root or path.parent).absolute()
+    numbers: dict[str, int] = {}
+    file, starts, ends = [], [], []
+    for row in rows:
+        where = f"{path}: line {row.line}"
+        name = row.cells.get(named)
+        if not isinstance(name, str) or not name:
+            raise FormatError(f"{where}: {named} is {name!r:.60}; name a file")
+        name = name if is_url(name) else os.path.normpath(os.path.join(base, name))
+        file.append(numbers.setdefault(name, len(numbers)))
+        begin = _seconds(row.cells, start, where, otherwise=0.0)
+        stop = _seconds(row.cells, end, where, otherwise=begin + _seconds(row.cells, duration, where, otherwise=math.inf))
+        if not 0 <= begin < stop:
+            raise FormatError(f"{where}: from {begin:g} to {stop:g} s is no part of a file; repair it")
+        starts.append(begin)
+        ends.append(stop)
+    labels, classes = (None, None) if label is None else _labels([row.cells.get(label) for row in rows], path, label)
+    texts = None if text is None else [_text(row, text, path) for row in rows]
+    return ListedParts(tuple(numbers), np.array(file, np.int64), np.array(starts), np.array(ends), labels, classes, texts)
+
+
+def _seconds(cells: Mapping[str, Any], column: str | None, where: str, *, otherwise: float) -> float:
+    """Return a number of seconds; `otherwise` for an empty cell."""
+    cell = None if column is None else cells.get(column)
+    if cell is None or cell == "":
+        return otherwise
+    try:
+        seconds = float(cell)
+    except (TypeError, ValueError):
+        seconds = math.nan
+    if not math.isfinite(seconds):
+        raise FormatError(f"{where}: {column} is {cell!r:.60}; give seconds, such as 12.5")
+    return seconds
+
+
+def _labels(cells: Sequence[Any], path: Path, column: str) -> tuple[NDArray[np.int64] | None, tuple[str, ...] | None]:
+    """Return labels as numbers: those of the list if all are whole numbers, else places among the sorted names."""
+    texts = [str(cell) if isinstance(cell, (str, int)) and not isinstance(cell, bool) else "" for cell in cells]
+    if not any(texts):
+        return None, None
+    if "" in texts:
+        raise FormatError(f"{path}: row {texts.index('') + 1} has no {column}; give one to each row, or to none")
+    if all(text.isdecimal() for text in texts):
+        return np.array([int(text) for text in texts], np.int64), None
+    classes = tuple(sorted({*texts}, key=os.fsencode))
+    known = {name: label for label, name in enumerate(classes)}
+    return np.array([known[text] for text in texts], np.int64), classes
+
+
+def _text(row: ManifestRow, column: str, path: Path) -> str:
+    cell = row.cells.get(column)
+    if cell is not None and not isinstance(cell, str):
+        raise FormatError(f"{path}: line {row.line}: {column} is {cell!r:.60}; give a text")
+    return cell or ""

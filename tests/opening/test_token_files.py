@@ -1,0 +1,190 @@
+"""Files of token ids of other libraries are read in place, and refused where they do not fit together."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from token_corpora import random_documents, read_documents, write_datatrove, write_megatron
+
+import datapipe as dp
+from datapipe.errors import DatapipeError, FormatError, MissingDataError, OptionError
+from datapipe.opening.tokens.opening import open_tokens
+
+DOCUMENTS = random_documents(50)
+EOS = 0
+
+
+def plain(path: Path, *, dtype: str = "uint16") -> Path:
+    np.concatenate([np.append(document, EOS) for document in DOCUMENTS]).astype(dtype).tofile(path)
+    return path
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "int32"])
+def test_megatron(dtype: str, tmp_path: Path) -> None:
+    path = write_megatron(tmp_path / "a", DOCUMENTS, dtype)
+    for named in (path, path.with_suffix(".idx"), tmp_path, f"{tmp_path}/*.bin", f"{tmp_path}/a.*"):
+        index = open_tokens(named)
+        assert read_documents(index) == [document.tolist() for document in DOCUMENTS]
+        assert index.facts.dtype == dtype
+
+
+def test_megatron_documents_of_several_sequences(tmp_path: Path) -> None:
+    index = open_tokens(write_megatron(tmp_path / "a", DOCUMENTS, per_document=3))
+    assert read_documents(index) == [np.concatenate(DOCUMENTS[first : first + 3]).tolist() for first in range(0, 50, 3)]
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "uint32"])
+def test_datatrove(dtype: str, tmp_path: Path) -> None:
+    index = open_tokens(write_datatrove(tmp_path, DOCUMENTS, dtype))
+    assert read_documents(index) == [document.tolist() for document in DOCUMENTS]
+    assert index.facts.dtype == dtype
+
+
+def test_bare_files_are_divided_after_the_token_that_ends_documents(tmp_path: Path) -> None:
+    path = plain(tmp_path / "train.bin")
+    expected = [[*document.tolist(), EOS] for document in DOCUMENTS]
+    for _ in range(2):  # the second time from the cache
+        assert read_documents(open_tokens(path, dtype="uint16", eos=EOS)) == expected
+    assert read_documents(open_tokens(path, dtype="uint16")) == [[token for document in expected for token in document]]
+    with path.open("ab") as file:
+        file.write(np.array([5, 6], "<u2").tobytes())
+    assert read_documents(open_tokens(path, dtype="uint16", eos=EOS)) == [*expected, [5, 6]]
+
+
+def test_bare_files_of_many_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("datapipe.opening.tokens.plain._READ_NBYTES", 64)
+    expected = [[*document.tolist(), EOS] for document in DOCUMENTS]
+    assert read_documents(open_tokens(plain(tmp_path / "train.bin"), dtype="uint16", eos=EOS)) == expected
+
+
+def test_arrays_of_numpy_say_what_they_hold(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.arange(1, 30, dtype=np.uint32))
+    plain(tmp_path / "b.npy")  # as OLMo writes them, without a header
+    assert read_documents(open_tokens(tmp_path / "a.npy")) == [list(range(1, 30))]
+    assert len(open_tokens(tmp_path / "b.npy", dtype="uint16", eos=EOS)) == len(DOCUMENTS)
+
+
+def test_several_files_in_order(tmp_path: Path) -> None:
+    for name, some in (("b", DOCUMENTS[:20]), ("a", DOCUMENTS[20:])):
+        write_megatron(tmp_path / name, some)
+    assert read_documents(open_tokens(tmp_path)) == [document.tolist() for document in (*DOCUMENTS[20:], *DOCUMENTS[:20])]
+    files = [tmp_path / "b.bin", tmp_path / "a.bin"]
+    assert read_documents(open_tokens(files)) == [document.tolist() for document in DOCUMENTS]
+
+
+def test_ids_do_not_depend_on_where_files_lie(tmp_path: Path) -> None:
+    paths = [write_datatrove(tmp_path / name, DOCUMENTS) for name in ("a", "b")]
+    others = [write_datatrove(tmp_path / name, some) for name, some in (("c", DOCUMENTS[:-1]), ("d", DOCUMENTS[::-1]))]
+    assert open_tokens(paths[0]).fingerprint == open_tokens(paths[1]).fingerprint
+    assert len({open_tokens(path).fingerprint for path in (*others, paths[0])}) == 3
+
+
+@pytest.mark.parametrize("place", [0, 20])
+@pytest.mark.parametrize("value", [-8, 2**63 - 8])
+def test_sequences_of_megatron_that_lie_nowhere(place: int, value: int, tmp_path: Path) -> None:
+    path = write_megatron(tmp_path / "a", DOCUMENTS)
+    index = bytearray(path.with_suffix(".idx").read_bytes())
+    begin = 34 + 4 * len(DOCUMENTS) + 8 * place
+    index[begin : begin + 8] = value.to_bytes(8, "little", signed=True)
+    path.with_suffix(".idx").write_bytes(index)
+    with pytest.raises(FormatError, match="get the file again"):
+        open_tokens(path).shard(0)
+
+
+@pytest.mark.parametrize("values", [(1 << 62, -(1 << 62) - 1), (5, 4), (-1, 0), (0, 1 << 62)])
+def test_ends_of_documents_that_do_not_ascend(values: tuple[int, int], tmp_path: Path) -> None:
+    """Also where their differences fit no 64 bits, and seem to ascend."""
+    path = write_megatron(tmp_path / "a", DOCUMENTS, per_document=2)
+    index = bytearray(path.with_suffix(".idx").read_bytes())
+    for place, value in enumerate(values):
+        begin = len(index) - 8 * (26 - 3 - place)
+        index[begin : begin + 8] = value.to_bytes(8, "little", signed=True)
+    path.with_suffix(".idx").write_bytes(index)
+    with pytest.raises(FormatError, match=r"a\.idx: its documents do not ascend"):
+        open_tokens(path).shard(0)
+    other = write_datatrove(tmp_path / "b", DOCUMENTS) / "x.ds.index"
+    ends = np.fromfile(other, "<i8")
+    ends[[0, 1] if values[0] < 0 else [3, 4]] = values
+    ends.tofile(other)
+    with pytest.raises(FormatError, match=r"x\.ds\.index: the ends of documents do not ascend"):
+        open_tokens(tmp_path / "b").shard(0)
+
+
+def test_a_corpus_without_documents_has_no_rows(tmp_path: Path) -> None:
+    data = struct.pack("<9sQBQQ", b"MMIDIDX\x00\x00", 1, 8, 0, 1) + bytes(8)
+    (tmp_path / "a.idx").write_bytes(data)
+    (tmp_path / "a.bin").write_bytes(b"")
+    for packing in ("best-fit", "concat", "pad"):
+        with pytest.raises(MissingDataError, match=r"a\.bin: no rows of 8 tokens"):
+            dp.Tokens(tmp_path / "a.bin", 8, packing=packing)  # type: ignore[arg-type]
+
+
+def test_kept_ends_that_are_not_those_of_the_file_are_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = plain(tmp_path / "train.bin")
+    expected = read_documents(open_tokens(path, dtype="uint16", eos=EOS))
+    (kept,) = (tmp_path / "cache").rglob("ends")
+    sound = kept.read_bytes()
+    for damaged in (b"", sound[:-3], sound[:-8], bytes(len(sound)), sound[8:16] + sound):
+        kept.write_bytes(damaged)
+        assert read_documents(open_tokens(path, dtype="uint16", eos=EOS)) == expected
+        assert kept.read_bytes() == sound
+
+
+WRONG = {
+    "no such file": (lambda path: path / "x.bin", {}, MissingDataError, "no such file"),
+    "empty folder": (lambda path: path, {}, MissingDataError, "no converted set, and no files of token ids"),
+    "no match": (lambda path: f"{path}/*.bin", {}, MissingDataError, "no file matches"),
+    "no files": (lambda path: [], {}, OptionError, "name at least one file"),
+    "no dtype": (lambda path: plain(path / "x.bin"), {}, OptionError, "pass dtype='uint16'"),
+    "dtype": (lambda path: plain(path / "x.bin"), {"dtype": "float32"}, OptionError, "token ids are one of uint8"),
+    "odd bytes": (lambda path: _cut(plain(path / "x.bin"), 3), {"dtype": "uint16"}, FormatError, "no whole number of uint16 ids"),
+    "eos of an index": (lambda path: _datatrove(path), {"eos": 0}, OptionError, "leave eos out"),
+    "dtype of an index": (lambda path: _datatrove(path), {"dtype": "uint32"}, FormatError, "are uint16, not uint32"),
+    "field": (lambda path: _datatrove(path), {"field": "x"}, OptionError, "leave it out"),
+    "no index": (lambda path: _without(_datatrove(path), "x.ds.index"), {}, MissingDataError, "a .ds and a .ds.index"),
+    "no data": (lambda path: _without(_megatron(path), "x.bin"), {}, DatapipeError, "no such file|holds no"),
+    "cut data": (lambda path: _cut(_megatron(path), 10), {}, FormatError, "its index says more"),
+    "cut datatrove": (lambda path: _cut(_datatrove(path) / "x.ds", 2), {}, FormatError, "do not fit the ends"),
+    "cut index": (lambda path: _cut(_megatron(path).with_suffix(".idx"), 9), {}, FormatError, "sequences need"),
+    "short index": (lambda path: _cut(_megatron(path).with_suffix(".idx"), 990), {}, FormatError, "too short|need"),
+    "matrix": (lambda path: _saved(path / "x.npy", np.zeros((3, 3), np.uint16)), {}, FormatError, "not one row of"),
+    "big-endian": (lambda path: _saved(path / "x.npy", np.arange(3, dtype=">u2")), {}, FormatError, "little-endian"),
+    "large numbers": (lambda path: _saved(path / "x.npy", np.zeros(3, np.uint64)), {}, FormatError, "x.npy: holds <u8 .* int64"),
+    "numbers": (lambda path: _saved(path / "x.npy", np.zeros(3)), {}, FormatError, "not one row of little-endian"),
+    "forms": (lambda path: [_datatrove(path) / "x.ds", plain(path / "y.bin")], {}, FormatError, "several forms"),
+}  # fmt: skip
+
+
+def _datatrove(path: Path) -> Path:
+    return write_datatrove(path, DOCUMENTS)
+
+
+def _megatron(path: Path) -> Path:
+    return write_megatron(path / "x", DOCUMENTS)
+
+
+def _cut(path: Path, nbytes: int) -> Path:
+    path.write_bytes(path.read_bytes()[:-nbytes])
+    return path
+
+
+def _without(path: Path, name: str) -> Path:
+    ((path if path.is_dir() else path.parent) / name).unlink()
+    return path if path.is_dir() else path.with_suffix(".idx")
+
+
+def _saved(path: Path, array: np.ndarray) -> Path:
+    np.save(path, array)
+    return path
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_what_cannot_be_read_is_an_error_with_a_remedy(wrong: str, tmp_path: Path) -> None:
+    make, options, error, message = WRONG[wrong]
+    with pytest.raises(error, match=message) as caught:
+        open_tokens(make(tmp_path), **options)
+    assert "\n" not in str(caught.value)
