@@ -272,7 +272,7 @@ def code_lines(source: str) -> int:
 
 
 def test_no_room_is_too_large_to_know() -> None:
-    """One that outgrows this is divided along its imports; a kind of data is a room of its own, and so is each part of converters."""
+    """One that outgrows this is divided along its imports. A kind of data is a room of its own, as is each part of converters."""
     assert code_lines('"""What it is."""\n\n# Why.\nA = """\nb"""\ndef f():\n    """It."""\n    return (\n        1)\n') == 5
     sizes: dict[str, int] = {}
     for name, path in modules(ROOT).items():
