@@ -7,6 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from datapipe.analysis.judge.steady import find_steady, settles_at
+from datapipe.analysis.judge.verdict import VerdictKind, figures_of, judge
 from datapipe.instruments.measure.timeline import STEP, Steps
 
 RNG = np.random.default_rng
@@ -81,6 +82,22 @@ def test_a_buffer_seen_to_run_out_is_not_steady_though_nothing_waits_yet() -> No
     full_to_the_end = np.minimum(64, 200 - np.arange(200))  # of the pass: nothing is added any more
     assert find_steady(made(np.zeros(200), num_ready=full_to_the_end)).is_settled
     assert find_steady(made(np.zeros(200))).is_settled
+
+
+def test_of_passes_that_are_too_short_the_second_half_of_all_is_judged() -> None:
+    gaps = RNG(5).normal(0.03, 0.003, (4, 16))
+    steps = np.concatenate([made(one, pass_id=number) for number, one in enumerate(gaps)])
+    steady = find_steady(steps)
+    assert (steady.is_settled, steady.num_first, steady.num_steps, steady.num_unsettled) == (False, 4, 30, 30)
+    assert set(steps["pass_id"][steady.chosen]) == {2, 3}
+    verdict = judge(figures_of(steps))
+    assert verdict.kind is VerdictKind.DATA_BOUND
+    assert verdict.starvation is not None
+    assert verdict.starvation.value == pytest.approx(0.75, abs=0.03)
+    busy = np.concatenate([made(one, pass_id=number) for number, one in enumerate(gaps * 0)])
+    assert judge(figures_of(busy)).kind is VerdictKind.NOT_ENOUGH, "waiting may begin later"
+    few = find_steady(steps[:33])
+    assert (few.is_settled, few.num_steps, few.num_unsettled) == (False, 0, 30)
 
 
 def test_passes_are_looked_at_one_by_one_and_evaluation_not_at_all() -> None:

@@ -48,10 +48,11 @@ def find_steady(steps: Steps) -> Steady:
     """Find the steady part of all training passes together.
 
     A pass has settled if at least half of it lies after the cut, and its buffer is no longer draining. If none has, the second
-    halves of passes are taken for want of better, with `is_settled` False.
+    halves of passes are taken for want of better, with `is_settled` False; of passes that are too short, the second half of all.
     """
     chosen, halves = np.zeros(len(steps), np.bool_), np.zeros(len(steps), np.bool_)
     training = ~steps["is_evaluation"]
+    joined = np.flatnonzero(training & ~steps["is_first"])
     for number in np.unique(steps["pass_id"][training]):
         rows = np.flatnonzero(training & (steps["pass_id"] == number) & ~steps["is_first"])
         start = settles_at(step_times(steps[rows]))
@@ -59,6 +60,8 @@ def find_steady(steps: Steps) -> Steady:
             chosen[rows[start:]] = True
         if len(rows) >= 2 * MIN_STEPS:
             halves[rows[len(rows) // 2 :]] = True
+    if not halves.any() and len(joined) >= 2 * MIN_STEPS:
+        halves[joined[len(joined) // 2 :]] = True
     is_settled = bool(chosen.any())
     chosen = chosen if is_settled else halves
     num_first = int((training & steps["is_first"]).sum())
