@@ -180,7 +180,7 @@ def _reason(use: Import) -> str | None:
     if used is None:
         return "a room without a level: give it one in tests/test_imports.py"
     if _inside(importer, "converters"):
-        return None if used <= CONVERTERS_MAY_USE else "converters use datapipe only up to containers"
+        return None if used <= CONVERTERS_MAY_USE else "converters use datapipe only up to opening"
     own = _level(importer)
     if own is None:
         return "a room without a level: give it one in tests/test_imports.py"

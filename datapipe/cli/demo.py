@@ -119,8 +119,8 @@ def generate(photos: Path, num_images: int) -> Path:
     if photos.exists():
         found = sum(1 for _ in photos.glob("*/*.jpg"))
         if found != num_images:
-            what = f"exists, and is no folder of {num_images} photographs that this command made ({found} *.jpg in it)"
-            raise OptionError(f"{photos}: {what}; name a new directory")
+            remedy = f"pass --images {found}, or name a new directory" if found else "name a new directory"
+            raise OptionError(f"{photos}: exists, and holds {found} photographs (*/*.jpg), not {num_images}; {remedy}")
         return photos
     unfinished = photos.with_name(photos.name + ".unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)

@@ -127,17 +127,18 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = build_parser()
     args, unknown = parser.parse_known_args(argv)
     if unknown:
-        args.parser.error(_about_unknown(unknown[0], list(args.parser._option_string_actions)))
+        args.parser.error(_about_unknown(unknown, list(args.parser._option_string_actions)))
     return args
 
 
-def _about_unknown(argument: str, options: Sequence[str]) -> str:
-    """Return what to say of an argument that a command does not know."""
-    if not argument.startswith("-"):
-        return f"unrecognized argument: {argument}"
-    name = argument.partition("=")[0]
-    near = difflib.get_close_matches(name, options, n=1)
-    return f"unknown option {name}" + (f"; did you mean {near[0]}?" if near else "")
+def _about_unknown(arguments: Sequence[str], options: Sequence[str]) -> str:
+    """Return what to say of arguments that a command does not know."""
+    unknown = [name for one in arguments if len(name := one.partition("=")[0]) > 2 and name.startswith("-")]
+    if not unknown:
+        return f"unrecognized arguments: {' '.join(arguments)}"
+    near = [difflib.get_close_matches(name, options, n=1) for name in unknown]
+    meant = " and ".join(found[0] for found in near if found)
+    return f"unknown option{'s' * (len(unknown) > 1)} {', '.join(unknown)}" + (f"; did you mean {meant}?" if meant else "")
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -11,7 +11,7 @@ from datapipe.core.printable import counted
 from datapipe.core.waiting import SILENT_S
 
 _LINE_EVERY_S = 10.0
-_FEW = 10  # units that are done, or a share of one in so many, before the time left is told
+_ENOUGH = 0.01  # share that is done before the time left is told: the time to start counts for all before that
 _PREFIXES = ("", "k", "M", "G", "T")
 
 
@@ -76,7 +76,7 @@ class Progress:
             text = f"{self._label}: {self._number(self._done)} of {self._amount(self._total)}{share}, {self._amount(rate)}/s"
         else:
             text = f"{self._label}: {self._amount(self._done)}, {self._amount(rate)}/s"
-        if self._total and (self._done >= _FEW or self._done >= self._total / _FEW):  # before that a start-up would count for all
+        if self._total and self._done >= self._total * _ENOUGH:
             text += f", {max(0, self._total - self._done) / rate:.0f} s left"
         return text + (f", {counted(self._errors, 'error')}" if self._errors else "")
 

@@ -148,7 +148,7 @@ def _member_of(data: bytes, step: _Step) -> bytes:
         value = _object_with(step.name, msgspec.Raw).decode(data).value  # type: ignore[attr-defined]
         if value is not msgspec.UNSET:
             return msgspec.json.decode(value, type=str).encode() if step.kind == "text" else bytes(value)
-        problem = ""
+        problem = f"its object has no member {step.name!r}"
     except (msgspec.MsgspecError, ValueError, RecursionError) as exc:  # ValueError: a name with a quote or a backslash
         what = "text" if step.kind == "text" else "JSON"
         problem = f"its member {step.name!r} is no {what}: {str(exc).splitlines()[0]:.100}"
@@ -160,10 +160,10 @@ def _without_member(data: bytes, name: str) -> str | None:
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as exc:
-        return f"not JSON ({exc})"
+        return f"what it lies in is not JSON ({exc})"
     if not isinstance(value, dict):
-        return f"is no JSON object: {data[:40]!r}"
-    return None if name in value else f"its object has no member {name!r}, only {listed(list(value)) or 'none'}"
+        return f"what it lies in is no JSON object: {data[:40]!r}"
+    return None if name in value else f"its object has no member {name!r}, only {listed([one[:40] for one in value]) or 'none'}"
 
 
 @functools.lru_cache(maxsize=64)

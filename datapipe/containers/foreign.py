@@ -1,8 +1,8 @@
 """Make and keep the index of data that datapipe did not write, on first use.
 
 The index of shards is kept in `.datapipe-index/` next to them, so that every rank and node finds it; that of listings
-(`listed`), where another directory could count as a class, and that of read-only places, in the user's cache directory. It is
-made under a lock, and made again when the data has changed, which sizes and modification times show.
+(`opening/listed`), where another directory could count as a class, and that of read-only places, in the user's cache directory.
+It is made under a lock, and made again when the data has changed, which sizes and modification times show.
 """
 
 from __future__ import annotations

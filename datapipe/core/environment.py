@@ -68,11 +68,14 @@ def install_command(name: str) -> str:
 
 @functools.cache
 def extra(name: str) -> str:
-    """Return an extra of this package as pip takes it: of the folder that it was installed from, if pip noted one (PEP 610)."""
+    """Return an extra of this package as pip takes it: of the folder or repository that pip noted to be its source (PEP 610)."""
     package = "gpu-datapipe"
     with contextlib.suppress(importlib.metadata.PackageNotFoundError, ValueError, KeyError, TypeError):
         noted = json.loads(importlib.metadata.distribution(package).read_text("direct_url.json") or "{}")
-        folder = urllib.parse.unquote(urllib.parse.urlsplit(noted["url"]).path) if "dir_info" in noted else ""
+        url = str(noted["url"])
+        if "vcs_info" in noted:
+            return shlex.quote(f"{package}[{name}] @ {noted['vcs_info']['vcs']}+{url}")
+        folder = urllib.parse.unquote(urllib.parse.urlsplit(url).path) if "dir_info" in noted else ""
         package = folder if folder and os.path.isfile(os.path.join(folder, "pyproject.toml")) else package
     return shlex.quote(f"{package}[{name}]")
 

@@ -7,6 +7,7 @@ a line of a command when it is printed.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Sequence
 from typing import TextIO
@@ -53,6 +54,12 @@ def get_logger(name: str) -> logging.Logger:
     if _make_printable not in logger.filters:
         logger.addFilter(_make_printable)
     return logger
+
+
+@functools.lru_cache(maxsize=1000)
+def warn_once(logger: logging.Logger, text: str) -> None:
+    """Log a warning, once in a process."""
+    logger.warning("%s", text)
 
 
 def _escape(code: int) -> str:

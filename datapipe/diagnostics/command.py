@@ -11,7 +11,8 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+import zipfile
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -36,8 +37,11 @@ from datapipe.instruments.measure.recorded import SUFFIX, read_processes
 from datapipe.instruments.torch_stages.ranges import open_recorder
 
 _DIAGNOSIS, _PAGE, _TRACE = "diagnosis.json", "diagnosis.html", "trace.json"
-_OF_SCRIPTS = ("", ".py", ".pyw", ".pyc", ".pyz", ".zip")
-_OPTIONS = ("--out", "--steps", "--trials", "--apply", "--batch-sizes", "--fail-if", "--profile", "--flops", "--nvtx", "--json")
+_OF_SCRIPTS, _OF_SHELLS = ("", ".py", ".pyw"), (".sh", ".bash", ".zsh")
+_OF_DATA = (
+    ".csv", ".tsv", ".json", ".jsonl", ".parquet", ".arrow", ".feather", ".tar", ".gz", ".h5", ".hdf5", ".npy", ".npz",
+    ".tfrecord", ".jpg", ".jpeg", ".png", ".mp4", ".wav", ".flac", ".txt",
+)  # fmt: skip
 _DATASET_S = 4.0  # at most, of the time for trials, for each trial of the script's own code
 _SNAPSHOT_S = 10.0  # the first snapshot; the next after twice as long, and so on
 
@@ -96,6 +100,8 @@ def run(args: argparse.Namespace) -> int:
     if (recorded := _recording(args)) is not None:
         return _report(args, _diagnosis_of(recorded), 0, conditions, _fresh_directory(args.out))
     command = _command(args)
+    if command[0] not in ("--", "-m"):
+        _tell_of_misplaced(command, args.parser._option_string_actions)
     if args.steps is not None and args.steps < 1:
         raise OptionError(f"--steps is {args.steps}; it must be at least 1")
     if not 0 <= args.trials < float("inf"):
@@ -154,7 +160,6 @@ def _command(args: argparse.Namespace) -> list[str]:
         raise MissingDataError(f"{command[0]}: no such script; a command other than a Python script goes after --")
     if command[0] not in ("--", "-m"):
         _refuse_data(Path(command[0]))
-        _tell_of_misplaced(command)
     if command[0] != "--":
         first = Path.cwd() if command[0] == "-m" else Path(command[0]).resolve().parent
         further = os.environ.get("PYTHONPATH")
@@ -166,22 +171,31 @@ def _command(args: argparse.Namespace) -> list[str]:
 
 
 def _refuse_data(path: Path) -> None:
-    """Raise OptionError for what is no script of Python's: a folder or a file of data."""
-    if (path.is_dir() and not (path / "__main__.py").exists()) or (path.suffix not in _OF_SCRIPTS and path.is_file()):
+    """Raise OptionError for what is no script of Python's: a folder, a file of data, a script of a shell."""
+    if path.suffix in _OF_SHELLS:
+        raise OptionError(f"{path}: no Python script; what else is to run goes after --: datapipe diagnose -- bash {path}")
+    if (path / _DIAGNOSIS).exists():
+        raise OptionError(f"{path}: holds a diagnosis; its page is {path / _PAGE}, and --compare A B says how two differ")
+    if path.is_dir():
+        is_data = not (path / "__main__.py").exists()
+    else:
+        is_data = path.suffix in _OF_DATA or (zipfile.is_zipfile(path) and "__main__.py" not in zipfile.ZipFile(path).namelist())
+    if is_data:
         raise OptionError(
-            f"{path}: neither a Python script nor a recording; a loader over it alone is measured by `datapipe bench {path}`;"
-            " a command other than a Python script goes after --"
+            f"{path}: neither a Python script nor a recording; to measure a loader over it: `datapipe bench {path}`"
         )
 
 
-def _tell_of_misplaced(command: Sequence[str]) -> None:
-    """Say which options that look like ours are passed to a script that does not mention them."""
-    given = [option for one in command[1:] if (option := one.partition("=")[0]) in _OPTIONS]
+def _tell_of_misplaced(command: Sequence[str], options: Collection[str]) -> None:
+    """Say which of our options are passed to a script that does not know them."""
+    script, *arguments = command
+    if Path(script).suffix not in _OF_SCRIPTS:
+        return
     with suppress(OSError, DatapipeError):
-        text = read_bytes(Path(command[0])).decode(errors="replace")
-        if misplaced := [option for option in given if option not in text]:
-            what = f"passed to {command[0]}, which does not mention it"
-            tell(f"{', '.join(misplaced)}: {what}; options of diagnose come before the script")
+        words = {*re.findall(r"\w+", read_bytes(Path(script)).decode(errors="replace"))}  # `steps` may become --steps
+        given = [option for one in arguments if (option := one.partition("=")[0]) in options]
+        if misplaced := [option for option in given if option[2:].replace("-", "_") not in words]:
+            tell(f"passed to {script}, which does not know it: {', '.join(misplaced)}; options of diagnose come before that")
 
 
 def _fresh_directory(wanted: Path | None) -> Path:

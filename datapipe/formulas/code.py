@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import ast
 import linecache
-import threading
 import types
 from collections.abc import Iterator
+
+from datapipe.core.parsing import parse
 
 _COMPARED = (
     "co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_argcount", "co_kwonlyargcount", "co_posonlyargcount",
     "co_flags", "co_qualname",
 )  # fmt: skip
-_ONE_AT_A_TIME = threading.Lock()  # Python 3.11 raises SystemError in one of two threads that parse (python/cpython#106905)
 
 
 def statements_of(function: types.FunctionType) -> list[ast.stmt] | None:
@@ -24,8 +24,7 @@ def statements_of(function: types.FunctionType) -> list[ast.stmt] | None:
     linecache.checkcache(code.co_filename)
     source = "".join(linecache.getlines(code.co_filename, function.__globals__))
     try:
-        with _ONE_AT_A_TIME:
-            tree = ast.parse(source)
+        tree = parse(source)
         # The whole file: its imports change how calls compile.
         module = compile(source, code.co_filename, "exec", dont_inherit=True)
     except (SyntaxError, ValueError, RecursionError, SystemError):

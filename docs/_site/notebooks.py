@@ -26,7 +26,7 @@ def notebook(page: str, extra: str) -> dict[str, Any]:
     cells: list[dict[str, Any]] = []
     page, num_replaced = _TYPING.subn("Run the cells from top to bottom.", page)
     if num_replaced != 1:
-        raise ValueError(f"once a page says 'Type everything as it stands ... Outputs are shortened.': found {num_replaced}")
+        raise ValueError(f"a page must say 'Type everything ... Outputs are shortened.' exactly once; found {num_replaced}")
     place = 0
     for found in _BLOCK.finditer(page):
         _add(cells, "markdown", _LINK.sub(r"\1", page[place : found.start()]))

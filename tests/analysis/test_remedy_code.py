@@ -82,7 +82,10 @@ def carry_out(how: Instruction, loader: Any) -> Any:
     [
         ("dl = DataLoader(data)", 1, "dl"),
         ("def main():\n    train_loader: DataLoader = DataLoader(\n        data,\n    )", 3, "train_loader"),
-        ("class A:\n    def f(self):\n        self.loader = make(DataLoader(data))", 3, "self.loader"),
+        ("class A:\n    def f(self):\n        self.loader = torch.utils.data.DataLoader(data)", 3, "self.loader"),
+        ("loader = make(DataLoader(data))", 1, None),
+        ("history = trainer.fit(model, DataLoader(data))", 1, None),
+        ("loader = Other(data)", 1, None),
         ("dl = DataLoader(data)", 2, None),
         ("a = b = DataLoader(data)", 1, None),
         ("a, b = DataLoader(data), DataLoader(other)", 1, None),
@@ -95,12 +98,12 @@ def carry_out(how: Instruction, loader: Any) -> Any:
 def test_the_name_that_a_script_gives_its_loader(source: str, line: int, name: str | None, tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text(source)
-    assert assigned_name(f"{path}:{line}") == name
+    assert assigned_name(f"{path}:{line}", "torch.utils.data.dataloader.DataLoader") == name
 
 
 @pytest.mark.parametrize("site", [None, "", "/nowhere/train.py:3", "train.py", "<string>:1"])
 def test_without_a_source_the_name_is_unknown(site: str | None) -> None:
-    assert assigned_name(site) is None
+    assert assigned_name(site, "DataLoader") is None
 
 
 def test_the_code_has_the_name_of_the_script(root: Path, tmp_path: Path) -> None:

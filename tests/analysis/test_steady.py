@@ -94,10 +94,16 @@ def test_of_passes_that_are_too_short_the_second_half_of_all_is_judged() -> None
     assert verdict.kind is VerdictKind.DATA_BOUND
     assert verdict.starvation is not None
     assert verdict.starvation.value == pytest.approx(0.75, abs=0.03)
+    assert "its passes are too short to tell whether it has settled" in verdict.reason
     busy = np.concatenate([made(one, pass_id=number) for number, one in enumerate(gaps * 0)])
-    assert judge(figures_of(busy)).kind is VerdictKind.NOT_ENOUGH, "waiting may begin later"
-    few = find_steady(steps[:33])
-    assert (few.is_settled, few.num_steps, few.num_unsettled) == (False, 0, 30)
+    unknown = judge(figures_of(busy))
+    assert unknown.kind is VerdictKind.NOT_ENOUGH, "waiting may begin later"
+    assert unknown.reason.startswith(
+        "its passes are too short to tell whether the loop has settled; in the second half of all of them 0.0%"
+    )
+    few = judge(figures_of(steps[:33]))
+    assert (few.figures.is_settled, few.figures.num_steps, few.figures.num_unsettled) == (False, 0, 30)
+    assert "a pass of 17 steps is needed, or 32 steps in all that clearly wait; run longer" in few.reason
 
 
 def test_passes_are_looked_at_one_by_one_and_evaluation_not_at_all() -> None:

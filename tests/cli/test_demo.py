@@ -45,7 +45,7 @@ def test_whole_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytes
     assert found["loaders"][0]["kind"] == "datapipe.kinds.loader.DataLoader"
     # a second run keeps the photographs, and says so if their number differs from the requested one
     assert main(["demo", "--out", str(out), "--images", "131"]) == 2
-    assert "no folder of 131 photographs that this command made (130 *.jpg in it); name a new directory" in capfd.readouterr().err
+    assert "holds 130 photographs (*/*.jpg), not 131; pass --images 130, or name a new directory" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import shutil
 import signal
 import sys
 import textwrap
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -345,11 +346,10 @@ def test_a_transformers_trainer(diagnose: Diagnose) -> None:
         (["--"], 2, "nothing to run"),
         (["-m"], 2, "nothing to run"),
         (["nosuch.py"], 1, "nosuch.py: no such script"),
-        (
-            ["held"],
-            2,
-            "neither a Python script nor a recording; a loader over it alone is measured by `datapipe bench held`",
-        ),
+        (["held"], 2, "held: holds a diagnosis; its page is held/diagnosis.html, and --compare A B says how two differ"),
+        (["photos"], 2, "neither a Python script nor a recording; to measure a loader over it: `datapipe bench photos`"),
+        (["photos.zip"], 2, "photos.zip: neither a Python script nor a recording"),
+        (["run.sh"], 2, "no Python script; what else is to run goes after --: datapipe diagnose -- bash run.sh"),
         (["labels.csv", "--lr", "3"], 2, "labels.csv: neither a Python script nor a recording"),
         (["--steps", "0", "train.py"], 2, "--steps is 0"),
         (["--trials", "-1", "train.py"], 2, "--trials is -1"),
@@ -375,6 +375,10 @@ def test_wrong_options(
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text("print('has run')")
     Path("labels.csv").write_text("a,1")
+    Path("run.sh").write_text("true")
+    Path("photos").mkdir()
+    with zipfile.ZipFile("photos.zip", "w") as archive:
+        archive.writestr("a.jpg", b"")
     Path("held").mkdir()
     Path("held/diagnosis.json").write_text("{}")
     assert main(["diagnose", *arguments]) == status
@@ -388,11 +392,11 @@ def test_options_behind_a_script_that_does_not_know_them_are_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("train.py").write_text("parser.add_argument('--steps')")
-    words = ["train.py", "--steps", "3", "--out=there", "--lr", "--trials", "1"]
-    assert _command(argparse.Namespace(module=None, command=words)) == words
-    expected = "--out, --trials: passed to train.py, which does not mention it; options of diagnose come before the script"
-    assert capfd.readouterr().err == f"datapipe diagnose: {expected}\n"
+    Path("train.py").write_text("class Arguments:\n    batch_sizes: int\nparser.add_argument('--steps')")
+    words = ["train.py", "--steps", "3", "--out=there", "--lr", "--batch-sizes", "8", "--no-html"]
+    assert main(["diagnose", "--out", "found", *words]) != 0
+    expected = "passed to train.py, which does not know it: --out, --no-html; options of diagnose come before that"
+    assert f"datapipe diagnose: {expected}\n" in capfd.readouterr().err
 
 
 def test_a_package_of_the_users_is_refused_where_the_script_would_find_it(

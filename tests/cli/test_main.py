@@ -52,7 +52,11 @@ def test_an_unknown_option_is_answered_by_its_command(command: str, capsys: pyte
             "unknown option --tokeniser; did you mean --tokenizer?",
         ),
         (["inspect", "texts", "--gird=sheet.png"], "unknown option --gird; did you mean --grid?"),
-        (["verify", "a", "b"], "unrecognized argument: b"),
+        (
+            ["inspect", "a", "--gird=b", "--nmu", "--zzz"],
+            "unknown options --gird, --nmu, --zzz; did you mean --grid and --num?",
+        ),
+        (["verify", "a", "b", "c"], "unrecognized arguments: b c"),
         (["verify", "a", "--zzz"], "unknown option --zzz\n"),
     ],
 )

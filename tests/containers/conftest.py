@@ -1,4 +1,4 @@
-"""Datasets of the same 37 samples in every container; made once."""
+"""The folder of 37 samples that these tests share."""
 
 from fixtures import folder
 

@@ -30,6 +30,15 @@ def test_lines_come_after_three_seconds_and_then_every_ten(monkeypatch: pytest.M
     ]
 
 
+def test_the_time_left_is_told_once_a_hundredth_is_done() -> None:
+    """Before that, the time to start would count for all."""
+    progress = Progress(1000, "photos", "photos", stream=io.StringIO())
+    progress.update(9)
+    assert progress.line(4.0) == "photos: 9 of 1000 photos (1%), 2 photos/s"
+    progress.update(1)
+    assert progress.line(4.0) == "photos: 10 of 1000 photos (1%), 2 photos/s, 396 s left"
+
+
 def test_bytes_have_prefixes_and_totals_may_be_unknown() -> None:
     progress = Progress(None, "B", "verify", stream=io.StringIO())
     progress.update(2_500_000)

@@ -302,8 +302,8 @@ def test_what_is_wrong_with_a_line_is_said_of_the_line(tmp_path: Path, tokenizer
     out = converted(source, tmp_path / "out", tokenizer, on_error=OnError.SKIP)
     found = [json.loads(line)["reason"] for line in (out / "errors.jsonl").read_text().splitlines()]
     assert found == [
-        "field 'text': not JSON (Unterminated string starting at: line 1 column 10 (char 9))",
-        "field 'text': is no JSON object: b'[1]'",
+        "field 'text': what it lies in is not JSON (Unterminated string starting at: line 1 column 10 (char 9))",
+        "field 'text': what it lies in is no JSON object: b'[1]'",
         "field 'text': its object has no member 'text', only url, size",
         "field 'text': its member 'text' is no text: Expected `str`, got `int`",
     ]

@@ -181,6 +181,9 @@ def test_splits_are_checked_together(tmp_path: Path) -> None:
 def test_what_is_no_dataset(dataset: Path, tmp_path: Path) -> None:
     with pytest.raises(MissingDataError, match="no such directory"):
         verify(tmp_path / "nothing")
+    (tmp_path / "file").touch()
+    with pytest.raises(MissingDataError, match="is a file, not a directory that `datapipe convert` made; check the path"):
+        verify(tmp_path / "file")
     (tmp_path / "empty").mkdir()
     with pytest.raises(MissingDataError, match=r"no dataset\.json"):
         verify(tmp_path / "empty")

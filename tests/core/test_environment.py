@@ -32,6 +32,11 @@ def test_an_extra_is_installed_from_the_folder_that_the_package_is_from(tmp_path
     assert _said(noted) == f"pip install '{folder}[video]'"
 
 
+def test_an_extra_of_a_repository() -> None:
+    noted = json.dumps({"url": "https://host/datapipe.git", "vcs_info": {"vcs": "git", "commit_id": "0"}})
+    assert _said(noted) == "pip install 'gpu-datapipe[video] @ git+https://host/datapipe.git'"
+
+
 @pytest.mark.parametrize(
     "noted", [None, "{", "{}", '{"url": "https://host/x.whl", "archive_info": {}}', '{"dir_info": {}}', "[]"]
 )

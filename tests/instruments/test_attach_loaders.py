@@ -290,13 +290,16 @@ def test_our_loader_tells_of_its_stages(tmp_path: Path, num_workers: int) -> Non
 
 
 def test_a_script_is_attached_by_each_loader_that_is_measured() -> None:
-    """The module that runs first in a script's process cannot import the list; both name modules that exist."""
+    """The module that runs first in a script's process cannot import the list; it names modules and a file that exist."""
     tree = ast.parse((Path(loaders.__file__).parent / "boot" / "sitecustomize.py").read_text())
     (named,) = [node.value for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_LOADERS"]
     assert set(ast.literal_eval(named)) == set(loaders._LOADERS)
     for name in loaders._LOADERS:
         module = importlib.import_module(name)
         assert all(hasattr(module, own) for group in loaders._LOADERS[name] for own in group)
+    (joined,) = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and "patching.py" in ast.unparse(node)]
+    parts = [part.value for part in joined.args if isinstance(part, ast.Constant)]
+    assert Path(dp.__path__[0]).parent.joinpath(*parts).is_file()
 
 
 def test_our_table_loader_tells_of_its_stages(tmp_path: Path) -> None:

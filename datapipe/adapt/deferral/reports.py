@@ -208,7 +208,7 @@ class Tally:
             first = max(needed, key=lambda one: one.num)
             return (
                 f"in {dataset}: {first.needed_by} needs values while __getitem__ runs, {self._share(first)} of samples. Return "
-                "what it is given and do it in collate_fn, or write it by what docs/loader.md, Code of your own, has as deferred"
+                "what it is given and do it in collate_fn, or write it with operations that docs/loader.md lists as deferred"
             )
         first = max(left, key=lambda one: one.num)
         return f"in {dataset}: Pillow computes {first.what}, {self._share(first)} of samples, since {first.reason}"

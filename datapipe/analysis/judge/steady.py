@@ -52,7 +52,6 @@ def find_steady(steps: Steps) -> Steady:
     """
     chosen, halves = np.zeros(len(steps), np.bool_), np.zeros(len(steps), np.bool_)
     training = ~steps["is_evaluation"]
-    joined = np.flatnonzero(training & ~steps["is_first"])
     for number in np.unique(steps["pass_id"][training]):
         rows = np.flatnonzero(training & (steps["pass_id"] == number) & ~steps["is_first"])
         start = settles_at(step_times(steps[rows]))
@@ -60,6 +59,7 @@ def find_steady(steps: Steps) -> Steady:
             chosen[rows[start:]] = True
         if len(rows) >= 2 * MIN_STEPS:
             halves[rows[len(rows) // 2 :]] = True
+    joined = np.flatnonzero(training & ~steps["is_first"])
     if not halves.any() and len(joined) >= 2 * MIN_STEPS:
         halves[joined[len(joined) // 2 :]] = True
     is_settled = bool(chosen.any())

@@ -52,6 +52,11 @@ class Figures:
     ready_share: float | None  # share of steps whose batch was ready when requested
     updates_per_batch: float | None
 
+    @property
+    def has_short_passes(self) -> bool:
+        """True if no pass has settled, and they are too short to be judged one by one."""
+        return not self.is_settled and self.num_steps + self.num_unsettled < 2 * MIN_STEPS * self.num_first
+
 
 def figures_of(steps: Steps, *, num_workers: int | None = None, seed: int = 0) -> Figures:
     """Return the figures of `steps`. `num_workers`: of the loader; 0 means batches are made within `next()`. None: unknown."""
@@ -198,7 +203,9 @@ def _data_verdict(figures: Figures, share: Interval, severity: Severity) -> Verd
     assert figures.data_s is not None
     who = "the device waits for data" if figures.basis == "device" else "the host waits in next() (no device was measured)"
     reason = f"{who} {figures.data_s * 1e3:.1f} ms of each {figures.step_s * 1e3:.1f} ms step, {_percent(share)}"
-    if not figures.is_settled:
+    if figures.has_short_passes:
+        reason += "; its passes are too short to tell whether it has settled, so this is of the second half of all of them"
+    elif not figures.is_settled:
         reason += "; the loop has not settled, so this is of the second half of its passes, and may change further"
     if figures.copy_s is not None and figures.copy_s > figures.data_s / 2:
         reason += f"; {figures.copy_s * 1e3:.1f} ms of it in copies from the host that the loop itself requests"
@@ -232,14 +239,19 @@ def _other_verdict(figures: Figures, share: Interval) -> Verdict:
 
 
 def _too_few(figures: Figures) -> str:
+    if figures.has_short_passes and figures.starvation is not None:
+        return (
+            f"its passes are too short to tell whether the loop has settled; in the second half of all of them "
+            f"{_percent(figures.starvation)} of the time was waiting; pass more batches per epoch"
+        )
     if not figures.is_settled and figures.starvation is not None:
         return (
             f"the loop has not settled: steps go on changing, or a buffer goes on draining; in the second half of its passes "
             f"{_percent(figures.starvation)} of the time was waiting; run longer"
         )
     apart = f"{figures.num_first} first steps of passes and {figures.num_unsettled} before the loop settled are excluded"
-    needed = f"{MIN_STEPS} in one pass are needed"
-    return f"{figures.num_steps} steps of a steady state ({apart}), and {needed}; run longer, or pass more batches per epoch"
+    needed = f"a pass of {MIN_STEPS + 1} steps is needed, or {2 * MIN_STEPS} steps in all that clearly wait"
+    return f"{figures.num_steps} steps of a steady state ({apart}); {needed}; run longer, or pass more batches per epoch"
 
 
 def _percent(share: Interval) -> str:

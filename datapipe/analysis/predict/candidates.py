@@ -250,7 +250,7 @@ def _taken_over(loader: LoaderFacts, *arguments: str, note: str = "") -> Instruc
 
     `arguments`: more of the call, in which {loader} is the loader's name.
     """
-    known = assigned_name(loader.site)
+    known = assigned_name(loader.site, loader.kind)
     name = known or "loader"
     code = python_call(f"{name} = datapipe.from_torch", name, *(one.format(loader=name) for one in arguments), 'device="cpu"')
     whose = "" if known else "`loader` stands for the name that the script gives it"

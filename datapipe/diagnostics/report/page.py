@@ -130,8 +130,8 @@ def _fault(read: Document) -> str:
     sentences = [words.plain(fault.reason)]
     if fault.worker is not None and f"Worker {fault.worker}" not in sentences[0]:
         sentences.append(f"Worker {fault.worker} is much slower than the others.")
-    if fault.head_of_line_s:
-        sentences.append(f"For {words.seconds(fault.head_of_line_s)} of it a later batch was ready, and the next one was not.")
+    if (later := words.head_of_line(fault)) is not None:
+        sentences.append(f"F{later[1:]}.")
     contention = None if read.remedies is None else words.contention_line(read.remedies.contention)
     return " ".join([*sentences, *filter(None, [contention])])
 

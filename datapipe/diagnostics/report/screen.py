@@ -100,8 +100,8 @@ def _at_fault(read: Document, style: _Style) -> list[str]:
     notes = []
     if attribution.worker is not None:
         notes.append(f"worker {attribution.worker} is much slower than the others")
-    if attribution.head_of_line_s:
-        notes.append(f"for {words.seconds(attribution.head_of_line_s)} of it the next batch was not ready, but a later one was")
+    if (later := words.head_of_line(attribution)) is not None:
+        notes.append(later)
     lines += _wrap("; ".join(notes), num=1, indent=2) if notes else []
     contention = None if read.remedies is None else words.contention_line(read.remedies.contention)
     return lines + (_wrap(contention, num=2, indent=2) if contention else [])

@@ -163,7 +163,12 @@ def detail(diagnosis: Document) -> str:
         return _capital(plain(verdict.reason)) + "."
     low, high = verdict.starvation.low, verdict.starvation.high
     text = f"{seconds(data_s)} of each {seconds(step_s)} step, range {low:.1%} to {high:.1%} over "
-    text += f"{verdict.figures.num_steps} steady steps." if verdict.figures.is_settled else "the second half; it has not settled."
+    if verdict.figures.has_short_passes:
+        text += "the second half of all passes, each of which is too short to be judged."
+    else:
+        text += (
+            f"{verdict.figures.num_steps} steady steps." if verdict.figures.is_settled else "the second half; it has not settled."
+        )
     copy_s, exposed_s, hidden_s = verdict.figures.copy_s, verdict.figures.exposed_by_sync_s, verdict.figures.hidden_s
     if copy_s is not None and copy_s > data_s / 2:
         text += f" {seconds(copy_s)} of it goes to copies from the host that the loop requests."
@@ -199,6 +204,12 @@ def fault_line(attribution: Fault) -> str:
     if attribution.holder is not None:
         return f"{line}: {_taken_by(attribution.holder)}"
     return line if what is None else f"{line} ({what})"
+
+
+def head_of_line(attribution: Fault) -> str | None:
+    """Return how long the next batch was waited for though a later one was ready; None if that was not seen."""
+    waited_s = attribution.head_of_line_s
+    return f"for {seconds(waited_s)} of it the next batch was not ready, but a later one was" if waited_s else None
 
 
 def _taken_by(holder: LockHolder) -> str:
@@ -330,7 +341,7 @@ def unmeasured(diagnosis: Document) -> list[str]:
         missing.append("which stage is at fault" + _because(diagnosis.why_no_attribution))
     misfit = None if diagnosis.remedies is None else diagnosis.remedies.misfit
     if misfit is not None and abs(misfit) > _MISFIT:
-        missing.append(f"gains below {abs(misfit):.0%} (steps as replayed from this run differ from the measured ones by that)")
+        missing.append(f"gains below {abs(misfit):.0%} (replayed steps of this run differ from the measured ones by as much)")
     if diagnosis.remedies is None:
         missing.append("the effect of remedies" + _because(diagnosis.why_no_remedies))
     missing += [f"{one.name}{_because(one.reason)}" for one in diagnosis.left_out]

@@ -64,7 +64,7 @@ class _Loader:
         self._act(module)
 
 
-_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 
 
 def forget_us(exc: BaseException) -> None:

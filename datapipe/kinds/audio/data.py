@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from datapipe.core.printable import counted, get_logger, printable
+from datapipe.core.printable import counted, get_logger, printable, warn_once
 from datapipe.errors import OptionError
 from datapipe.index.utterances import Utterances
 from datapipe.kernel.kind import Data
@@ -82,7 +82,7 @@ class Audio(Data):
         settings = AudioSettings(seconds, rate, channels, short, crop, max_seconds, limits, of_batch, stores)  # type: ignore[arg-type]
         self._set(source, settings, bool(skip_bad))
         if self.samples.left_out is not None:
-            logger.warning("%s: %s", self.where, self.samples.left_out)
+            warn_once(logger, f"{self.where}: {self.samples.left_out}")
 
     def _set(self, source: AudioSource, settings: AudioSettings, skip_bad: bool) -> None:
         if any(
@@ -156,7 +156,9 @@ def _mixed(parts: Sequence[Audio], mixture: Mixture) -> Audio:
     data = Audio.__new__(Audio)
     data._opening, data._parts, data.mixture = parts[0]._opening, tuple(parts), mixture
     first = parts[0].samples
-    data.samples = AudioSamples(Utterances.joined([part.samples.utterances for part in parts]), first.settings, first.rate)
+    utterances = Utterances.joined([part.samples.utterances for part in parts])
+    left_out = "; ".join(filter(None, [part.samples.left_out for part in parts]))
+    data.samples = AudioSamples(utterances, first.settings, first.rate, left_out or None)
     refuse_unknown_fields(first.settings.fields, data.samples.possible_fields)
     return data
 

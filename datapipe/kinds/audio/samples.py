@@ -46,7 +46,8 @@ class AudioSamples:
         if settings.short == "drop":
             found = found.select(~is_short)
         if not len(found):
-            raise MissingDataError(f"{found.where}: no samples are left; check the path, `seconds`, `short` and `between`")
+            bad = f" ({left_out})" if left_out else ""
+            raise MissingDataError(f"{found.where}: no samples are left{bad}; check the path, `seconds`, `short` and `between`")
         samples = cls(found, settings, _rate(found, settings), left_out)
         if settings.max_seconds is not None and seconds.max() > settings.max_seconds:
             one = found.describe(int(seconds.argmax()))

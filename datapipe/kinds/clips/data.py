@@ -11,7 +11,7 @@ import torch
 
 from datapipe.codecs.video.conversion import Resize
 from datapipe.core.checks import path_name, real_number
-from datapipe.core.printable import counted, get_logger, printable
+from datapipe.core.printable import counted, get_logger, printable, warn_once
 from datapipe.errors import MissingDataError, OptionError
 from datapipe.index.clips import AnyClips, ClipIndex, Short, Which, WindowSettings
 from datapipe.index.joined_clips import JoinedClips
@@ -148,7 +148,7 @@ class Clips(Data):
             raise OptionError(f"{source}: is no LeRobot dataset, which delta_timestamps and episodes are for; pass frames=8")
         self._set(opening, settings)
         if isinstance(self.index, ClipIndex) and self.index.left_out is not None:
-            logger.warning("%s: %s", self.index.where, self.index.left_out)
+            warn_once(logger, f"{self.index.where}: {self.index.left_out}")
 
     def _set(self, opening: _Opening, settings: ClipSettings) -> None:
         self._opening, self.settings = opening, settings
@@ -161,7 +161,9 @@ class Clips(Data):
             )
         refuse_unknown_fields(settings.fields, [*(one.name for one in self.index.cameras), *self.index.columns])
         if not len(self.index):
-            raise MissingDataError(f"{self.index.where}: no clips; check the path, `frames` and `short`")
+            left_out = self.index.left_out if isinstance(self.index, ClipIndex) else None
+            bad = f" ({left_out})" if left_out else ""
+            raise MissingDataError(f"{self.index.where}: no clips{bad}; check the path, `frames` and `short`")
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.mixture is not None:

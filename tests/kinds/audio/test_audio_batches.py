@@ -167,6 +167,9 @@ def test_bad_files_are_named_when_the_data_is_opened(tmp_path: Path, caplog: pyt
     said = f"2 utterances left out: {tmp_path}/no.wav: cannot be decoded"
     assert [one.getMessage()[: len(f"{tmp_path}: {said}")] for one in caplog.records] == [f"{tmp_path}: {said}"]
     assert f"bad       {said}" in str(dp.explain(dp.DataLoader(data, batch_size=1)))
+    assert f"bad       {said}" in str(dp.explain(dp.DataLoader(dp.mix([dp.Audio(tmp_path / "good.wav", seconds=1), data]), 1)))
+    with pytest.raises(MissingDataError, match=r"no samples are left \(1 utterance left out: .*no\.wav: .*\); check the path"):
+        dp.Audio(tmp_path / "no.wav", seconds=1, skip_bad=True)
     with pytest.raises(MissingDataError):
         dp.Audio(tmp_path / "nothing", seconds=1)
 

@@ -278,6 +278,8 @@ def test_a_video_that_cannot_be_decoded_at_all(videos: Path, tmp_path: Path, cap
     (path / "class1" / "broken.mp4").write_bytes(b"no video" * 100)
     with pytest.raises(FormatError, match=r"broken\.mp4"):
         dp.Clips(path)
+    with pytest.raises(MissingDataError, match=r"no clips \(1 video left out: .*broken\.mp4: .*\); check the path"):
+        dp.Clips(path / "class1" / "broken.mp4", skip_bad=True)
     data = pickle.loads(pickle.dumps(dp.Clips(path, skip_bad=True)))
     assert len(data) == len(dp.Clips(videos))
     said = f"1 video left out: {path}/class1/broken.mp4: no video file"

@@ -72,6 +72,8 @@ def test_a_corpus_says_what_fills_rows(tokens: Path) -> None:
     data = dp.Tokens(tokens, LENGTH)
     assert data.settings.pad == 2  # the tokenizer's own
     assert data.index.facts.eos == END
+    assert data.vocab_size == dp.mix([data, data]).vocab_size == data.index.facts.vocab_size
+    assert data.vocab_size is not None
     with pytest.raises(OptionError, match="a converted set knows its dtype, eos and vocab_size"):
         dp.Tokens(tokens, LENGTH, eos=0)
     with pytest.raises(OptionError, match="has no field 'titles'"):

@@ -23,7 +23,7 @@ _LOADERS = (
 
 
 def _await_loaders(root: str) -> None:
-    file = os.path.join(root, "datapipe", "diagnostics", "torch_stages", "patching.py")
+    file = os.path.join(root, "datapipe", "instruments", "torch_stages", "patching.py")
     names: dict[str, Any] = {"__name__": "_datapipe_patching", "__file__": file}
     with open(file, encoding="utf-8") as source:
         exec(compile(source.read(), file, "exec"), names)
