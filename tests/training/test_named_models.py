@@ -64,5 +64,7 @@ def test_libraries_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("torchvision", "torchvision.models", "timm"):
         monkeypatch.setitem(sys.modules, name, None)
     for name, missing in (("resnet18", "torchvision"), ("timm:resnet18", "timm")):
-        with pytest.raises(DependencyError, match=rf"is not ours \(cnn\), and {missing} cannot be imported .*pip install .*\[train\]"):
+        with pytest.raises(
+            DependencyError, match=rf"is not ours \(cnn\), and {missing} cannot be imported .*pip install .*\[train\]"
+        ):
             make_model(name, 7)
