@@ -1,1 +1,1 @@
-"""What was measured of a training, judged, and what remedies would gain, predicted."""
+"""Judge what was measured of a training, and predict what remedies would gain."""

@@ -1,1 +1,1 @@
-"""What shards and files of tables hold, a package or module for each format, and the forms of all data, named in `forms`."""
+"""Read what shards and files of tables hold: a package or module for each format. `forms` names the forms of all data."""

@@ -190,6 +190,11 @@ class AnyClips(Protocol):
         return None
 
     @property
+    def left_out(self) -> str | None:
+        """The videos that cannot be decoded, which no clip is of, and the first problem; None if there are none."""
+        return None
+
+    @property
     def num_rows(self) -> int:
         """The rows of tables, which frames of cameras of images are numbers of."""
         return 0
@@ -275,7 +280,6 @@ class ClipIndex(AnyClips):
 
     @property
     def left_out(self) -> str | None:
-        """The videos that cannot be decoded, which no clip is of, and the first problem; None if there are none."""
         bad = np.flatnonzero(self.videos.num_frames == 0)
         return f"{counted(len(bad), 'video')} left out: {self.videos.problem(int(bad[0]))}" if len(bad) else None
 

@@ -1,1 +1,1 @@
-"""Instruments of a training: what times its steps and the stages of torch's loader, and tries remedies where its code is."""
+"""Measure a training in its own process: time its steps and the stages of torch's loader, and try remedies on its data."""

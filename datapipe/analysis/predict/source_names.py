@@ -1,4 +1,4 @@
-"""What a script calls the loader that it makes at a line, so that a remedy's code can be pasted below it."""
+"""Find the name that a script gives a loader, by the line that makes it, so that a remedy's code can be pasted below."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ def _fault(read: Document) -> str:
     if fault.worker is not None and f"Worker {fault.worker}" not in sentences[0]:
         sentences.append(f"Worker {fault.worker} is much slower than the others.")
     if (later := words.head_of_line(fault)) is not None:
-        sentences.append(f"F{later[1:]}.")
+        sentences.append(f"{later.capitalize()}.")
     contention = None if read.remedies is None else words.contention_line(read.remedies.contention)
     return " ".join([*sentences, *filter(None, [contention])])
 

@@ -147,7 +147,7 @@ class Clips(Data):
         elif deltas or episodes is not None:
             raise OptionError(f"{source}: is no LeRobot dataset, which delta_timestamps and episodes are for; pass frames=8")
         self._set(opening, settings)
-        if isinstance(self.index, ClipIndex) and self.index.left_out is not None:
+        if self.index.left_out is not None:
             warn_once(logger, f"{self.index.where}: {self.index.left_out}")
 
     def _set(self, opening: _Opening, settings: ClipSettings) -> None:
@@ -161,8 +161,7 @@ class Clips(Data):
             )
         refuse_unknown_fields(settings.fields, [*(one.name for one in self.index.cameras), *self.index.columns])
         if not len(self.index):
-            left_out = self.index.left_out if isinstance(self.index, ClipIndex) else None
-            bad = f" ({left_out})" if left_out else ""
+            bad = f" ({self.index.left_out})" if self.index.left_out else ""
             raise MissingDataError(f"{self.index.where}: no clips{bad}; check the path, `frames` and `short`")
 
     def __reduce__(self) -> tuple[Any, ...]:
