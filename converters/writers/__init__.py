@@ -1,15 +1,16 @@
 """The writers of shards: one module per target format, chosen by `--to`.
 
-A module provides `open_shard(path, *, fields, classes) -> ShardWriter` and, if its shards have further files,
+A module provides a class `Writer(path, *, fields, classes)`, which is a `ShardWriter`, and, if its shards have further files,
 `companions(shard, sidecar) -> dict[str, bytes]`.
 Everything else about a conversion (plan, checks, resuming, checksums of fields, the manifest) is the same for all formats.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -19,7 +20,7 @@ from datapipe.codecs.probe import ImageHeader
 from datapipe.containers.field_names import checked_fields
 from datapipe.containers.listing import AUDIO_SUFFIXES
 from datapipe.index.open_sidecars import Sidecar
-from datapipe.index.sidecar import SidecarRows
+from datapipe.index.sidecar import FieldExtent, SidecarRows
 from datapipe.index.tokens import TOKENS_CONTAINER
 
 # Encodings other than images', and the suffix of their files.
@@ -84,9 +85,8 @@ class Target:
 
         `classes`: names by label, for formats that keep them in the shard. Raises OptionError for fields that cannot be written.
         """
-        open_shard = importlib.import_module(self.module).open_shard
-        writer: ShardWriter = open_shard(path, fields=checked_fields(fields), classes=classes)
-        return writer
+        made: ShardWriter = importlib.import_module(self.module).Writer(path, fields=checked_fields(fields), classes=classes)
+        return made
 
     def companions(self, shard: Path, sidecar: Sidecar) -> dict[str, bytes]:
         """Return, by suffix, the additional files of a finished shard. Raises FormatError or OSError for a damaged one."""
@@ -110,6 +110,12 @@ def sample_key(id: int) -> str:
     return f"{id:09d}"
 
 
+def add_sample(rows: SidecarRows, sample: StoredSample, extents: dict[str, FieldExtent]) -> None:
+    """Append a sample to the index of its shard."""
+    key = sample_key(sample.id).encode()
+    rows.append(id=sample.id, key=key, source=sample.source, label=sample.label, size=sample.size, extents=extents)
+
+
 def suffix_of(encoding: str) -> str:
     """Return the suffix of a file of that encoding, without a dot."""
     known = encoding if f".{encoding}" in AUDIO_SUFFIXES else _SUFFIXES.get(encoding)
@@ -122,10 +128,11 @@ _WRITE_NBYTES = 4 << 20  # buffered before they are written
 class ShardStream:
     """An open file that only grows. Not thread-safe; raises OSError as the file system does."""
 
-    def __init__(self, path: Path, *, start: int = 0, on_write: Callable[[bytes], object] = lambda data: None) -> None:
-        """Create `path`, which must not exist; the first byte goes to `start`. `on_write` gets all that is written."""
+    def __init__(self, path: Path, *, start: int = 0, hashes: bool = True) -> None:
+        """Create `path`, which must not exist; the first byte goes to `start`. `hashes`: `sha256` is that of all bytes put."""
         self.position = start  # where the next byte goes
-        self._on_write = on_write
+        self.sha256 = hashlib.sha256()
+        self._hashes = hashes
         self._parts: list[bytes] = []
         self._buffered = 0
         self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
@@ -145,7 +152,8 @@ class ShardStream:
         data = b"".join(self._parts)
         self._parts.clear()
         self._buffered = 0
-        self._on_write(data)
+        if self._hashes:
+            self.sha256.update(data)
         write_all(self.descriptor, data)
 
     def finish(self) -> None:

@@ -9,6 +9,7 @@ kilobytes and about 40 bytes per sample, which are then written around the data.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,7 @@ import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
-from converters.writers import ShardStream, StoredSample, WrittenShard, sample_key, write_all
+from converters.writers import ShardStream, StoredSample, WrittenShard, add_sample, write_all
 from datapipe.codecs.field_values import LABEL_FIELD, FieldSpec
 from datapipe.containers import hdf5 as form
 from datapipe.errors import FormatError
@@ -31,20 +32,15 @@ _READ_NBYTES = 4 << 20
 _LABEL_ENCODING = "int64"  # little-endian
 
 
-def open_shard(path: Path, *, fields: tuple[FieldSpec, ...], classes: Sequence[str] | None) -> Hdf5Shard:
-    """Create the shard at `path`, which must not exist."""
-    return Hdf5Shard(path, fields)
-
-
-class Hdf5Shard:
+class Writer:
     """An HDF5 file being written; see `converters.writers.ShardWriter`."""
 
-    def __init__(self, path: Path, fields: tuple[FieldSpec, ...]) -> None:
+    def __init__(self, path: Path, *, fields: tuple[FieldSpec, ...], classes: Sequence[str] | None) -> None:
         self._path = path
         self._names = tuple(field.name for field in fields)
         self._columns = {name: _Column() for name in self._names if name != LABEL_FIELD.name}
-        self._samples: list[tuple[int, bytes, int, tuple[int, int]]] = []  # id, source, label, size
-        self._stream = ShardStream(path, start=form.DATA_START)
+        self._rows = SidecarRows(())  # without extents until the end
+        self._stream = ShardStream(path, start=form.DATA_START, hashes=False)
         others = list(self._columns)[1:]  # the first field's bytes are written in place
         self._spools = {name: tempfile.TemporaryFile(dir=path.parent) for name in others}  # noqa: SIM115  # closed at the end
 
@@ -61,10 +57,10 @@ class Hdf5Shard:
                 self._spools[name].write(stored.data)
             else:
                 self._stream.put(stored.data)
-        self._samples.append((sample.id, sample.source, sample.label, sample.size))
+        add_sample(self._rows, sample, {})
 
     def finish(self) -> WrittenShard:
-        layout = lay_out(self._as_columns())
+        layout = lay_out(self._as_fields())
         first = next(iter(layout.data_offsets.values()), form.DATA_START)
         if first != form.DATA_START:
             raise FormatError(
@@ -82,22 +78,21 @@ class Hdf5Shard:
         os.ftruncate(descriptor, layout.nbytes)
         sha256 = _sha256(descriptor)
         self._stream.finish()
-        return WrittenShard(layout.nbytes, sha256, self._rows(layout), {})
+        self._rows.field_names, self._rows.extents = self._names, self._extents(layout)
+        return WrittenShard(layout.nbytes, sha256, self._rows, {})
 
     def abandon(self) -> None:
         for spool in self._spools.values():
             spool.close()
         self._stream.abandon()
 
-    def _as_columns(self) -> ShardFields:
-        labels = [label for _, _, label, _ in self._samples]
-        sizes = [size for _, _, _, size in self._samples]
+    def _as_fields(self) -> ShardFields:
         return ShardFields(
             offsets={name: np.cumsum([0, *column.sizes], dtype=np.int64) for name, column in self._columns.items()},
-            labels=np.array(labels, np.int64) if LABEL_FIELD.name in self._names else None,
-            keys=[sample_key(number).encode() for number, _, _, _ in self._samples],
-            sizes=np.array(sizes, np.int32).reshape(-1, 2),
-            pixels=self._pixels(sizes),
+            labels=np.array(self._rows.labels, np.int64) if LABEL_FIELD.name in self._names else None,
+            keys=self._rows.keys,
+            sizes=np.array(self._rows.sizes, np.int32).reshape(-1, 2),
+            pixels=self._pixels(self._rows.sizes),
         )
 
     def _pixels(self, sizes: list[tuple[int, int]]) -> dict[str, Pixels]:
@@ -108,19 +103,19 @@ class Hdf5Shard:
         height, width = sizes[0]
         return {"image": Pixels((height, width, 3), image.sizes[0] - height * width * 3)}
 
-    def _rows(self, layout: Hdf5Layout) -> SidecarRows:
-        rows = SidecarRows(self._names)
-        ends = dict(layout.data_offsets)
-        for row, (number, source, label, size) in enumerate(self._samples):
-            extents = {}
-            for name, column in self._columns.items():
-                extents[name] = FieldExtent(column.encodings[row], ends[name], column.sizes[row], column.checksums[row])
-                ends[name] += column.sizes[row]
-            if layout.label_offset is not None:
-                checksum = crc32c(np.array(label, "<i8").tobytes())
-                extents[LABEL_FIELD.name] = FieldExtent(_LABEL_ENCODING, layout.label_offset + 8 * row, 8, checksum)
-            rows.append(id=number, key=sample_key(number).encode(), source=source, label=label, size=size, extents=extents)
-        return rows
+    def _extents(self, layout: Hdf5Layout) -> dict[str, list[FieldExtent]]:
+        """Return, by field, where each sample's value is."""
+        extents: dict[str, list[FieldExtent]] = {name: [] for name in self._names}
+        for name, column in self._columns.items():
+            offsets = itertools.accumulate(column.sizes, initial=layout.data_offsets[name])
+            parts = zip(column.encodings, offsets, column.sizes, column.checksums, strict=False)  # one more offset, the end
+            extents[name] = list(itertools.starmap(FieldExtent, parts))
+        if layout.label_offset is not None:
+            extents[LABEL_FIELD.name] = [
+                FieldExtent(_LABEL_ENCODING, layout.label_offset + 8 * row, 8, crc32c(np.array(label, "<i8").tobytes()))
+                for row, label in enumerate(self._rows.labels)
+            ]
+        return extents
 
 
 @dataclass(slots=True)

@@ -6,7 +6,6 @@ offset of each value is read from the finished file and checked against the chec
 
 from __future__ import annotations
 
-import hashlib
 import json
 import mmap
 import os
@@ -20,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from crc32c import crc32c
 
-from converters.writers import ShardStream, StoredField, StoredSample, WrittenShard, sample_key, suffix_of
+from converters.writers import ShardStream, StoredField, StoredSample, WrittenShard, add_sample, sample_key, suffix_of
 from datapipe.codecs.field_values import LABEL_FIELD, FieldKind, FieldSpec
 from datapipe.containers import parquet as form
 from datapipe.containers.field_names import AUDIO_FIELD, FEATURES
@@ -34,25 +33,19 @@ _LABEL_ENCODING = "int64"  # little-endian
 _ROW_NBYTES = 64  # assumed size of a row besides its fields: names, levels, labels
 
 
-def open_shard(path: Path, *, fields: tuple[FieldSpec, ...], classes: Sequence[str] | None) -> ParquetShard:
-    """Create the shard at `path`, which must not exist."""
-    return ParquetShard(path, fields, classes)
-
-
-class ParquetShard:
+class Writer:
     """A Parquet file being written; see `converters.writers.ShardWriter`."""
 
-    def __init__(self, path: Path, fields: tuple[FieldSpec, ...], classes: Sequence[str] | None) -> None:
+    def __init__(self, path: Path, *, fields: tuple[FieldSpec, ...], classes: Sequence[str] | None) -> None:
         self._path = path
         self._fields = fields
         self._classes = classes
-        self._sha256 = hashlib.sha256()
-        self._stream = ShardStream(path, on_write=self._sha256.update)
+        self._stream = ShardStream(path)
         self._sink = _Sink(self._stream)
         self._writer: pq.ParquetWriter | None = None  # opened with the first row group, whose samples determine the schema
         self._group = _RowGroup(fields)
         self._stored: dict[str, list[tuple[str, int, int]]] = {spec.name: [] for spec in fields}  # encoding, nbytes, crc32c
-        self._samples: list[tuple[int, bytes, int, tuple[int, int]]] = []  # id, source, label, size
+        self._rows = SidecarRows(())  # without extents until the end
 
     def check(self, sample: StoredSample) -> None:
         for spec in self._fields:
@@ -70,7 +63,7 @@ class ParquetShard:
             else:
                 one = sample.fields[name]
                 stored.append((one.encoding, len(one.data), crc32c(one.data)))
-        self._samples.append((sample.id, sample.source, sample.label, sample.size))
+        add_sample(self._rows, sample, {})
 
     def finish(self) -> WrittenShard:
         if len(self._group) or self._writer is None:
@@ -78,9 +71,9 @@ class ParquetShard:
         assert self._writer is not None
         self._writer.close()
         self._stream.flush()
-        rows = self._rows()
+        self._rows.field_names, self._rows.extents = tuple(self._stored), self._extents()
         self._stream.finish()
-        return WrittenShard(self._stream.position, self._sha256.hexdigest(), rows, {})
+        return WrittenShard(self._stream.position, self._stream.sha256.hexdigest(), self._rows, {})
 
     def abandon(self) -> None:
         self._sink.is_lost = True  # otherwise pyarrow would complete the file
@@ -104,14 +97,6 @@ class ParquetShard:
         if len(self._group):
             self._writer.write_table(self._group.to_table(self._writer.schema), row_group_size=len(self._group))
         self._group = _RowGroup(self._fields)
-
-    def _rows(self) -> SidecarRows:
-        rows = SidecarRows(tuple(spec.name for spec in self._fields))
-        extents = self._extents()
-        for row, (number, source, label, size) in enumerate(self._samples):
-            here = {name: found[row] for name, found in extents.items()}
-            rows.append(id=number, key=sample_key(number).encode(), source=source, label=label, size=size, extents=here)
-        return rows
 
     def _extents(self) -> dict[str, list[FieldExtent]]:
         """Return, by field, where each sample's value is: read back from the file and compared with what was to be written."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
 from crc32c import crc32c
 
-from converters.writers import ShardStream, StoredSample, WrittenShard, sample_key
+from converters.writers import ShardStream, StoredSample, WrittenShard, add_sample, sample_key
 from datapipe.codecs.field_values import IMAGE_FIELD, LABEL_FIELD, FieldSpec
 from datapipe.containers.tfrecord import layout as form
 from datapipe.containers.tfrecord.scanner import scan_frames
@@ -20,22 +19,16 @@ _LABEL_ENCODING = "varint"
 _AROUND_FIELDS = 16_384  # bytes: more than the names and lengths of the maximum number of fields
 
 
-def open_shard(path: Path, *, fields: tuple[FieldSpec, ...], classes: Sequence[str] | None) -> TFRecordShard:
-    """Create the shard at `path`, which must not exist."""
-    return TFRecordShard(path, fields)
-
-
 def companions(shard: Path, sidecar: Sidecar) -> dict[str, bytes]:
     """Return DALI's index of the shard; see `converters.writers.Target.companions`."""
     return {form.DALI_INDEX_SUFFIX: form.dali_index(scan_frames(shard))}
 
 
-class TFRecordShard:
+class Writer:
     """A TFRecord file being written; see `converters.writers.ShardWriter`."""
 
-    def __init__(self, path: Path, fields: tuple[FieldSpec, ...]) -> None:
-        self._sha256 = hashlib.sha256()
-        self._stream = ShardStream(path, on_write=self._sha256.update)
+    def __init__(self, path: Path, *, fields: tuple[FieldSpec, ...], classes: Sequence[str] | None) -> None:
+        self._stream = ShardStream(path)
         names = tuple(field.name for field in fields)
         self._features = {name: _feature_name(name, names) for name in names}  # by field
         self._rows = SidecarRows(names)
@@ -50,30 +43,23 @@ class TFRecordShard:
             )
 
     def append(self, sample: StoredSample) -> None:
-        key = sample_key(sample.id).encode()
-        example = form.encode_example(self._values(sample, key))
+        example = form.encode_example(self._values(sample))
         start = self._stream.position
         self._stream.put(form.frame_head(example.nbytes), *example.parts, form.frame_tail(example.parts))
         self._frames.append((start, self._stream.position - start))
-        self._rows.append(
-            id=sample.id,
-            key=key,
-            source=sample.source,
-            label=sample.label,
-            size=sample.size,
-            extents={name: self._extent(sample, name, example, start + form.HEAD_NBYTES) for name in self._features},
-        )
+        extents = {name: self._extent(sample, name, example, start + form.HEAD_NBYTES) for name in self._features}
+        add_sample(self._rows, sample, extents)
 
     def finish(self) -> WrittenShard:
         self._stream.finish()
         index = form.dali_index(self._frames)
-        return WrittenShard(self._stream.position, self._sha256.hexdigest(), self._rows, {form.DALI_INDEX_SUFFIX: index})
+        return WrittenShard(self._stream.position, self._stream.sha256.hexdigest(), self._rows, {form.DALI_INDEX_SUFFIX: index})
 
     def abandon(self) -> None:
         self._stream.abandon()
 
-    def _values(self, sample: StoredSample, key: bytes) -> dict[str, bytes | int]:
-        values: dict[str, bytes | int] = {form.KEY: key}
+    def _values(self, sample: StoredSample) -> dict[str, bytes | int]:
+        values: dict[str, bytes | int] = {form.KEY: sample_key(sample.id).encode()}
         for name, feature in self._features.items():
             values[feature] = sample.label if name == LABEL_FIELD.name else sample.fields[name].data
         if IMAGE_FIELD.name in self._features:

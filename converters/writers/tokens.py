@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,26 +9,20 @@ from pathlib import Path
 import numpy as np
 from crc32c import crc32c
 
-from converters.writers import ShardStream, StoredField, StoredSample, WrittenShard, sample_key
+from converters.writers import ShardStream, StoredField, StoredSample, WrittenShard, add_sample
 from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.errors import OptionError
 from datapipe.index.sidecar import FieldColumn, SidecarRows
 
 
-def open_shard(path: Path, *, fields: tuple[FieldSpec, ...], classes: Sequence[str] | None) -> TokenShardWriter:
-    """Create the shard at `path`, which must not exist."""
-    return TokenShardWriter(path, fields)
-
-
-class TokenShardWriter:
+class Writer:
     """A file of token ids being written; see `converters.writers.ShardWriter`."""
 
-    def __init__(self, path: Path, fields: tuple[FieldSpec, ...]) -> None:
+    def __init__(self, path: Path, *, fields: tuple[FieldSpec, ...], classes: Sequence[str] | None) -> None:
         others = [field.name for field in fields if field.kind is not FieldKind.TOKENS]
         if others:
             raise OptionError(f"--to tokens: {others[0]!r} is no text; leave it out with --field {others[0]}=none")
-        self._sha256 = hashlib.sha256()
-        self._stream = ShardStream(path, on_write=self._sha256.update)
+        self._stream = ShardStream(path)
         self._columns = {field.name: _Column() for field in fields}
         self._rows = SidecarRows(())
 
@@ -41,14 +34,13 @@ class TokenShardWriter:
             field = sample.fields[name]
             column.add(self._stream.position, field)
             self._stream.put(field.data)
-        key = sample_key(sample.id).encode()
-        self._rows.append(id=sample.id, key=key, source=sample.source, label=sample.label, size=sample.size, extents={})
+        add_sample(self._rows, sample, {})
 
     def finish(self) -> WrittenShard:
         self._stream.finish()
         for name, column in self._columns.items():
             self._rows.add_column(name, column.finished())
-        return WrittenShard(self._stream.position, self._sha256.hexdigest(), self._rows, {})
+        return WrittenShard(self._stream.position, self._stream.sha256.hexdigest(), self._rows, {})
 
     def abandon(self) -> None:
         self._stream.abandon()

@@ -9,13 +9,12 @@ suffix (`txt`, `json`) is not named twice. Bytes have only their name (`00000000
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from crc32c import crc32c
 
-from converters.writers import ShardStream, StoredField, StoredSample, WrittenShard, sample_key, suffix_of
+from converters.writers import ShardStream, StoredField, StoredSample, WrittenShard, add_sample, sample_key, suffix_of
 from datapipe.codecs.field_values import IMAGE_FIELD, LABEL_FIELD, FieldSpec
 from datapipe.containers.field_names import AUDIO_FIELD
 from datapipe.containers.tar import layout as tar_format
@@ -37,22 +36,16 @@ from datapipe.index.sidecar import FieldExtent, SidecarRows
 _LABEL_ENCODING = "text"  # decimal ASCII
 
 
-def open_shard(path: Path, *, fields: tuple[FieldSpec, ...], classes: Sequence[str] | None) -> TarShard:
-    """Create the tar at `path`, which must not exist."""
-    return TarShard(path, fields)
-
-
 def companions(shard: Path, sidecar: Sidecar) -> dict[str, bytes]:
     """Return DALI's index of the shard; see `converters.writers.Target.companions`."""
     return {DALI_INDEX_SUFFIX: dali_index(_members(sidecar), sidecar.num_samples)}
 
 
-class TarShard:
+class Writer:
     """A tar being written; see `converters.writers.ShardWriter`."""
 
-    def __init__(self, path: Path, fields: tuple[FieldSpec, ...]) -> None:
-        self._sha256 = hashlib.sha256()
-        self._stream = ShardStream(path, on_write=self._sha256.update)
+    def __init__(self, path: Path, *, fields: tuple[FieldSpec, ...], classes: Sequence[str] | None) -> None:
+        self._stream = ShardStream(path)
         self._names = tuple(field.name for field in fields)
         self._rows = SidecarRows(self._names)
         self._members: list[list[IndexedMember]] = []
@@ -76,16 +69,14 @@ class TarShard:
             self._stream.put(member_header(member.name.encode(), nbytes), data, padding(nbytes))
             members.append(member)
             extents[name] = FieldExtent(field.encoding, member.offset, nbytes, crc32c(data))
-        self._rows.append(
-            id=sample.id, key=key.encode(), source=sample.source, label=sample.label, size=sample.size, extents=extents
-        )
+        add_sample(self._rows, sample, extents)
         self._members.append(members)
 
     def finish(self) -> WrittenShard:
         self._stream.put(END_OF_ARCHIVE)
         self._stream.finish()
         index = dali_index(self._members, len(self._members))
-        return WrittenShard(self._stream.position, self._sha256.hexdigest(), self._rows, {DALI_INDEX_SUFFIX: index})
+        return WrittenShard(self._stream.position, self._stream.sha256.hexdigest(), self._rows, {DALI_INDEX_SUFFIX: index})
 
     def abandon(self) -> None:
         self._stream.abandon()
