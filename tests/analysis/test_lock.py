@@ -12,8 +12,7 @@ from diagnosis_processes import COMMAND, process
 
 from datapipe.analysis.judge.attribution import IDLE, TRANSFER
 from datapipe.analysis.judge.breakdown import DECODE
-from datapipe.analysis.judge.fault import LOCK
-from datapipe.analysis.judge.lock import charged_to_lock, holder_of
+from datapipe.analysis.judge.fault import LOCK, charged_to_lock, holder_of
 from datapipe.diagnostics.diagnosis import diagnose
 from datapipe.diagnostics.document import as_json
 from datapipe.diagnostics.report.screen import screen

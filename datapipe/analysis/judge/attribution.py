@@ -20,7 +20,6 @@ from typing import TypeAlias
 from datapipe.analysis.judge.breakdown import READ, Breakdown, Parts, SpanIndex, WorkSpan, charge
 from datapipe.analysis.judge.breakdown import Stage as StageKey
 from datapipe.analysis.judge.fault import IDLE, STARTUP, Fault, fault_of
-from datapipe.analysis.judge.lock import charged_to_lock, holder_of
 from datapipe.core.observe import Stage, StageEvent
 from datapipe.instruments.measure.lock_use import LockUse
 from datapipe.instruments.torch_stages.profile import BatchProfile, Making
@@ -72,12 +71,13 @@ def attribute(profiles: Sequence[BatchProfile], waits: Sequence[Wait] | None = N
     total_ns, head_of_line_ns = sum(wait_ns.values()), _head_of_line_ns(profiles, waited_for)
     here = {TRANSFER, PIN, SAMPLER, IDLE} | ({READ} if all(profile.made.worker is None for profile in profiles) else set())
     return fault_of(
-        charged_to_lock(wait_ns, lock, here),
+        wait_ns,
         _work_ns(profiles, breakdown),
         wait_s=(all_ns if total_ns else 0) * 1e-9,
+        lock=lock,
+        here=here,
         worker=_slow_worker(profiles, waited_for),
         head_of_line=None if head_of_line_ns is None else head_of_line_ns / (total_ns or 1),
-        holder=holder_of(lock),
     )
 
 
@@ -253,7 +253,7 @@ def attribute_events(passes: Iterable[Sequence[StageEvent]], lock: LockUse | Non
                 assert isinstance(what, tuple)
                 wait_ns[what[0], what[1]] += charged_ns
     total_s = sum(wait_ns.values()) * 1e-9
-    return fault_of(charged_to_lock(wait_ns, lock, {IDLE}), work_ns, wait_s=total_s, holder=holder_of(lock))
+    return fault_of(wait_ns, work_ns, wait_s=total_s, lock=lock, here={IDLE})
 
 
 def _span(event: StageEvent) -> WorkSpan:

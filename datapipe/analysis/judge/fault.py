@@ -1,20 +1,21 @@
-"""Find the stage at fault from the shares of stages, and explain it in words. Pure."""
+"""Find the stage at fault from the shares of stages, and explain it in words; Python's lock, where it is that. Pure."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
 from datapipe.analysis.judge.bootstrap import Known
 from datapipe.analysis.judge.breakdown import Stage
-from datapipe.instruments.measure.lock_use import LockHolder
+from datapipe.instruments.measure.lock_use import LockHolder, LockUse
 
 STARTUP: Stage = ("startup", None)
 LOCK: Stage = ("lock", None)
 IDLE: Stage = ("idle", None)
 _NEGLIGIBLE = 0.05  # share of all waiting
+_OFTEN = 0.25  # of the wake-ups: a lock that is taken less often is at fault for nothing
 
 MEANINGS = {
     "read": "waiting inside __getitem__: for storage, the network or a lock",
@@ -69,17 +70,19 @@ def fault_of(
     work_ns: Mapping[Stage, float],
     *,
     wait_s: float,
+    lock: LockUse | None,
+    here: Collection[Stage],
     worker: int | None = None,
     head_of_line: float | None = None,
-    holder: LockHolder | None = None,
 ) -> Fault:
     """Return the fault, from the waiting and the work by stage.
 
-    `wait_s`: all waiting, also that which `wait_ns` has no stage for. `head_of_line`: a share of it.
+    `wait_s`: all waiting, also that which `wait_ns` has no stage for. `head_of_line`: a share of it. `lock`, `here`: as for
+    `charged_to_lock`.
     """
-    stages = _stages_of(wait_ns, work_ns, wait_s)
+    stages = _stages_of(charged_to_lock(wait_ns, lock, here), work_ns, wait_s)
     kind, transform, share = _find_fault(stages)
-    holder = holder if kind == LOCK[0] else None
+    holder = holder_of(lock) if kind == LOCK[0] else None
     return Fault(
         stages=stages,
         fault=kind,
@@ -90,6 +93,24 @@ def fault_of(
         wait_s=wait_s,
         head_of_line_s=None if head_of_line is None else head_of_line * wait_s,
     )
+
+
+def holder_of(lock: LockUse | None) -> LockHolder | None:
+    """Return the thread that takes Python's global lock often; None if none does."""
+    return lock.holders[0] if lock is not None and lock.holders and lock.late_share >= _OFTEN else None
+
+
+def charged_to_lock(wait_ns: Mapping[Stage, float], lock: LockUse | None, here: Collection[Stage]) -> dict[Stage, float]:
+    """Return the waiting by stage, with the lock's share taken from the stages of the training process, `here`.
+
+    They are short work that gives up the lock and takes it again, so their time is waiting for it as often as the lock was taken.
+    """
+    if lock is None or holder_of(lock) is None:
+        return dict(wait_ns)
+    share = {stage: lock.late_share if stage in here else 0.0 for stage in wait_ns}
+    charged = {stage: value * (1 - share[stage]) for stage, value in wait_ns.items()}
+    charged[LOCK] = sum(value * share[stage] for stage, value in wait_ns.items())
+    return charged
 
 
 def shares_by_kind(stages: Sequence[StageOfWait]) -> dict[str, float]:

@@ -127,8 +127,7 @@ def parts_of(found: Analysis) -> RankParts | None:
     if not modules or min(map(len, modules)) < _FEWEST:
         return parts
     forward_s, backward_s, others_s = (
-        sum(statistics.fmean(getattr(one, name) for one in of) for of in modules)
-        for name in ("forward_s", "backward_s", "wait_s")
+        sum(statistics.fmean(getattr(one, name) for one in of) for of in modules) for name in _TIMES
     )
     return msgspec.structs.replace(
         parts,

@@ -58,23 +58,40 @@ class Figures:
         return not self.is_settled and self.num_steps + self.num_unsettled < 2 * MIN_STEPS * self.num_first
 
 
-def figures_of(steps: Steps, *, num_workers: int | None = None, seed: int = 0) -> Figures:
+def figures_of(steps: Steps, *, num_workers: int | None = None) -> Figures:
     """Return the figures of `steps`. `num_workers`: of the loader; 0 means batches are made within `next()`. None: unknown."""
     steady = find_steady(steps)
     rows = steps[steady.chosen]
     on_device = ~np.isnan(rows["gap_s"]) & ~np.isnan(rows["work_s"])
-    basis: Basis = "device" if on_device.sum() * 2 >= max(1, len(rows)) else "host"
-    if basis == "device":
+    has_device = bool(on_device.sum() * 2 >= max(1, len(rows)))
+    if has_device:
         rows = rows[on_device]
-    return _figures(
-        rows,
-        basis,
-        num_workers,
-        seed,
+    basis: Basis = "device" if has_device else "host"
+    data, fetch, step = data_times(rows, basis)
+    is_ready_known, is_update_known = rows["num_ready"] >= 0, rows["num_updates"] >= 0
+    syncs, has_syncs = rows["sync_s"] > 0, bool(len(rows)) and not np.isnan(rows["sync_s"]).any()
+    is_idle = rows["gap_s"] >= _IDLE_SHARE * rows["host_wait_s"]
+    return Figures(
+        basis=basis,
+        num_steps=len(rows),
         num_first=steady.num_first,
         num_unsettled=steady.num_unsettled,
         num_evaluation=steady.num_evaluation,
         is_settled=steady.is_settled,
+        step_s=_mean(step),
+        data_s=_mean(data),
+        starvation=ratio_interval(data, step) if len(rows) >= MIN_STEPS and step.sum() > 0 else None,
+        gap_s=_mean(data - np.nan_to_num(rows["copy_s"]) if has_device else data),
+        copy_s=_mean(rows["copy_s"]) if has_device and not np.isnan(rows["copy_s"]).any() else None,
+        fetch_s=_mean(fetch) if is_ready_known.all() else None,
+        host_wait_s=_mean(rows["host_wait_s"]),
+        hidden_s=_mean(np.maximum(0, rows["host_wait_s"] - rows["gap_s"])) if has_device else None,
+        exposed_by_sync_s=_mean(_exposed(rows, data, num_workers)) if has_device and has_syncs else None,
+        sync_share=_mean(syncs) if has_syncs else None,
+        idle_share=_mean(is_idle[~syncs]) if has_device and (~syncs).sum() * 2 > len(rows) else None,
+        ahead_share=_mean(rows["is_ahead"][rows["is_ahead"] >= 0]) if has_device else None,
+        ready_share=_mean(rows["num_ready"][is_ready_known] > 0),
+        updates_per_batch=_mean(rows["num_updates"][is_update_known]),
     )
 
 
@@ -85,35 +102,6 @@ def data_times(rows: Steps, basis: Basis) -> tuple[NDArray[np.float64], NDArray[
     copy = np.nan_to_num(rows["copy_s"]) if basis == "device" else np.zeros(len(rows))
     is_fetch = (rows["num_ready"] > 0) & (gap <= RESOLUTION_S)
     return np.where(is_fetch, 0.0, gap) + copy, np.where(is_fetch, gap, 0.0), gap + copy + work
-
-
-def _figures(rows: Steps, basis: Basis, num_workers: int | None, seed: int, **counts: Any) -> Figures:
-    data, fetch, step = data_times(rows, basis)
-    enough = len(rows) >= MIN_STEPS
-    is_ready_known, is_update_known = rows["num_ready"] >= 0, rows["num_updates"] >= 0
-    syncs = rows["sync_s"] > 0
-    has_device, has_syncs = basis == "device", bool(len(rows)) and not np.isnan(rows["sync_s"]).any()
-    free = ~syncs
-    is_idle = rows["gap_s"] >= _IDLE_SHARE * rows["host_wait_s"]
-    return Figures(
-        basis=basis,
-        num_steps=len(rows),
-        **counts,
-        step_s=_mean(step),
-        data_s=_mean(data),
-        starvation=ratio_interval(data, step, seed=seed) if enough and step.sum() > 0 else None,
-        gap_s=_mean(data - np.nan_to_num(rows["copy_s"]) if has_device else data),
-        copy_s=_mean(rows["copy_s"]) if has_device and not np.isnan(rows["copy_s"]).any() else None,
-        fetch_s=_mean(fetch) if is_ready_known.all() else None,
-        host_wait_s=_mean(rows["host_wait_s"]),
-        hidden_s=_mean(np.maximum(0, rows["host_wait_s"] - rows["gap_s"])) if has_device else None,
-        exposed_by_sync_s=_mean(_exposed(rows, data, num_workers)) if has_device and has_syncs else None,
-        sync_share=_mean(syncs) if has_syncs else None,
-        idle_share=_mean(is_idle[free]) if has_device and free.sum() * 2 > len(rows) else None,
-        ahead_share=_mean(rows["is_ahead"][rows["is_ahead"] >= 0]) if has_device else None,
-        ready_share=_mean(rows["num_ready"][is_ready_known] > 0),
-        updates_per_batch=_mean(rows["num_updates"][is_update_known]),
-    )
 
 
 def _exposed(rows: Steps, data: NDArray[np.float64], num_workers: int | None) -> NDArray[np.float64]:
