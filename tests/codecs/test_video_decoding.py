@@ -17,9 +17,8 @@ av = pytest.importorskip("av")
 from video_files import KINDS, decoded_in_order, opened, pictures, planes, remux, same, write_video, x264  # noqa: E402
 
 from datapipe.codecs.video import decoding  # noqa: E402
-from datapipe.codecs.video.conversion import FrameConverter  # noqa: E402
+from datapipe.codecs.video.conversion import FrameConverter, fill_frames  # noqa: E402
 from datapipe.codecs.video.decoding import VideoDecoder  # noqa: E402
-from datapipe.codecs.video.filling import fill_frames  # noqa: E402
 from datapipe.codecs.video.nal_units import is_never_referenced  # noqa: E402
 from datapipe.codecs.video.runs import runs_of  # noqa: E402
 from datapipe.errors import DecodeError  # noqa: E402

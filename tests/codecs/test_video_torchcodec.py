@@ -13,9 +13,8 @@ torchcodec = pytest.importorskip("torchcodec", exc_type=ImportError)
 
 from video_files import KINDS  # noqa: E402
 
-from datapipe.codecs.video.conversion import FrameConverter  # noqa: E402
+from datapipe.codecs.video.conversion import FrameConverter, fill_frames  # noqa: E402
 from datapipe.codecs.video.decoding import VideoDecoder  # noqa: E402
-from datapipe.codecs.video.filling import fill_frames  # noqa: E402
 from datapipe.opening.videos.reading import read_track  # noqa: E402
 
 REFUSED = {"h264-size-change.mp4", "mpeg4.avi"}  # by torchcodec

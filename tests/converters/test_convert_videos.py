@@ -20,9 +20,8 @@ from video_files import KINDS, decoded_in_order, pictures, remux, write_video, x
 
 from converters import Check, ConvertOptions, OnError, convert, recognise  # noqa: E402
 from converters.verify import verify  # noqa: E402
-from datapipe.codecs.video.conversion import FrameConverter  # noqa: E402
+from datapipe.codecs.video.conversion import FrameConverter, fill_frames  # noqa: E402
 from datapipe.codecs.video.decoding import VideoDecoder  # noqa: E402
-from datapipe.codecs.video.filling import fill_frames  # noqa: E402
 from datapipe.codecs.video.track import VideoTrack  # noqa: E402
 from datapipe.errors import DecodeError, FormatError, OptionError  # noqa: E402
 from datapipe.index.manifest import read_manifest  # noqa: E402

@@ -8,9 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from datapipe.codecs.video.conversion import FrameConverter
+from datapipe.codecs.video.conversion import FrameConverter, fill_frames
 from datapipe.codecs.video.decoding import VideoDecoder
-from datapipe.codecs.video.filling import fill_frames
 from datapipe.core import atomic
 from datapipe.core.printable import printable
 from datapipe.fetch.files import Files, open_object_files

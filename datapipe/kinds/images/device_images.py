@@ -25,8 +25,8 @@ from datapipe.kernel.device_runtime import DeviceRuntime
 from datapipe.kinds.images.kept_images import CacheStats, shown_front, stamp_of
 from datapipe.order.draws import Draws
 from datapipe.transforms import Recipe
+from datapipe.transforms.execute import Windows, look_through, windows_of
 from datapipe.transforms.geometry import RESAMPLES_NOTHING
-from datapipe.transforms.windows import Windows, look_through, windows_of
 
 Size = tuple[int, int]
 

@@ -18,9 +18,8 @@ from video_files import KINDS, X264, pictures, write_video, x264  # noqa: E402
 
 import datapipe as dp  # noqa: E402
 from datapipe.cli.main import main  # noqa: E402
-from datapipe.codecs.video.conversion import FrameConverter  # noqa: E402
+from datapipe.codecs.video.conversion import FrameConverter, fill_frames  # noqa: E402
 from datapipe.codecs.video.decoding import VideoDecoder  # noqa: E402
-from datapipe.codecs.video.filling import fill_frames  # noqa: E402
 from datapipe.errors import DecodeError, FormatError, MissingDataError, OptionError  # noqa: E402
 from datapipe.index.videos import VideoSource  # noqa: E402
 from datapipe.kinds.clips.inspection import claim  # noqa: E402
