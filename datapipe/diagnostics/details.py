@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from datapipe.analysis.judge.analysis import Analysis
 from datapipe.analysis.judge.breakdown import OWN, Breakdown
 from datapipe.analysis.judge.steady import step_times
-from datapipe.analysis.predict.candidates import argument_of, place_of
+from datapipe.analysis.predict.instructions import argument_of, place_of
 from datapipe.analysis.predict.remedies import WORTH_IT
 from datapipe.core.observe import Stage
 from datapipe.diagnostics.document import (

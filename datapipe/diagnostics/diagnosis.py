@@ -13,7 +13,8 @@ from datapipe.analysis.judge.bootstrap import Interval
 from datapipe.analysis.judge.breakdown import places_of
 from datapipe.analysis.judge.ranks import RankParts, join_ranks
 from datapipe.analysis.judge.verdict import Verdict, VerdictKind, figures_of
-from datapipe.analysis.predict.candidates import Candidates, candidates_for, place_of
+from datapipe.analysis.predict.candidates import Candidates, candidates_for
+from datapipe.analysis.predict.instructions import place_of
 from datapipe.analysis.predict.measured_workload import workload_from
 from datapipe.analysis.predict.needs import needs_of, situation_of
 from datapipe.analysis.predict.remedies import NO_REMEDY, WORTH_IT, Prediction, Ranking, rank_remedies

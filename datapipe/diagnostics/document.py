@@ -16,8 +16,8 @@ from datapipe.analysis.judge.fault import Fault
 from datapipe.analysis.judge.ranks import RankParts, Straggler
 from datapipe.analysis.judge.steady import Regime
 from datapipe.analysis.judge.verdict import Verdict
+from datapipe.analysis.predict.instructions import Instruction, Snippet
 from datapipe.analysis.predict.needs import Need
-from datapipe.analysis.predict.remedies import Instruction, Snippet
 from datapipe.analysis.predict.workload import Contention
 from datapipe.diagnostics.ceilings.roofline import Roofline
 from datapipe.errors import FormatError

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from datapipe.analysis.predict.candidates import Candidates
-from datapipe.analysis.predict.remedies import NO_REMEDY, NOTHING, RUN_TO_RUN, Instruction, Remedy, Snippet, rank_remedies
+from datapipe.analysis.predict.instructions import Instruction, Snippet
+from datapipe.analysis.predict.remedies import NO_REMEDY, NOTHING, RUN_TO_RUN, Remedy, rank_remedies
 from datapipe.analysis.predict.replay import Delivery, Setup
 from datapipe.analysis.predict.workload import Change, Workload, workload_of
 from datapipe.diagnostics.diagnosis import remedies_of

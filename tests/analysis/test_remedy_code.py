@@ -20,9 +20,8 @@ import datapipe
 from datapipe import transforms as T
 from datapipe.analysis.judge.analysis import analyze
 from datapipe.analysis.predict.candidates import candidates_for
+from datapipe.analysis.predict.instructions import Instruction, assigned_name
 from datapipe.analysis.predict.measured_workload import workload_from
-from datapipe.analysis.predict.remedies import Instruction
-from datapipe.analysis.predict.source_names import assigned_name
 from datapipe.analysis.predict.trying import Trials
 from datapipe.analysis.predict.workload import Workload
 from datapipe.cli.main import main

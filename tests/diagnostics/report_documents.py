@@ -16,7 +16,8 @@ import numpy as np
 
 from datapipe.analysis.judge.verdict import figures_of, judge
 from datapipe.analysis.predict.candidates import Candidates
-from datapipe.analysis.predict.remedies import Instruction, Remedy, Snippet, python_call, rank_remedies
+from datapipe.analysis.predict.instructions import Instruction, Snippet, python_call
+from datapipe.analysis.predict.remedies import Remedy, rank_remedies
 from datapipe.analysis.predict.replay import Setup
 from datapipe.analysis.predict.workload import Change, Workload
 from datapipe.diagnostics.diagnosis import remedies_of as chosen_remedies

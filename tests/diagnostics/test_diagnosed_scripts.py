@@ -11,7 +11,7 @@ import pytest
 from benchmarks.diagnostics.scripts.carrying_out import carry_out
 from benchmarks.diagnostics.scripts.sources import SCRIPTS, TRAINING
 from benchmarks.diagnostics.scripts.trying import Outcome, Tried, sum_up
-from datapipe.analysis.predict.remedies import Instruction, Snippet, python_call
+from datapipe.analysis.predict.instructions import Instruction, Snippet, python_call
 
 SOURCE = """import torch
 from torch.utils.data import DataLoader

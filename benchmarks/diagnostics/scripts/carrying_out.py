@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from datapipe.analysis.predict.remedies import Instruction
+from datapipe.analysis.predict.instructions import Instruction
 
 
 def carry_out(how: Instruction, script: Path) -> None:

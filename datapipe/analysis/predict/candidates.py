@@ -9,14 +9,13 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from datapipe.analysis.judge.analysis import Analysis
+from datapipe.analysis.predict.instructions import Instruction, Snippet, argument_of, taken_over, where_made
 from datapipe.analysis.predict.measured_workload import MAKING
-from datapipe.analysis.predict.remedies import Instruction, Remedy, Snippet, python_call
+from datapipe.analysis.predict.remedies import Remedy
 from datapipe.analysis.predict.replay import Delivery, Setup
-from datapipe.analysis.predict.source_names import assigned_name
 from datapipe.analysis.predict.trying import Trials
 from datapipe.analysis.predict.workload import Change, Contention, Workload, contention_of, production_parts
 from datapipe.core.observe import Stage, StageEvent
@@ -30,7 +29,6 @@ _SYNCED = 0.05  # share of the steps
 _NOTICED = 0.05  # share of the time to make a batch from which waiting for a store is worth a remedy
 _LEAST_WORK = 0.01  # share of the time that is always left
 _NOT_STREAMED = "how fast the store sends whole shards was not measured; with a cache_dir, windows read each shard as one stream"
-_BELOW = "below the loader's line, with import datapipe"
 
 
 @dataclass(slots=True)
@@ -41,6 +39,14 @@ class Candidates:
     left_out: dict[str, str] = field(default_factory=dict)
     applied: dict[str, Applied] = field(default_factory=dict)  # by name, the remedies that need no edit of the script
     contention: Contention | None = None  # of more workers; None: the loader has none
+
+    def add(
+        self, name: str, change: Change, how: Instruction, *, applied: Applied | None = None, changes_results: bool = False
+    ) -> None:
+        """Add a remedy. `applied`: the same without an edit of the script; None: there is no such way."""
+        self.remedies.append(Remedy(name, change, how, changes_results))
+        if applied is not None:
+            self.applied[name] = applied
 
 
 def candidates_for(found: Analysis, workload: Workload, trials: Trials) -> Candidates:
@@ -58,12 +64,11 @@ def candidates_for(found: Analysis, workload: Workload, trials: Trials) -> Candi
         result.contention = contention_of(workload, trials.scaling)
     _add_workers(result, found.loader, workload, waits=waits)
     if is_ours and network > _NOTICED:
-        result.remedies.append(_kept_shards(network, where=_place(found.loader)))
-        result.left_out["shuffle='windows'"] = _NOT_STREAMED
+        _add_kept_shards(result, found.loader, network)
     if found.figures.basis == "device" and (found.figures.sync_share or 0.0) > _SYNCED:
         names = sorted(found.process.context.syncs, key=lambda name: -found.process.context.syncs[name].host_s)
         note = f"avoid {' and '.join(names[:2]) or 'waiting for the device'} in each step, or call it every 100 steps"
-        result.remedies.append(Remedy("do not wait for the device", Change(drops_syncs=True), Instruction(note=note)))
+        result.add("do not wait for the device", Change(drops_syncs=True), Instruction(note=note))
     _add_batch(result, found.loader)
     if is_ours:
         result.left_out["another loader"] = "the loader is already datapipe's"
@@ -75,17 +80,17 @@ def candidates_for(found: Analysis, workload: Workload, trials: Trials) -> Candi
 def _add_prefetch(result: Candidates, loader: LoaderFacts, workload: Workload, *, is_ours: bool) -> None:
     setup, factor = workload.setup, loader.prefetch_factor or 2
     name = f"prefetch_factor={_DEEPER * factor}"
-    result.remedies.append(Remedy(name, Change(replace(setup, depth=_DEEPER * setup.depth)), argument_of(loader, name, factor)))
-    if not is_ours:
-        result.applied[name] = Applied(loader.site, prefetch_factor=_DEEPER * factor)
+    applied = None if is_ours else Applied(loader.site, prefetch_factor=_DEEPER * factor)
+    change = Change(replace(setup, depth=_DEEPER * setup.depth))
+    result.add(name, change, argument_of(loader, name, factor), applied=applied)
 
 
 def _add_order(result: Candidates, loader: LoaderFacts, workload: Workload) -> None:
     """Add delivery of batches in the order of completion, so that a slow batch or worker does not delay the others."""
     name = "in_order=False"
     how = argument_of(loader, name, "True; batches then come in the order of completion, which differs from run to run")
-    result.remedies.append(Remedy(name, Change(replace(workload.setup, delivery=Delivery.COMPLETION)), how))
-    result.applied[name] = Applied(loader.site, in_order=False)
+    change = Change(replace(workload.setup, delivery=Delivery.COMPLETION))
+    result.add(name, change, how, applied=Applied(loader.site, in_order=False))
 
 
 def _add_workers(result: Candidates, loader: LoaderFacts, workload: Workload, *, waits: bool) -> None:
@@ -102,7 +107,7 @@ def _add_workers(result: Candidates, loader: LoaderFacts, workload: Workload, *,
         depth = setup.depth if contention is None else max(1, num * each)
         name = f"num_workers={num}"
         change = Change(replace(setup, num_workers=num, depth=depth))
-        note = str(now)
+        note, applied = str(now), None
         if contention is not None:
             added_s = contention.added_s(num)
             stalled = float((stall.mean() + added_s) / (stall.mean() + added_s + cpu.mean()))
@@ -114,8 +119,8 @@ def _add_workers(result: Candidates, loader: LoaderFacts, workload: Workload, *,
             )
             if change.worst_stall_added_s is not None:
                 note += f"; if workers do not wait for each other, which is not known: {contention.why_unknown}"
-            result.applied[name] = Applied(loader.site, num_workers=num)
-        result.remedies.append(Remedy(name, change, argument_of(loader, name, note)))
+            applied = Applied(loader.site, num_workers=num)
+        result.add(name, change, argument_of(loader, name, note), applied=applied)
 
 
 def network_share(events: Iterable[StageEvent]) -> float:
@@ -128,27 +133,23 @@ def network_share(events: Iterable[StageEvent]) -> float:
     return network_ns / made_ns if made_ns else 0.0
 
 
-def _kept_shards(network: float, *, where: str | None) -> Remedy:
-    """Return the remedy to keep shards on a local disk, after which nothing is waited for.
+def _add_kept_shards(result: Candidates, loader: LoaderFacts, network: float) -> None:
+    """Add keeping shards on a local disk, after which nothing is waited for.
 
-    `network`: the share of waiting in the time to make a batch. `where`: file:line of the loader.
+    `network`: the share of waiting in the time to make a batch.
     """
     note = "in datapipe.Images(...), with a directory of a local disk; helps from the second epoch on, if the dataset fits"
     code = Snippet("python", 'remote=datapipe.Remote(cache_dir="/local/shards")')
     change = Change(production_factor=max(_LEAST_WORK, 1 - network))
-    return Remedy("shards kept on a local disk", change, Instruction((code,), where, note))
+    result.add("shards kept on a local disk", change, Instruction((code,), where_made(loader), note))
+    result.left_out["shuffle='windows'"] = _NOT_STREAMED
 
 
 def _add_batch(result: Candidates, loader: LoaderFacts) -> None:
     if loader.batch_size and loader.batch_size > 0:
         name = f"batch_size={2 * loader.batch_size}"
         how = argument_of(loader, name, f"{loader.batch_size}; this changes the training")
-        result.remedies.append(Remedy(name, Change(batch_factor=2.0), how, changes_results=True))
-
-
-def argument_of(loader: LoaderFacts, text: str, now: object) -> Instruction:
-    """Return the instruction to change one argument of the loader to `text`; `now`: its current value."""
-    return Instruction((Snippet("python", text),), _place(loader), f"in DataLoader(...); now {now}")
+        result.add(name, Change(batch_factor=2.0), how, changes_results=True)
 
 
 def _add_tried(result: Candidates, found: Analysis, workload: Workload, trials: Trials) -> None:
@@ -156,7 +157,7 @@ def _add_tried(result: Candidates, found: Analysis, workload: Workload, trials: 
     loader = replace(found.loader, batch_size=found.loader.batch_size or trials.batch_size)
     side = trials.resized_to
     hows = {
-        OURS: ("datapipe's loader", _taken_over(loader)),
+        OURS: ("datapipe's loader", taken_over(loader)),
         CONVERTED: ("datapipe's loader on converted data", _on_converted(loader, trials)),
         CACHED: ("datapipe's loader, images in memory", _cached(loader)),
         RESIZED: ("datapipe's loader on smaller images", _on_converted(loader, trials, side)),
@@ -172,58 +173,33 @@ def _add_tried(result: Candidates, found: Analysis, workload: Workload, trials: 
         if rate is None:
             result.left_out[name] = trials.reasons.get(key, "it was not tried")
             continue
-        result.remedies.append(Remedy(name, change_to_ours(workload, rate, loader), how, changes_results=key == RESIZED))
-        if key == OURS:
-            result.applied[name] = Applied(loader.site, from_torch=True)
+        applied = Applied(loader.site, from_torch=True) if key == OURS else None
+        result.add(name, change_to_ours(workload, rate, loader), how, applied=applied, changes_results=key == RESIZED)
 
 
 def _add_deferral(result: Candidates, loader: LoaderFacts, workload: Workload, tried: Mapping[str, Any]) -> None:
-    """Add `from_torch` over a Dataset of the script's own, whose code goes on running in torch's workers."""
+    """Add `from_torch` over a Dataset of the script's own: its rows are gathered, its clips decoded, or its code goes on running.
+
+    Gathered rows wait for no storage; clips, and images that torch's workers leave undecoded, wait for it as they do now.
+    """
+    stall, cpu = (part.mean() for part in production_parts(workload))
+    setup, left = None, stall
     if "clips" in tried:
-        _add_clips(result, loader, workload, tried["clips"])
-        return
-    if "rows" in tried:
-        _add_rows(result, loader, workload, tried["rows"])
-        return
-    name = "datapipe.from_torch, the Dataset as it is"
+        name, note = "datapipe's clips of the same videos", "neighbouring frames are decoded together"
+        tried, threads = tried["clips"], int(loader.num_workers or workload.setup.num_cores or 1)
+        setup = Setup(threads, _depth_of_ours(loader, workload), Delivery.SHARED, workload.setup.num_cores)
+    elif "rows" in tried:
+        name, note = "whole batches gathered from memory", "rows are gathered a batch at a time"
+        tried, left = tried["rows"], 0.0
+        setup = Setup(0, 1, Delivery.ROUND_ROBIN, workload.setup.num_cores)
+    else:
+        name, note = "datapipe.from_torch, the Dataset as it is", "images are decoded together after the Dataset's code"
     if "ratio" not in tried:
         result.left_out[name] = str(tried["reason"])
         return
-    factor = _with_cpu(workload, tried["ratio"])
-    change = Change(production_factor=factor, production_spread=tried["spread"])
-    result.remedies.append(Remedy(name, change, _taken_over(loader, note="images are decoded together after the Dataset's code")))
-    result.applied[name] = Applied(loader.site, from_torch=True)
-
-
-def _add_rows(result: Candidates, loader: LoaderFacts, workload: Workload, tried: Mapping[str, Any]) -> None:
-    """Add whole batches gathered from memory, in the training process, by a Dataset of rows that `from_torch` sees."""
-    name = "whole batches gathered from memory"
-    stall, cpu = production_parts(workload)
-    factor = float(cpu.mean() * tried["ratio"] / (stall.mean() + cpu.mean()))
-    setup = Setup(0, 1, Delivery.ROUND_ROBIN, workload.setup.num_cores)
-    change = Change(setup, production_factor=max(factor, 1e-9), production_spread=tried["spread"])
-    result.remedies.append(Remedy(name, change, _taken_over(loader, note="rows are gathered a batch at a time")))
-    result.applied[name] = Applied(loader.site, from_torch=True)
-
-
-def _add_clips(result: Candidates, loader: LoaderFacts, workload: Workload, tried: Mapping[str, Any]) -> None:
-    """Add `from_torch` over LeRobot's dataset, whose videos threads then decode by visits."""
-    name = "datapipe's clips of the same videos"
-    if "ratio" not in tried:
-        result.left_out[name] = str(tried["reason"])
-        return
-    factor = _with_cpu(workload, tried["ratio"])
-    threads = int(loader.num_workers or workload.setup.num_cores or 1)
-    setup = Setup(threads, _depth_of_ours(loader, workload), Delivery.SHARED, workload.setup.num_cores)
+    factor = max(float((left + cpu * tried["ratio"]) / (stall + cpu)), 1e-9)
     change = Change(setup, production_factor=factor, production_spread=tried["spread"])
-    result.remedies.append(Remedy(name, change, _taken_over(loader, note="neighbouring frames are decoded together")))
-    result.applied[name] = Applied(loader.site, from_torch=True)
-
-
-def _with_cpu(workload: Workload, ratio: float) -> float:
-    """Return the time of making batches with so many times the CPU time, by that of now; storage stays as slow."""
-    stall, cpu = production_parts(workload)
-    return float((stall.mean() + cpu.mean() * ratio) / (stall.mean() + cpu.mean()))
+    result.add(name, change, taken_over(loader, note=note), applied=Applied(loader.site, from_torch=True))
 
 
 def change_to_ours(workload: Workload, rate: Mapping[str, Any], loader: LoaderFacts) -> Change:
@@ -245,39 +221,15 @@ def _depth_of_ours(loader: LoaderFacts, workload: Workload) -> int:
     return 2 if loader.prefetch_factor in (None, 2) else workload.setup.depth
 
 
-def _taken_over(loader: LoaderFacts, *arguments: str, note: str = "") -> Instruction:
-    """Return the instruction to call `from_torch`, which keeps the loader's sampler, batches and arguments.
-
-    `arguments`: more of the call, in which {loader} is the loader's name.
-    """
-    known = assigned_name(loader.site, loader.kind)
-    name = known or "loader"
-    code = python_call(f"{name} = datapipe.from_torch", name, *(one.format(loader=name) for one in arguments), 'device="cpu"')
-    whose = "" if known else "`loader` stands for the name that the script gives it"
-    return Instruction((code,), _place(loader), "; ".join(filter(None, [_BELOW, whose, note])))
-
-
 def _on_converted(loader: LoaderFacts, trials: Trials, side: int | None = None) -> Instruction:
     source, resize = shlex.quote(trials.where or "SRC"), f" --resize shorter:{side}" if side else ""
     command = Snippet("shell", f"datapipe convert {source} DST --to webdataset{resize}")
     note = "pixels differ" if side else ""
     if trials.reads_shards:
-        return Instruction((command,), _place(loader), "; ".join(filter(None, ["let the pipeline read DST's shards", note])))
-    how = _taken_over(loader, 'data="DST"', note=note)
+        return Instruction((command,), where_made(loader), "; ".join(filter(None, ["let the pipeline read DST's shards", note])))
+    how = taken_over(loader, 'data="DST"', note=note)
     return replace(how, code=(command, *how.code))
 
 
 def _cached(loader: LoaderFacts) -> Instruction:
-    return _taken_over(loader, 'data=datapipe.Images({loader}.dataset, cache="ram")', note="helps from the second epoch on")
-
-
-def _place(loader: LoaderFacts) -> str | None:
-    return place_of(loader.site) if loader.site else None
-
-
-def place_of(site: str) -> str:
-    """Return file:line, relative to the working directory if it is inside that."""
-    try:
-        return str(Path(site).relative_to(Path.cwd()))
-    except ValueError:
-        return site
+    return taken_over(loader, 'data=datapipe.Images({loader}.dataset, cache="ram")', note="helps from the second epoch on")

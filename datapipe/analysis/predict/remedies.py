@@ -1,4 +1,4 @@
-"""Remedies and how each is carried out; predict their effect by replay, rank them, and decide if any is worth it."""
+"""Predict the effect of remedies by replay, rank them, and decide if any is worth it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeAlias
 
 import numpy as np
 
 from datapipe.analysis.judge.bootstrap import Interval
+from datapipe.analysis.predict.instructions import Instruction
 from datapipe.analysis.predict.replay import Floats, Replayed, replay
 from datapipe.analysis.predict.workload import Change, Workload, course_of, fills_cores
 from datapipe.errors import OptionError
@@ -27,45 +27,6 @@ RUN_TO_RUN = 0.04
 RUN_TO_RUN_ON_FULL_CORES = 0.08
 _NORMAL_95 = 1.96
 WORTH_IT = 0.02  # share of a step: a smaller gain is not worth a change, however certain
-_MAX_LINE = 92  # characters of Python, so that it fits a screen
-
-Language: TypeAlias = Literal["shell", "python"]
-
-
-@dataclass(frozen=True, slots=True)
-class Snippet:
-    """Code to copy, in one or several lines, and nothing else."""
-
-    language: Language
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Instruction:
-    """`code` in the order of use. `where`: file:line that its Python belongs to; None if unknown."""
-
-    code: tuple[Snippet, ...] = ()
-    where: str | None = None
-    note: str = ""
-
-    def sentence(self) -> str:
-        """Return the whole instruction in one line, for reading rather than copying."""
-        done = ", then ".join(" ".join(one.text.split()) for one in self.code)
-        place = f" at {self.where}" if self.where and self.code else ""
-        return "; ".join(filter(None, [done + place, self.note]))
-
-
-def python_call(function: str, *arguments: str) -> Snippet:
-    """Return a call of a function, or an assignment of its result, over as many lines as needed."""
-    lines = [f"{function}("]
-    for number, argument in enumerate(arguments, 1):
-        piece = argument + (")" if number == len(arguments) else ",")
-        spaced = piece if lines[-1].endswith("(") else f" {piece}"
-        if len(lines[-1] + spaced) > _MAX_LINE:
-            lines.append(" " * (len(function) + 1) + piece)
-        else:
-            lines[-1] += spaced
-    return Snippet("python", "\n".join(lines))
 
 
 @dataclass(frozen=True, slots=True)

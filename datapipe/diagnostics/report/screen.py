@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from datapipe.analysis.judge.verdict import VerdictKind
-from datapipe.analysis.predict.remedies import NO_REMEDY, NOTHING, Instruction, Snippet
+from datapipe.analysis.predict.instructions import Instruction, Snippet
+from datapipe.analysis.predict.remedies import NO_REMEDY, NOTHING
 from datapipe.diagnostics.document import Document, Readable, Remedies, read_document
 from datapipe.diagnostics.report import words
 from datapipe.diagnostics.report.grouping import RemedyGroup, grouped

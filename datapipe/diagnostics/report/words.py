@@ -15,8 +15,8 @@ from datapipe.analysis.judge.fault import MEANINGS, Fault, StageOfWait
 from datapipe.analysis.judge.ranks import straggler_line
 from datapipe.analysis.judge.steady import Regime
 from datapipe.analysis.judge.verdict import Verdict, VerdictKind
+from datapipe.analysis.predict.instructions import Instruction
 from datapipe.analysis.predict.needs import Need
-from datapipe.analysis.predict.remedies import Instruction
 from datapipe.analysis.predict.workload import Contention
 from datapipe.diagnostics.document import AppliedRemedy, Document, Outlook, RankResult, RunTime, Saving
 from datapipe.instruments.measure.lock_use import LockHolder
