@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from datapipe.formulas.code import statements_of
 from datapipe.formulas.operations import (
     FUNCTIONS,
     Known,
@@ -29,7 +28,17 @@ from datapipe.formulas.operations import (
     is_int,
     position_of,
 )
-from datapipe.formulas.reads import CONSTANTS, Read, at_key, geometry_of, in_cell, in_globals, of_library, plain_attribute
+from datapipe.formulas.reads import (
+    CONSTANTS,
+    Read,
+    at_key,
+    geometry_of,
+    in_cell,
+    in_globals,
+    of_library,
+    plain_attribute,
+    statements_of,
+)
 from datapipe.formulas.values import Position, RowValues, UnclearCode, rows_of_array, windows_of_array
 
 _LIBRARIES = (torch, np)
