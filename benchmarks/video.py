@@ -169,7 +169,7 @@ def convert_small(directory: Path, converted: Path) -> dict[str, float]:
 
 def _index(scratch: Path, num_files: int) -> dict[str, Any]:
     """How fast an index of many small videos is made, and how much memory grows for it."""
-    from datapipe.index.videos import VideoSource
+    from datapipe.index.media import MediaSource
     from datapipe.opening.videos.indexing import open_videos
 
     _write_videos(scratch / "one", 1, 60)
@@ -178,7 +178,7 @@ def _index(scratch: Path, num_files: int) -> dict[str, Any]:
     for number in range(num_files):
         shutil.copyfile(scratch / "one" / "000.mp4", files / f"{number}.mp4")
     os.environ["XDG_CACHE_HOME"] = str(scratch / "index")
-    sources = [VideoSource(str(path)) for path in sorted(files.iterdir())]
+    sources = [MediaSource(str(path)) for path in sorted(files.iterdir())]
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     started = time.perf_counter()
     open_videos(sources, where=str(files))

@@ -105,14 +105,14 @@ def measure(path: Path, per_visit: int) -> dict[str, float]:
 
 def measure_index(scratch: Path, source: Path, num_files: int) -> dict[str, float]:
     """Microseconds per file of making an index: in the kernel, which opens and reads files, and in Python; in all."""
-    from datapipe.index.videos import VideoSource
+    from datapipe.index.media import MediaSource
     from datapipe.opening.videos.indexing import open_videos
 
     files = scratch / "files"
     files.mkdir()
     for number in range(num_files):
         shutil.copyfile(source / "0.mp4", files / f"{number}.mp4")
-    sources = [VideoSource(str(path)) for path in sorted(files.iterdir())]
+    sources = [MediaSource(str(path)) for path in sorted(files.iterdir())]
     with mock.patch.dict(os.environ, {"XDG_CACHE_HOME": str(scratch / "index")}):
         before, started = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
         open_videos(sources, where=str(files))

@@ -34,7 +34,7 @@ from datapipe.index.entries import Extents, RowGroup
 from datapipe.index.listed import ANY_SIZE, ListedSample, Origin, ScanNotes, Source, SourceFacts, Workspace, divide, time_of_etag
 from datapipe.index.manifest import Manifest
 from datapipe.opening.recognise import Recognition, recognise_form
-from datapipe.opening.recordings.shards import are_shards, spoken_fields
+from datapipe.opening.recordings.shards import are_sound_shards, spoken_fields
 from datapipe.opening.samples import open_index
 from datapipe.sources.documents import holds_documents
 from datapipe.sources.fields import Choices, LabelCensus, in_order
@@ -57,7 +57,7 @@ def recognise(options: ConvertOptions) -> Recognition:
     why = holds_documents(options.source) if options.tokens is not None else None
     if why is not None:
         return Recognition("documents", why)
-    if options.tokens is None and not isinstance(options.source, Location) and are_shards(str(options.source)):
+    if options.tokens is None and not isinstance(options.source, Location) and are_sound_shards(str(options.source)):
         return Recognition(AUDIO, "its shards hold sound")
     return recognise_form(options.source, options.class_from)
 
@@ -69,7 +69,7 @@ def resolved(options: ConvertOptions) -> ConvertOptions:
 
 def open_source(options: ConvertOptions) -> Source:
     """Return the source that `options` name; its form must be known. Raises errors that are known without listing it."""
-    if options.form == AUDIO and not isinstance(options.source, Location) and are_shards(str(options.source)):
+    if options.form == AUDIO and not isinstance(options.source, Location) and are_sound_shards(str(options.source)):
         shards = IndexSource(options.source, options.how.named(AUTO))
         return SpokenSource(shards, *spoken_fields(shards.fields, str(options.source)), to=options.to)
     module = FORMS[options.form].source

@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 
 from datapipe.containers.formats import container_of
 from datapipe.containers.remote_shards import expanded
-from datapipe.errors import StorageError
+from datapipe.errors import FormatError, MissingDataError, StorageError
 from datapipe.stores.location import is_url, parse_location
 from datapipe.stores.objects import list_names
 
 
-def first_shard(name: str, containers: Collection[str]) -> str | None:
+def are_shards(name: str, looks: Mapping[str, Callable[[str], bool]]) -> bool:
+    """Return True if a path, pattern, folder or URL names shards of which the first is as wanted. `looks`: by container.
+
+    Raises StorageError.
+    """
+    try:
+        first = _first_shard(name, looks)
+        return first is not None and looks[container_of(os.path.basename(first)) or ""](first)
+    except (FormatError, MissingDataError):  # of a URL; what reads it says what is wrong
+        return False
+
+
+def _first_shard(name: str, containers: Collection[str]) -> str | None:
     """Return the first file of one of these containers that a path, pattern or URL names, or that lies in it; None if none does.
 
     Raises StorageError, and for a URL MissingDataError and FormatError.

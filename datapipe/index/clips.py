@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from datapipe.codecs.field_values import NO_LABEL
 from datapipe.codecs.video.depth import Depth
 from datapipe.codecs.video.track import VideoTrack
 from datapipe.core.checks import real_number, whole_number
@@ -74,20 +74,6 @@ class WindowSettings:
         return f"clips of {self.frames} every {self.stride}, beginning every {self.distance}{grid}, {self.short}{drawn}"
 
 
-class VideoPart(NamedTuple):
-    """A stretch of a video."""
-
-    video: int  # its number in the index
-    start: float = 0.0  # seconds from the beginning of the video; frames shown from here on
-    end: float = float("inf")  # and before here
-    label: int = -1  # -1: none
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether it is a whole video."""
-        return self.start <= 0 and self.end == float("inf")
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class VideoParts:
     """The parts of videos that clips are taken from, and their labels."""
@@ -96,15 +82,15 @@ class VideoParts:
     video: Ints  # (p,) number of each part's video
     start: NDArray[np.float64]  # (p,) seconds
     end: NDArray[np.float64]  # (p,) seconds
-    labels: Ints  # (p,)
+    labels: Ints  # (p,) NO_LABEL where there are none
     classes: tuple[str, ...] | None = None  # by label; None: labels are not of classes
 
     @classmethod
-    def of(cls, videos: VideoIndex, parts: Sequence[VideoPart], classes: tuple[str, ...] | None = None) -> VideoParts:
-        """Return these parts."""
-        video, labels = (np.array([part[column] for part in parts], np.int64) for column in (0, 3))
-        start, end = (np.array([part[column] for part in parts], np.float64) for column in (1, 2))
-        return cls(videos, video, start, end, labels, classes)
+    def whole(cls, videos: VideoIndex, labels: Ints | None = None, classes: tuple[str, ...] | None = None) -> VideoParts:
+        """Return all videos, a part each."""
+        num = len(videos)
+        labels = np.full(num, NO_LABEL, np.int64) if labels is None else labels
+        return cls(videos, np.arange(num, dtype=np.int64), np.zeros(num), np.full(num, np.inf), labels, classes)
 
     def __len__(self) -> int:
         return len(self.video)

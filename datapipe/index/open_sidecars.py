@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from datapipe.core import arrow_maps
 from datapipe.core.regular_files import path_inside
 from datapipe.errors import FormatError, MissingDataError, StorageError
+from datapipe.index.arrow_buffers import values_of
 from datapipe.index.manifest import MANIFEST_NAME, Manifest, ShardInfo
 from datapipe.index.remote_set import RemoteSet
 from datapipe.index.sidecar import (
@@ -180,13 +181,7 @@ class Sidecar:
         return starts
 
     def _fixed(self, name: str, dtype: type) -> NDArray[Any]:
-        if not self.num_samples:
-            return np.empty(0, dtype)
-        column = self._buffers[name]
-        values: NDArray[Any] = np.frombuffer(
-            column.buffers()[1], dtype, self.num_samples, column.offset * np.dtype(dtype).itemsize
-        )
-        return values
+        return values_of(self._buffers[name], dtype) if self.num_samples else np.empty(0, dtype)
 
     def offsets(self, name: str) -> NDArray[np.int64]:
         """Return (n,) bytes from the start of the shard, or rows if `row_columns` has the field."""

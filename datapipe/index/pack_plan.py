@@ -24,6 +24,7 @@ from datapipe.core import arrow_maps, atomic
 from datapipe.core.user_cache import one_at_a_time
 from datapipe.core.waiting import reported_wait
 from datapipe.errors import FormatError, StorageError
+from datapipe.index.arrow_buffers import array_of, lists_of, values_of
 from datapipe.index.pack_windows import Field, fitted, grouped, windows_of
 from datapipe.index.packs import WINDOW, Ints, PackSettings, Segments, by_number, loss_of
 from datapipe.index.tokens import TokenIndex
@@ -211,7 +212,7 @@ def _write_plan(path: Path, fields: Sequence[Field]) -> None:
     columns["checksums"] = np.zeros(len(spans), np.uint32)
     plan = PackPlan(path, index, settings, False, **columns, is_checked=unchecked, is_of_several=False)
     columns["checksums"] = np.array([plan.checksum(number) for number in range(len(spans))], np.uint32)
-    table = pa.table({name: _as_list(values) for name, values in columns.items()})
+    table = pa.table({name: lists_of([len(values)], array_of(values)) for name, values in columns.items()})
     with atomic.atomic_writer(path) as file, pa.ipc.new_stream(file, table.schema) as writer:
         writer.write_table(table)
 
@@ -219,14 +220,6 @@ def _write_plan(path: Path, fields: Sequence[Field]) -> None:
 def _joined(parts: list[NDArray[Any]], dtype: type) -> NDArray[Any]:
     """Return these arrays one after the other; there may be none."""
     return np.concatenate([np.zeros(0, dtype), *parts])
-
-
-def _as_list(values: NDArray[Any]) -> pa.Array:
-    """Return one row that is a list of the values."""
-    flat = pa.Array.from_buffers(
-        pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(np.ascontiguousarray(values))]
-    )
-    return pa.LargeListArray.from_arrays(pa.array([0, len(values)], pa.int64()), flat)
 
 
 def _mapped(path: Path, index: TokenIndex, settings: PackSettings, repack: bool) -> PackPlan:
@@ -260,9 +253,7 @@ def _values(column: pa.Array, dtype: np.dtype[Any]) -> NDArray[Any]:
     """Return the values of the only row of a column of lists, where they lie."""
     if column.type != pa.large_list(pa.from_numpy_dtype(dtype)) or len(column) != 1 or column.null_count:
         raise ValueError(f"a column is {column.type}")
-    flat = column.flatten()
-    found: NDArray[Any] = np.frombuffer(flat.buffers()[1], dtype, len(flat), flat.offset * dtype.itemsize)
-    return found
+    return values_of(column.flatten(), dtype)
 
 
 def _is_writable(home: Path) -> bool:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 
 from datapipe.core import arrow_maps
 from datapipe.errors import FormatError
+from datapipe.index.arrow_buffers import array_of, strings_of, values_of
 from datapipe.index.entries import Extents
-from datapipe.stores.location import is_url
+from datapipe.index.media import MediaSource, read_batches, urls_among
 
 Ints = NDArray[np.int64]
 
@@ -34,18 +35,10 @@ _SCHEMA = pa.schema(
 )
 
 
-class RecordingSource(NamedTuple):
-    """A sound file, or a range of a file that is one, such as a member of a tar."""
-
-    path: str
-    start: int = 0  # bytes
-    nbytes: int = -1  # -1: up to the end of the file
-
-
 class RecordingEntry(NamedTuple):
     """What is known of a recording."""
 
-    source: RecordingSource  # with its number of bytes
+    source: MediaSource  # with its number of bytes
     file_nbytes: int
     mtime_ns: int
     num_frames: int = 0
@@ -61,15 +54,10 @@ class RecordingIndex:
     def __init__(self, path: Path, fingerprint: str) -> None:
         self.fingerprint = fingerprint
         try:
-            data = arrow_maps.stream_of(arrow_maps.map_file(path))
-            with pa.ipc.open_stream(pa.BufferReader(data)) as reader:
-                version = (reader.schema.metadata or {}).get(_VERSION_KEY.encode())
-                (batch,) = reader
-            if version != VERSION.encode():
-                raise ValueError(f"its version is {version!r}")
+            (batch,) = read_batches(path, _SCHEMA)
             batch.validate(full=True)
             self._strings = {name: pa.chunked_array([batch.column(name)]) for name in _STRINGS}
-            self._numbers = {name: _values(batch.column(name)) for name in _NUMBERS}
+            self._numbers = {name: values_of(batch.column(name), np.int64) for name in _NUMBERS}
         except arrow_maps.DAMAGE as exc:
             raise FormatError(f"{path}: no index of recordings, or damaged ({exc}); remove it, and it is made again") from exc
 
@@ -112,7 +100,7 @@ class RecordingIndex:
         paths = self._strings["path"]
         if not any(re.search(b"://", chunk.buffers()[2] or b"") for chunk in paths.chunks):
             return []
-        return [path for path in dict.fromkeys(map(os.fsdecode, paths.to_pylist())) if is_url(path)]
+        return urls_among(map(os.fsdecode, paths.to_pylist()))
 
     def extents(self, numbers: Sequence[int]) -> Extents:
         """Return where the bytes of recordings lie."""
@@ -138,12 +126,13 @@ class RecordingIndex:
         """Return what is known of a recording."""
         numbers = {name: int(column[number]) for name, column in self._numbers.items()}
         path, coding, problem = (self._strings[name][number].as_py() for name in _STRINGS)
-        source = RecordingSource(os.fsdecode(path), numbers.pop("start"), numbers.pop("nbytes"))
+        source = MediaSource(os.fsdecode(path), numbers.pop("start"), numbers.pop("nbytes"))
         return RecordingEntry(source, **numbers, coding=coding.decode(), problem=os.fsdecode(problem))
 
 
-def write_recordings(file: IO[bytes], entries: Sequence[RecordingEntry]) -> None:
+def write_recordings(file: IO[bytes], entries: Iterable[RecordingEntry]) -> None:
     """Write an index of these recordings. `file`: open for writing; the caller closes it."""
+    entries = list(entries)
     texts = {
         "path": [os.fsencode(one.source.path) for one in entries],
         "coding": [one.coding.encode() for one in entries],
@@ -151,22 +140,6 @@ def write_recordings(file: IO[bytes], entries: Sequence[RecordingEntry]) -> None
     }
     rows = [(one.source.start, one.source.nbytes, *one[1:6]) for one in entries]
     columns = np.array(rows, np.int64).reshape(len(rows), len(_NUMBERS)).T
-    arrays = [_texts(texts[name]) for name in _STRINGS] + [_array(np.ascontiguousarray(column)) for column in columns]
+    arrays = [strings_of(texts[name], pa.large_binary()) for name in _STRINGS] + [array_of(column) for column in columns]
     with pa.ipc.new_stream(file, _SCHEMA) as writer:
         writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=_SCHEMA))
-
-
-# pa.array imports pandas if that is installed, so arrays are made of buffers, and read as buffers.
-
-
-def _array(values: Ints) -> pa.Array:
-    return pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(values)])
-
-
-def _texts(values: Sequence[bytes]) -> pa.Array:
-    ends = np.cumsum([0, *map(len, values)], dtype=np.int64)
-    return pa.Array.from_buffers(pa.large_binary(), len(values), [None, pa.py_buffer(ends), pa.py_buffer(b"".join(values))])
-
-
-def _values(array: Any) -> Ints:
-    return np.frombuffer(array.buffers()[1], np.int64, len(array), 8 * array.offset)

@@ -19,13 +19,11 @@ the shard, and `datapipe.index.row_groups`, a JSON list of the rows at which row
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -33,6 +31,7 @@ from numpy.typing import NDArray
 
 from datapipe.codecs.stored import PLAIN
 from datapipe.core import atomic
+from datapipe.index.arrow_buffers import array_of, strings_of
 
 SIDECAR_SUFFIX = ".index.arrow"
 ROW_NBYTES = 32  # least size of a sample: four numbers, and the ends of two texts
@@ -128,12 +127,12 @@ class SidecarRows:
         """Return the rows as an Arrow table with the metadata of a sidecar."""
         sizes = np.array(self.sizes, np.int32).reshape(-1, 2)
         columns: dict[str, pa.Array] = {
-            "id": _numbers(np.array(self.ids, np.int64)),
-            "key": _byte_strings(self.keys, pa.binary()),
-            "source": _byte_strings(self.sources, pa.binary()),
-            "label": _numbers(np.array(self.labels, np.int64)),
-            "height": _numbers(sizes[:, 0]),
-            "width": _numbers(sizes[:, 1]),
+            "id": array_of(np.array(self.ids, np.int64)),
+            "key": strings_of(self.keys, pa.binary()),
+            "source": strings_of(self.sources, pa.binary()),
+            "label": array_of(np.array(self.labels, np.int64)),
+            "height": array_of(sizes[:, 0]),
+            "width": array_of(sizes[:, 1]),
         }
         for name in self.field_names:
             columns |= self._of_column(name) if name in self.columns else self._of_extents(name)
@@ -169,39 +168,24 @@ class SidecarRows:
             "runs": lambda: [one.runs for one in extents],
         }
         return {
-            f"{name}.encoding": _byte_strings([extent.encoding.encode() for extent in extents], pa.string()),
-            f"{name}.offset": _numbers(np.array([extent.offset for extent in extents], np.int64)),
-            f"{name}.nbytes": _numbers(np.array([extent.nbytes for extent in extents], np.int64)),
-            f"{name}.crc32c": _numbers(np.array([extent.crc32c or 0 for extent in extents], np.uint32)),
-            f"{name}.has_crc": _numbers(np.array([extent.crc32c is not None for extent in extents], np.uint8)),
-            **{f"{name}.{part}": _byte_strings(columns[part](), FURTHER[part]) for part in further},
+            f"{name}.encoding": strings_of([extent.encoding.encode() for extent in extents], pa.string()),
+            f"{name}.offset": array_of(np.array([extent.offset for extent in extents], np.int64)),
+            f"{name}.nbytes": array_of(np.array([extent.nbytes for extent in extents], np.int64)),
+            f"{name}.crc32c": array_of(np.array([extent.crc32c or 0 for extent in extents], np.uint32)),
+            f"{name}.has_crc": array_of(np.array([extent.crc32c is not None for extent in extents], np.uint8)),
+            **{f"{name}.{part}": strings_of(columns[part](), FURTHER[part]) for part in further},
         }
 
     def _of_column(self, name: str) -> dict[str, pa.Array]:
         found, num = self.columns[name], len(self)
         return {
-            f"{name}.encoding": _byte_strings([found.encoding.encode()] * num, pa.string()),
-            f"{name}.offset": _numbers(found.offset),
-            f"{name}.nbytes": _numbers(found.nbytes),
-            f"{name}.crc32c": _numbers(np.zeros(num, np.uint32) if found.crc32c is None else found.crc32c),
-            f"{name}.has_crc": _numbers(np.full(num, found.crc32c is not None, np.uint8)),
-            **{f"{name}.{part}": _byte_strings(found.runs, FURTHER[part]) for part in self._further(name)},
+            f"{name}.encoding": strings_of([found.encoding.encode()] * num, pa.string()),
+            f"{name}.offset": array_of(found.offset),
+            f"{name}.nbytes": array_of(found.nbytes),
+            f"{name}.crc32c": array_of(np.zeros(num, np.uint32) if found.crc32c is None else found.crc32c),
+            f"{name}.has_crc": array_of(np.full(num, found.crc32c is not None, np.uint8)),
+            **{f"{name}.{part}": strings_of(found.runs, FURTHER[part]) for part in self._further(name)},
         }
-
-
-# pa.array, and to_numpy of its result, import pandas if that is installed: 50 MB and a third of a second for each
-# process. So arrays are made of buffers here, and read as buffers.
-
-
-def _numbers(values: NDArray[Any]) -> pa.Array:
-    return pa.Array.from_buffers(
-        pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(np.ascontiguousarray(values))]
-    )
-
-
-def _byte_strings(values: Sequence[bytes], kind: pa.DataType) -> pa.Array:
-    ends = np.array([0, *itertools.accumulate(map(len, values))], np.int32)
-    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(ends), pa.py_buffer(b"".join(values))])
 
 
 def write_sidecar(path: Path, rows: SidecarRows, shard_name: str) -> str:

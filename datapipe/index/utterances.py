@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from datapipe.index.arrow_buffers import strings_of
 from datapipe.index.entries import Description
 from datapipe.index.recordings import Ints, RecordingIndex
 
@@ -116,6 +117,4 @@ def frames_at(seconds: NDArray[np.float64], rates: Ints, whole: Ints) -> Ints:
 
 def text_array(texts: Sequence[str]) -> pa.Array:
     """Return texts as an array that takes a few bytes besides theirs."""
-    encoded = [text.encode(errors="replace") for text in texts]
-    ends = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
-    return pa.Array.from_buffers(pa.large_string(), len(encoded), [None, pa.py_buffer(ends), pa.py_buffer(b"".join(encoded))])
+    return strings_of([text.encode(errors="replace") for text in texts], pa.large_string())

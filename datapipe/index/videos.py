@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -27,11 +27,13 @@ from datapipe.codecs.video.transport import Framing
 from datapipe.core import arrow_maps
 from datapipe.core.printable import listed
 from datapipe.errors import FormatError
-from datapipe.stores.location import is_url
+from datapipe.index.arrow_buffers import array_of, lists_of, strings_of, values_of
+from datapipe.index.media import MediaSource, read_batches, urls_among
 
 VERSION = "2"
 _VERSION_KEY = "datapipe.index.videos"
 _MAX_STEP = (1 << 31) - 1
+_MAX_ROWS, _MAX_PACKETS = 4096, 1 << 20  # of a batch in the file
 _PACKET = {"step": np.int32, "delay": np.int32, "offset": np.int64, "size": np.int32, "is_key": np.uint8}
 _GROUP = {"packet": np.int32, "frame": np.int32}
 _NUMBERS = {
@@ -42,18 +44,10 @@ _NUMBERS = {
 _STRINGS = ("path", "problem", "codec", "pixel_format", "extradata")
 
 
-class VideoSource(NamedTuple):
-    """A video file, or a range of a file that is one, such as a member of a tar."""
-
-    path: str
-    start: int = 0  # bytes
-    nbytes: int = -1  # -1: up to the end of the file
-
-
 class VideoEntry(NamedTuple):
     """What is known of a video."""
 
-    source: VideoSource  # with its number of bytes
+    source: MediaSource  # with its number of bytes
     file_nbytes: int
     mtime_ns: int
     track: VideoTrack | None  # None: it cannot be decoded
@@ -67,12 +61,7 @@ class VideoIndex:
         self.fingerprint = fingerprint
         try:
             found = path.stat()
-            data = arrow_maps.stream_of(arrow_maps.map_file(path))
-            with pa.ipc.open_stream(pa.BufferReader(data)) as reader:
-                version = (reader.schema.metadata or {}).get(_VERSION_KEY.encode())
-                batches = list(reader)
-            if version != VERSION.encode():
-                raise ValueError(f"its version is {version!r}")
+            batches = read_batches(path, _SCHEMA)
             for batch in batches:
                 batch.validate()
         except arrow_maps.DAMAGE as exc:
@@ -136,17 +125,17 @@ class VideoIndex:
         sizes = self.shown_sizes[np.unique(numbers)]
         return (int(sizes[0, 0]), int(sizes[0, 1])) if len(sizes) and (sizes == sizes[0]).all() else None
 
-    def source(self, number: int) -> VideoSource:
+    def source(self, number: int) -> MediaSource:
         """Return where a video lies."""
         batch, row = self._place(number)
         numbers = batch.numbers
-        return VideoSource(os.fsdecode(batch.text("path", row)), int(numbers["start"][row]), int(numbers["nbytes"][row]))
+        return MediaSource(os.fsdecode(batch.text("path", row)), int(numbers["start"][row]), int(numbers["nbytes"][row]))
 
     def urls(self) -> list[str]:
         """Return the URLs of the objects that hold videos, each once; none if they lie on disks."""
         having = [batch for batch in self._batches if batch.has_urls]
         paths = (os.fsdecode(batch.text("path", row)) for batch in having for row in range(len(batch.num_groups)))
-        return [path for path in dict.fromkeys(paths) if is_url(path)]
+        return urls_among(paths)
 
     def stamp(self, number: int) -> tuple[int, int]:
         """Return the size in bytes and the modification time in ns of the file of a video when it was read."""
@@ -166,12 +155,10 @@ class VideoIndex:
             raise FormatError(problem)
         return batch.track(row)
 
-    def entries(self) -> Iterator[VideoEntry]:
-        """Yield what is known of each video, in order."""
-        for number in range(len(self)):
-            problem = self.problem(number)
-            track = None if problem else self.track(number)
-            yield VideoEntry(self.source(number), *self.stamp(number), track, problem)
+    def entry(self, number: int) -> VideoEntry:
+        """Return what is known of a video."""
+        problem = self.problem(number)
+        return VideoEntry(self.source(number), *self.stamp(number), None if problem else self.track(number), problem)
 
     def _place(self, number: int) -> tuple[_Columns, int]:
         batch = int(np.searchsorted(self._starts, number, side="right")) - 1
@@ -199,7 +186,7 @@ class _Columns:
     """The columns of a batch of rows as arrays over the map."""
 
     def __init__(self, batch: pa.RecordBatch) -> None:
-        self.numbers = {name: _values(batch.column(name), dtype) for name, dtype in _NUMBERS.items()}
+        self.numbers = {name: values_of(batch.column(name), dtype) for name, dtype in _NUMBERS.items()}
         self._texts = {name: _strings(batch.column(name)) for name in _STRINGS}
         self._packets, self._frames, self._groups = (_list(batch.column(name)) for name in ("packets", "frames", "groups"))
 
@@ -207,7 +194,7 @@ class _Columns:
     def group_frames(self) -> NDArray[np.int32]:
         """The (g,) frames at which groups begin, of all rows one after the other."""
         ends, values = self._groups
-        return _values(values.field(1), np.int32)[int(ends[0]) : int(ends[-1])]
+        return values_of(values.field(1), np.int32)[int(ends[0]) : int(ends[-1])]
 
     @property
     def num_groups(self) -> Ints:
@@ -228,16 +215,16 @@ class _Columns:
         ends, values = self._packets
         part = slice(int(ends[row]), int(ends[row + 1]))
         step, delay, offset, size, is_key = (
-            _values(values.field(number), dtype)[part] for number, dtype in enumerate(_PACKET.values())
+            values_of(values.field(number), dtype)[part] for number, dtype in enumerate(_PACKET.values())
         )
         dts = np.cumsum(step, dtype=np.int64) + numbers["first_dts"]
         framing = Framing(numbers["ts_stride"], numbers["ts_pid"]) if numbers["ts_stride"] else None
         packets = VideoPackets(dts + delay, dts, offset, size.astype(np.int64), is_key.astype(np.bool_), framing)
         ends, values = self._frames
-        frames = _values(values, np.int32)[int(ends[row]) : int(ends[row + 1])].astype(np.int64)
+        frames = values_of(values, np.int32)[int(ends[row]) : int(ends[row + 1])].astype(np.int64)
         ends, values = self._groups
         part = slice(int(ends[row]), int(ends[row + 1]))
-        group_packet, group_frame = (_values(values.field(number), np.int32)[part].astype(np.int64) for number in (0, 1))
+        group_packet, group_frame = (values_of(values.field(number), np.int32)[part].astype(np.int64) for number in (0, 1))
         coding = VideoCoding(
             codec=self.text("codec", row).decode(),
             extradata=self.text("extradata", row),
@@ -252,33 +239,36 @@ class _Columns:
         return VideoTrack(coding, time_base, packets, frames, shift, group_packet, group_frame, num_others)
 
 
-class VideoIndexWriter:
-    """Writes an index, some rows at a time. `file`: open for writing; the caller closes it."""
+def write_videos(file: IO[bytes], entries: Iterable[VideoEntry]) -> None:
+    """Write an index of these videos, some of which are in memory together. `file`: open for writing; the caller closes it."""
+    rows: list[VideoEntry] = []
+    num_packets = 0
+    with pa.ipc.new_stream(file, _SCHEMA) as writer:
+        for entry in entries:
+            rows.append(entry)
+            num_packets += 0 if entry.track is None else len(entry.track.packets)
+            if len(rows) == _MAX_ROWS or num_packets >= _MAX_PACKETS:
+                writer.write_batch(_batch_of(rows))
+                rows, num_packets = [], 0
+        writer.write_batch(_batch_of(rows))
 
-    def __init__(self, file: IO[bytes]) -> None:
-        self._writer = pa.ipc.new_stream(file, _SCHEMA)
 
-    def write(self, entries: Sequence[VideoEntry]) -> None:
-        """Write the next rows, which are in memory together."""
-        arrays = [_string_array(name, [_text(name, entry) for entry in entries]) for name in _STRINGS]
-        rows = [_number_row(entry) for entry in entries]
-        for name, dtype in _NUMBERS.items():
-            arrays.append(_array(np.array([row[name] for row in rows], dtype)))
-        tracks = [entry.track for entry in entries]
-        packets = [{} if one is None else _packed(one) for one in tracks]
-        for name, parts in (("packets", packets), ("groups", [{} if one is None else _groups(one) for one in tracks])):
-            dtypes = _PACKET if name == "packets" else _GROUP
-            columns = {key: _joined([part.get(key, ()) for part in parts], dtype) for key, dtype in dtypes.items()}
-            values = pa.StructArray.from_arrays([_array(one) for one in columns.values()], list(columns))
-            lengths = [len(part[next(iter(dtypes))]) if part else 0 for part in parts]
-            arrays.append(_list_array(lengths, values))
-        frames = [np.zeros(0, np.int64) if one is None else one.frame_packet for one in tracks]
-        arrays.append(_list_array([len(one) for one in frames], _array(_joined(frames, np.int32))))
-        self._writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=_SCHEMA))
-
-    def close(self) -> None:
-        """Write the end of the index."""
-        self._writer.close()
+def _batch_of(entries: Sequence[VideoEntry]) -> pa.RecordBatch:
+    arrays = [strings_of([_text(name, entry) for entry in entries], _SCHEMA.field(name).type) for name in _STRINGS]
+    rows = [_number_row(entry) for entry in entries]
+    for name, dtype in _NUMBERS.items():
+        arrays.append(array_of(np.array([row[name] for row in rows], dtype)))
+    tracks = [entry.track for entry in entries]
+    packets = [{} if one is None else _packed(one) for one in tracks]
+    for name, parts in (("packets", packets), ("groups", [{} if one is None else _groups(one) for one in tracks])):
+        dtypes = _PACKET if name == "packets" else _GROUP
+        columns = {key: _joined([part.get(key, ()) for part in parts], dtype) for key, dtype in dtypes.items()}
+        values = pa.StructArray.from_arrays([array_of(one) for one in columns.values()], list(columns))
+        lengths = [len(part[next(iter(dtypes))]) if part else 0 for part in parts]
+        arrays.append(lists_of(lengths, values))
+    frames = [np.zeros(0, np.int64) if one is None else one.frame_packet for one in tracks]
+    arrays.append(lists_of([len(one) for one in frames], array_of(_joined(frames, np.int32))))
+    return pa.RecordBatch.from_arrays(arrays, schema=_SCHEMA)
 
 
 def _struct(dtypes: dict[str, Any]) -> pa.DataType:
@@ -352,31 +342,8 @@ def _number_row(entry: VideoEntry) -> dict[str, int]:
     return row
 
 
-# pa.array imports pandas if that is installed, so arrays are made of buffers, and read as buffers.
-
-
-def _array(values: NDArray[Any]) -> pa.Array:
-    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(values)])
-
-
 def _joined(parts: Sequence[Any], dtype: Any) -> NDArray[Any]:
     return np.concatenate([np.zeros(0, dtype), *(np.asarray(part, dtype) for part in parts)])
-
-
-def _string_array(name: str, values: list[bytes]) -> pa.Array:
-    ends = np.cumsum([0, *map(len, values)], dtype=np.int32)
-    kind = pa.binary() if name in ("path", "extradata") else pa.string()
-    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(ends), pa.py_buffer(b"".join(values))])
-
-
-def _list_array(lengths: list[int], values: pa.Array) -> pa.Array:
-    ends = np.cumsum([0, *lengths], dtype=np.int64)
-    kind = pa.large_list(values.type)
-    return pa.Array.from_buffers(kind, len(lengths), [None, pa.py_buffer(ends)], children=[values])
-
-
-def _values(array: pa.Array, dtype: Any) -> NDArray[Any]:
-    return np.frombuffer(array.buffers()[1], dtype, len(array), array.offset * np.dtype(dtype).itemsize)
 
 
 def _strings(array: pa.Array) -> tuple[NDArray[np.int32], memoryview]:

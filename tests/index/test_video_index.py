@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import tracemalloc
 from pathlib import Path
@@ -15,7 +16,9 @@ from video_files import KINDS  # noqa: E402
 
 from datapipe.codecs.video.track import VideoTrack  # noqa: E402
 from datapipe.errors import FormatError, MissingDataError  # noqa: E402
-from datapipe.index.videos import VideoIndex, VideoIndexWriter, VideoSource  # noqa: E402
+from datapipe.index import videos as index_of_videos  # noqa: E402
+from datapipe.index.media import MediaSource  # noqa: E402
+from datapipe.index.videos import VideoIndex, write_videos  # noqa: E402
 from datapipe.opening.videos import indexing  # noqa: E402
 from datapipe.opening.videos.indexing import look_at, open_videos  # noqa: E402
 
@@ -28,9 +31,9 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def videos(tmp_path: Path) -> list[VideoSource]:
+def videos(tmp_path: Path) -> list[MediaSource]:
     (tmp_path / "videos").mkdir()
-    return [VideoSource(str(KINDS[name](tmp_path / "videos" / name))) for name in NAMES]
+    return [MediaSource(str(KINDS[name](tmp_path / "videos" / name))) for name in NAMES]
 
 
 def same(one: VideoTrack, other: VideoTrack) -> bool:
@@ -43,8 +46,8 @@ def same(one: VideoTrack, other: VideoTrack) -> bool:
     )
 
 
-def test_tracks_come_back_as_they_were(videos: list[VideoSource], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(indexing, "_MAX_ROWS", 3)  # several batches
+def test_tracks_come_back_as_they_were(videos: list[MediaSource], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index_of_videos, "_MAX_ROWS", 3)  # several batches
     index = open_videos(videos, where=str(tmp_path / "videos"))
     assert len(index) == len(videos)
     for number, source in enumerate(videos):
@@ -56,11 +59,11 @@ def test_tracks_come_back_as_they_were(videos: list[VideoSource], tmp_path: Path
 
 
 def test_only_changed_videos_are_looked_at_again(
-    videos: list[VideoSource], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    videos: list[MediaSource], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked: list[str] = []
 
-    def noted(source: VideoSource) -> object:
+    def noted(source: MediaSource) -> object:
         looked.append(source.path)
         return look_at(source)
 
@@ -78,7 +81,7 @@ def test_only_changed_videos_are_looked_at_again(
     assert same(changed.track(0), first.track(0))
 
 
-def test_videos_that_cannot_be_decoded_stay_with_the_reason(videos: list[VideoSource], tmp_path: Path) -> None:
+def test_videos_that_cannot_be_decoded_stay_with_the_reason(videos: list[MediaSource], tmp_path: Path) -> None:
     Path(videos[2].path).write_bytes(b"no video, but some text")
     os.unlink(videos[4].path)
     index = open_videos(videos, where=str(tmp_path))
@@ -90,12 +93,12 @@ def test_videos_that_cannot_be_decoded_stay_with_the_reason(videos: list[VideoSo
     assert len(open_videos(videos, where=str(tmp_path)).track(4)) == 40
 
 
-def test_a_range_of_a_file_is_a_video(videos: list[VideoSource], tmp_path: Path) -> None:
+def test_a_range_of_a_file_is_a_video(videos: list[MediaSource], tmp_path: Path) -> None:
     parts = [Path(source.path).read_bytes() for source in videos]
     joined = tmp_path / "joined.tar"
     joined.write_bytes(b"".join(bytes(512) + part for part in parts))
     starts = np.cumsum([512 + len(part) for part in parts]) - [len(part) for part in parts]
-    ranges = [VideoSource(str(joined), int(start), len(part)) for start, part in zip(starts, parts, strict=True)]
+    ranges = [MediaSource(str(joined), int(start), len(part)) for start, part in zip(starts, parts, strict=True)]
     index = open_videos(ranges, where=str(joined))
     for number, source in enumerate(videos):
         track = look_at(source).track
@@ -103,14 +106,11 @@ def test_a_range_of_a_file_is_a_video(videos: list[VideoSource], tmp_path: Path)
         assert same(index.track(number), track)  # offsets are those within the range
 
 
-def test_an_index_is_mapped_and_not_read(videos: list[VideoSource], tmp_path: Path) -> None:
+def test_an_index_is_mapped_and_not_read(videos: list[MediaSource], tmp_path: Path) -> None:
     entries = [look_at(source) for source in videos] * 100
     path = tmp_path / "videos.arrow"
     with path.open("wb") as file:
-        writer = VideoIndexWriter(file)
-        for _ in range(30):
-            writer.write(entries)
-        writer.close()
+        write_videos(file, itertools.chain.from_iterable(itertools.repeat(entries, 30)))
     tracemalloc.start()
     try:
         index = VideoIndex(path, "")
@@ -123,17 +123,17 @@ def test_an_index_is_mapped_and_not_read(videos: list[VideoSource], tmp_path: Pa
     assert peak < 1 << 20
 
 
-def test_fingerprints_do_not_depend_on_the_place(videos: list[VideoSource], tmp_path: Path) -> None:
+def test_fingerprints_do_not_depend_on_the_place(videos: list[MediaSource], tmp_path: Path) -> None:
     moved = tmp_path / "elsewhere"
     os.rename(tmp_path / "videos", moved)
-    there = [VideoSource(str(moved / name)) for name in NAMES]
+    there = [MediaSource(str(moved / name)) for name in NAMES]
     before = open_videos(there, where=str(moved)).fingerprint
     os.rename(moved, tmp_path / "videos")
     assert open_videos(videos, where=str(tmp_path / "videos")).fingerprint == before
     assert open_videos(videos[::-1], where=str(tmp_path / "videos")).fingerprint != before
 
 
-def test_damaged_indexes_are_refused_and_made_again(videos: list[VideoSource], tmp_path: Path) -> None:
+def test_damaged_indexes_are_refused_and_made_again(videos: list[MediaSource], tmp_path: Path) -> None:
     open_videos(videos, where=str(tmp_path))
     (path,) = (tmp_path / "cache").rglob("videos.arrow")
     whole = path.read_bytes()

@@ -19,7 +19,7 @@ from process_requests import require_processes
 
 import datapipe as dp
 from datapipe.cli.main import main
-from datapipe.index.videos import VideoSource
+from datapipe.index.media import MediaSource
 from datapipe.kernel.loader import Loader
 from datapipe.kinds import registry
 from datapipe.kinds.clips import process_workers as clip_workers
@@ -142,7 +142,7 @@ def spoil_clip(path: Path, bad: int = BAD_NUMBER) -> set[int]:
     """One frame of a clip."""
     number, clip = divmod(bad, CLIPS)
     file = path / f"{number}.mov"
-    packets = look_at(VideoSource(str(file))).track.packets
+    packets = look_at(MediaSource(str(file))).track.packets
     offset, size = int(packets.offset[2 * clip]), int(packets.size[2 * clip])
     data = bytearray(file.read_bytes())
     data[offset : offset + size] = bytes(size)
@@ -174,7 +174,7 @@ def make_videos(path: Path, num: int) -> Path:
 def spoil_video(path: Path, bad: int = 10) -> set[int]:
     """The only frame of a video."""
     file = path / f"{bad:03d}.mov"
-    packets = look_at(VideoSource(str(file))).track.packets
+    packets = look_at(MediaSource(str(file))).track.packets
     data = bytearray(file.read_bytes())
     data[int(packets.offset[0]) : int(packets.offset[0] + packets.size[0])] = bytes(int(packets.size[0]))
     file.write_bytes(data)

@@ -17,7 +17,7 @@ from datapipe.errors import OptionError
 from datapipe.index.manifest import MANIFEST_NAME
 from datapipe.index.utterances import Utterances
 from datapipe.opening.recordings.opening import open_utterances
-from datapipe.opening.recordings.shards import are_shards
+from datapipe.opening.recordings.shards import are_sound_shards
 from datapipe.sources.lists.parts import LIST_SUFFIXES, lists_files
 from datapipe.stores.location import is_url
 
@@ -28,7 +28,7 @@ def claim(path: str, form: Form | None = None) -> Utterances | None:
     """Return the utterances of a folder, a file, a list or shards; None for what is no sound, and folders with images too."""
     if form is not None and form.has_choices:
         raise OptionError(f"{path}: --root, --field, --class-from and --class-map have no effect on sound; leave them out")
-    if form is not None or are_shards(path) or (is_url(path) and is_audio_name(os.fsencode(path))):
+    if form is not None or are_sound_shards(path) or (is_url(path) and is_audio_name(os.fsencode(path))):
         return open_utterances(path)
     if is_url(path) or os.path.lexists(os.path.join(path, MANIFEST_NAME)):
         return None

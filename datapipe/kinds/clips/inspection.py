@@ -19,7 +19,7 @@ from datapipe.index.manifest import MANIFEST_NAME
 from datapipe.index.videos import VideoIndex
 from datapipe.opening.videos.lerobot import is_lerobot, open_cameras
 from datapipe.opening.videos.opening import open_parts
-from datapipe.opening.videos.shards import are_shards
+from datapipe.opening.videos.shards import are_video_shards
 from datapipe.stores.location import is_url, parse_place
 
 _LOOKED_AT = 200  # videos, spread over all
@@ -38,7 +38,7 @@ def claim(path: str, form: Form | None = None) -> VideoParts | None:
         return open_parts(path)[0]
     if is_lerobot(path):
         return open_cameras(parse_place(path))
-    if is_video_name(os.fsencode(path)) or are_shards(path):
+    if is_video_name(os.fsencode(path)) or are_video_shards(path):
         return open_parts(path)[0]
     if is_url(path) or os.path.lexists(os.path.join(path, MANIFEST_NAME)):
         return None

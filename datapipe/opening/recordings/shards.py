@@ -2,44 +2,51 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import itertools
 import os
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.containers.field_names import SPOKEN, is_audio
-from datapipe.containers.first_shard import first_shard
-from datapipe.containers.formats import container_of
+from datapipe.containers.first_shard import are_shards
+from datapipe.containers.foreign import cached_home, index_stamp, progress, stamp_of, write_stamp
 from datapipe.containers.listing import is_audio_name, is_image_name, is_video_name
 from datapipe.containers.mapped import byte_source
 from datapipe.containers.parquet.footer import read_footer
 from datapipe.containers.parquet.thrift_compact import DamagedError
 from datapipe.containers.tar.scanner import begins_with
-from datapipe.core.printable import listed
-from datapipe.errors import FormatError, MissingDataError, OptionError
+from datapipe.core import atomic
+from datapipe.core.printable import listed, size_text
+from datapipe.core.regular_files import read_bytes
+from datapipe.core.user_cache import UNPACKED, index_directory, one_at_a_time
+from datapipe.core.waiting import reported_wait
+from datapipe.errors import FormatError, OptionError, StorageError
 from datapipe.fetch.files import Files, open_files
 from datapipe.index.entries import Extents
-from datapipe.index.recordings import RecordingSource
+from datapipe.index.media import MediaSource
 from datapipe.index.sample_index import SampleIndex
 from datapipe.index.utterances import Utterances, text_array
+from datapipe.opening.media import look_up_all
 from datapipe.opening.recordings.indexing import open_recordings
-from datapipe.opening.recordings.unpacking import unpacked
 from datapipe.opening.samples import open_index
 from datapipe.sources.lists.parts import TEXTS
 
-_AT_ONCE = 1 << 16  # samples that are looked up
+_SIZES = "sizes.npy"  # of what is unpacked
+_VALUES_AT_ONCE = 64
 _TEXTS = (SPOKEN.name, *TEXTS)  # the field of what is said: the first that there is
 _COLUMNS = ("audio.bytes", "audio")  # of Parquet
 
 
-def are_shards(name: str) -> bool:
+def are_sound_shards(name: str) -> bool:
     """Return True for tars, by path, pattern, folder or URL, whose first members are sound alone, and for Parquet with sound."""
-    try:
-        first = first_shard(name, _HELD_IN)
-        return first is not None and _HELD_IN[container_of(os.path.basename(first)) or ""](first)
-    except (FormatError, MissingDataError):  # of a URL; what reads it says what is wrong
-        return False
+    return are_shards(name, {"tar": _holds_sound, "parquet": _has_column})
 
 
 def _holds_sound(tar: str) -> bool:
@@ -57,9 +64,6 @@ def _has_column(parquet: str) -> bool:
         return False
 
 
-_HELD_IN = {"tar": _holds_sound, "parquet": _has_column}
-
-
 def open_shards(name: str) -> Utterances:
     """Return the utterances of shards, in order, one for each sample, with their labels and texts.
 
@@ -70,15 +74,13 @@ def open_shards(name: str) -> Utterances:
     audio, text = spoken_fields(index.manifest.fields, name)
     has_labels = any(one.kind is FieldKind.LABEL for one in index.manifest.fields)
     files = open_files(index)
-    sources: list[RecordingSource] = []
+    sources: list[MediaSource] = []
     labels, texts = [], []
-    for first in range(0, len(index), _AT_ONCE):
-        ids = index.ids(np.arange(first, min(first + _AT_ONCE, len(index)), dtype=np.int64))
-        entries = index.look_up(ids, audio)
+    for entries in look_up_all(index, audio):
         sources += _sources(entries.extents, files, audio)
         labels.append(entries.labels)
         if text is not None:
-            extents = index.look_up(ids, text).extents
+            extents = index.look_up(entries.ids, text).extents
             texts += [_text(value, name) for value in files.read_each(extents, range(len(extents)))]
     return Utterances.of(
         open_recordings(sources, where=name),
@@ -109,13 +111,67 @@ def _text(value: bytes | Exception, where: str) -> str:
     return value.decode(errors="replace").strip()
 
 
-def _sources(extents: Extents, files: Files, column: str) -> list[RecordingSource]:
+def _sources(extents: Extents, files: Files, column: str) -> list[MediaSource]:
     """Return where recordings lie: those that are compressed with others, unpacked. Those of a shard follow each other."""
-    sources: list[RecordingSource] = []
+    sources: list[MediaSource] = []
     for path, group in itertools.groupby(range(len(extents)), extents.paths.__getitem__):
         rows = [*group]
         if extents.codecs is not None and any(extents.codecs[row] for row in rows):
-            sources += unpacked(extents, rows, files, column)
+            sources += _unpacked(extents, rows, files, column)
         else:
-            sources += [RecordingSource(path, int(extents.offset[row]), int(extents.nbytes[row])) for row in rows]
+            sources += [MediaSource(path, int(extents.offset[row]), int(extents.nbytes[row])) for row in rows]
     return sources
+
+
+def _unpacked(extents: Extents, rows: Sequence[int], files: Files, column: str) -> list[MediaSource]:
+    """Return where the recordings of one shard lie, unpacked in the user's cache, so that each can be read at random.
+
+    They are unpacked now, or were in an earlier run, for as long as the shard is the same.
+    `rows`: those of the extents that lie in the shard. `column`: the field's name. A value that cannot be read becomes an empty
+    recording. Raises StorageError if there is no room for them.
+    """
+    path, first = extents.paths[rows[0]], int(extents.offset[rows[0]])
+    home = index_directory(UNPACKED, cached_home("recordings", path, column, str(first)).name)
+    data = home / os.path.basename(path)
+    stamp = {"shard": [*stamp_of(path)], "rows": len(rows)}
+    with one_at_a_time(home / ".lock"):
+        sizes = _kept(home, data) if index_stamp(home).items() >= stamp.items() else None
+        if sizes is None:
+            reason = f"compressed sound is unpacked once, into {home}, for as long as the shard does not change"
+            with reported_wait(f"the sound of {path}", reason):
+                sizes = _write(data, extents, rows, files)
+            with atomic.atomic_writer(home / _SIZES, mode=0o600) as file:
+                np.save(file, sizes)
+            write_stamp(home, stamp)
+    ends = np.cumsum(sizes)
+    return [MediaSource(str(data), *place) for place in zip((ends - sizes).tolist(), sizes.tolist(), strict=True)]
+
+
+def _kept(home: Path, data: Path) -> NDArray[np.int64] | None:
+    """Return the sizes of what is unpacked; None if it is not there, or not whole."""
+    with contextlib.suppress(OSError, ValueError):
+        sizes: NDArray[np.int64] = np.load(io.BytesIO(read_bytes(home / _SIZES)), allow_pickle=False)
+        if sizes.ndim == 1 and sizes.dtype == np.int64 and int(sizes.sum()) == data.stat().st_size:
+            return sizes
+    return None
+
+
+def _write(data: Path, extents: Extents, rows: Sequence[int], files: Files) -> NDArray[np.int64]:
+    """Write the values one after the other; return the (n,) bytes of each."""
+    path, needed = extents.paths[rows[0]], int(extents.nbytes[rows].sum())
+    free = shutil.disk_usage(data.parent).free
+    if needed > free:
+        raise StorageError(
+            f"{path}: its sound is compressed, and is unpacked into {data.parent}, which needs about {size_text(needed)} and has"
+            f" {size_text(free)}; set XDG_CACHE_HOME, or convert it (datapipe convert) to webdataset"
+        )
+    with atomic.atomic_writer(data, mode=0o600) as file:
+        values = progress(_values(extents, rows, files), path, total=len(rows), unit="recording")
+        sizes = [file.write(value) for value in values]
+    return np.array(sizes, np.int64)
+
+
+def _values(extents: Extents, rows: Sequence[int], files: Files) -> Iterator[bytes]:
+    for first in range(0, len(rows), _VALUES_AT_ONCE):
+        for value in files.read_each(extents, rows[first : first + _VALUES_AT_ONCE]):
+            yield b"" if isinstance(value, Exception) else value

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import glob
-import os
 from pathlib import Path
 
 import numpy as np
@@ -13,15 +11,16 @@ from datapipe.codecs.audio.library import import_soundfile
 from datapipe.containers.field_names import AUDIO_FIELD, SPOKEN
 from datapipe.containers.form import Form, on_disk, refuse_root
 from datapipe.containers.listing import AUDIO_SUFFIXES, is_audio_name
-from datapipe.errors import MissingDataError
 from datapipe.index.listed import Origin, Source
-from datapipe.index.recordings import RecordingEntry, RecordingSource
+from datapipe.index.media import MediaSource
+from datapipe.index.recordings import RecordingEntry
 from datapipe.index.utterances import frames_at
+from datapipe.opening.media import parts_to_convert
 from datapipe.opening.recordings.indexing import look_at
 from datapipe.opening.recordings.lists import list_in_folder, read_list, root_of
 from datapipe.sources.file_tree import FileKind, classes_if_all, refuse_field_choices
 from datapipe.sources.lists import refuse_class_from
-from datapipe.sources.lists.parts import LIST_SUFFIXES, ListedParts
+from datapipe.sources.lists.parts import LIST_SUFFIXES
 from datapipe.sources.lists.parts_source import PartsSource
 from datapipe.stores.location import Place
 
@@ -45,11 +44,7 @@ def open_source(place: Place, form: Form) -> Source:
         root, parts = form.root or root_of(path), read_list(path, root=form.root)
     else:
         refuse_root(form)
-        names = sorted(glob.glob(str(path))) if not path.exists() else [str(path)]
-        if not names:
-            raise MissingDataError(f"{path}: no such file, or none that matches")
-        root = Path(os.path.commonpath([os.path.dirname(os.path.abspath(name)) for name in names]))
-        parts = ListedParts.whole(tuple(os.path.abspath(name) for name in names))
+        root, parts = parts_to_convert(path)
     return PartsSource(root, Path(listed_in or path), parts, form, KIND, locate=_located, text=SPOKEN)
 
 
@@ -68,4 +63,4 @@ def _located(path: str, origin: Origin, start: float, end: float) -> tuple[int, 
 
 @functools.lru_cache(maxsize=_KEPT)
 def _looked_at(path: str, mtime_ns: int) -> RecordingEntry:
-    return look_at(RecordingSource(path))
+    return look_at(MediaSource(path))

@@ -27,9 +27,10 @@ from datapipe.containers.mapped import opened_for_library
 from datapipe.core.printable import listed
 from datapipe.core.regular_files import path_inside, read_bytes
 from datapipe.errors import FormatError, MissingDataError, OptionError, StorageError
-from datapipe.index.clips import VideoPart, VideoParts
+from datapipe.index.clips import VideoParts
 from datapipe.index.episodes import NOW, EpisodeImages, EpisodeIndex, EpisodeTable, EpisodeVideos
-from datapipe.index.videos import VideoIndex, VideoSource
+from datapipe.index.media import MediaSource
+from datapipe.index.videos import VideoIndex
 from datapipe.opening.videos.indexing import open_videos
 from datapipe.opening.videos.lerobot_tables import DAMAGE, FILES_AT_ONCE, columns_of, groups_of
 from datapipe.stores.location import WEB_SCHEMES, Place, is_url, parse_location, url_inside
@@ -119,7 +120,7 @@ def open_episodes(
         raise OptionError(f"{path}: no camera is wanted of {known or 'none'}; numbers alone are for datapipe.Table")
     depths = {name: _depth_of(info, name) for name in wanted}
     files = sorted({found.videos[name][episode] for name in wanted for episode in chosen.tolist()})
-    sources = [VideoSource(file) for file in files]
+    sources = [MediaSource(file) for file in files]
     videos = open_videos(sources, where=str(path)) if sources else VideoIndex.joined([])
     numbers = {file: number for number, file in enumerate(files)}
     for number in np.flatnonzero(videos.num_frames == 0).tolist():
@@ -155,8 +156,7 @@ def open_cameras(path: Place) -> VideoParts:
     files = sorted({file for of_camera in found.videos.values() for file in of_camera})
     if not files:
         raise MissingDataError(f"{path}: has no videos to look at; its cameras are images in Parquet, which datapipe.Clips reads")
-    videos = open_videos([VideoSource(file) for file in files], where=str(path))
-    return VideoParts.of(videos, [VideoPart(number) for number in range(len(files))])
+    return VideoParts.whole(open_videos([MediaSource(file) for file in files], where=str(path)))
 
 
 def _read_info(path: Place) -> _Info:

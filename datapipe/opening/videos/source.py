@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import functools
-import glob
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from datapipe.codecs.field_values import NO_LABEL, FieldKind, FieldSpec
+from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.codecs.video.library import import_av
 from datapipe.codecs.video.track import VideoTrack
 from datapipe.containers.form import Form, on_disk, refuse_root
 from datapipe.containers.listing import VIDEO_SUFFIXES, is_video_name
-from datapipe.errors import MissingDataError, OptionError
-from datapipe.index.clips import VideoPart, frames_between
+from datapipe.errors import OptionError
+from datapipe.index.clips import frames_between
 from datapipe.index.listed import Origin, Source
-from datapipe.index.videos import VideoSource
+from datapipe.index.media import MediaSource
+from datapipe.opening.media import parts_to_convert
 from datapipe.opening.videos.indexing import look_at
 from datapipe.opening.videos.lerobot import is_lerobot
 from datapipe.sources.file_tree import FileKind, classes_if_all, refuse_field_choices
@@ -56,11 +56,7 @@ def open_source(place: Place, form: Form) -> Source:
         parts = read_parts(listed_in, root=root)
         top = _common_prefix(parts.paths, listed_in, form) or root
         return PartsSource(top, listed_in, parts, form, KIND, locate=_located)
-    found = sorted(glob.glob(str(path))) if not path.exists() else [str(path)]
-    if not found:
-        raise MissingDataError(f"{path}: no such file, or none that matches")
-    root = Path(os.path.commonpath([os.path.dirname(os.path.abspath(name)) for name in found]))
-    parts = ListedParts.whole(tuple(os.path.abspath(name) for name in found))
+    root, parts = parts_to_convert(path)
     return PartsSource(root, path, parts, form, KIND, locate=_located)
 
 
@@ -75,17 +71,6 @@ def _common_prefix(names: Sequence[str], listed_in: Path, form: Form) -> Locatio
         raise OptionError(f"--root {form.root}: {listed_in} names URLs, which start from no folder; leave it out")
     top = os.path.commonpath([f"/{one.parent.key}" for one in urls])
     return Location(urls[0].scheme, urls[0].root, top.strip("/"))
-
-
-def parts_in(path: Path, root: Path | None = None) -> tuple[tuple[str, ...], list[VideoPart], tuple[str, ...] | None]:
-    """Return the videos that a list names, each once, the parts in its order, and the names of classes by label.
-
-    Raises what reading the list raises.
-    """
-    listed = read_parts(path, root=root)
-    labels = [NO_LABEL] * len(listed.file) if listed.labels is None else listed.labels.tolist()
-    columns = listed.file.tolist(), listed.start.tolist(), listed.end.tolist(), labels
-    return listed.paths, [VideoPart(*row) for row in zip(*columns, strict=True)], listed.classes
 
 
 def _located(path: str, origin: Origin, start: float, end: float) -> tuple[int, int] | str:
@@ -104,5 +89,5 @@ def _located(path: str, origin: Origin, start: float, end: float) -> tuple[int, 
 @functools.lru_cache(maxsize=_KEPT)
 def _looked_at(path: str, version: str | int) -> tuple[VideoTrack | None, str]:
     """Return the track of a video, or why it has none."""
-    entry = look_at(VideoSource(path))
+    entry = look_at(MediaSource(path))
     return entry.track, entry.problem.removeprefix(f"{path}: ")

@@ -21,7 +21,7 @@ from datapipe.cli.main import main  # noqa: E402
 from datapipe.codecs.video.conversion import FrameConverter, fill_frames  # noqa: E402
 from datapipe.codecs.video.decoding import VideoDecoder  # noqa: E402
 from datapipe.errors import DecodeError, FormatError, MissingDataError, OptionError  # noqa: E402
-from datapipe.index.videos import VideoSource  # noqa: E402
+from datapipe.index.media import MediaSource  # noqa: E402
 from datapipe.kinds.clips.inspection import claim  # noqa: E402
 from datapipe.opening.videos.indexing import look_at  # noqa: E402
 from datapipe.order.draws import Draws  # noqa: E402
@@ -48,7 +48,7 @@ def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @functools.cache
 def in_order(path: str) -> list[np.ndarray[Any, np.dtype[np.uint8]]]:
     """The frames of a video, decoded one after the other, as RGB."""
-    entry = look_at(VideoSource(path))
+    entry = look_at(MediaSource(path))
     assert entry.track is not None
     height, width = entry.track.coding.shown_size
     out = np.zeros((len(entry.track), height, width, 3), np.uint8)
@@ -237,7 +237,7 @@ def damaged(videos: Path, path: Path) -> Path:
         (path / file.parent.name).mkdir(exist_ok=True, parents=True)
         (path / file.parent.name / file.name).write_bytes(file.read_bytes())
     file = path / "class0" / "1.mp4"
-    track = look_at(VideoSource(str(file))).track
+    track = look_at(MediaSource(str(file))).track
     assert track is not None
     packet = int(track.group_packet[1])
     offset, size = int(track.packets.offset[packet]), int(track.packets.size[packet])
