@@ -51,7 +51,7 @@ LEVELS: dict[str, int] = {
 }
 # The parts of converters, each of which imports itself and earlier ones only.
 PARTS = (
-    "tokenizer", "options", "database", "writers", "spoken", "sources", "samples", "planning", "report", "runs", "shards",
+    "tokenizer", "options", "runs", "writers", "spoken", "sources", "samples", "planning", "report", "shards",
     "engines", "publishing", "tables", "verify", "conversion", "to_store", "",
 )  # fmt: skip
 CONVERTERS_MAY_USE = LEVELS["opening"]
@@ -99,7 +99,6 @@ CUDA_ROOMS = (
     "datapipe.kernel.cuda_runtime",
     "datapipe.kinds.images.dali",
     "datapipe.instruments.attach.cuda_hooks",
-    "datapipe.instruments.attach.nvml",
     "datapipe.instruments.measure.clock",  # times between CUDA's events
     "datapipe.instruments.torch_stages.ranges",  # NVTX
 )

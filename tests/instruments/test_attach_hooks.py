@@ -17,9 +17,9 @@ from attach_watch import Calls, attached
 from torch.utils.data import DataLoader, dataloader
 
 from datapipe.instruments.attach import cuda_hooks, loaders
+from datapipe.instruments.attach.cuda_hooks import BusySampler, read_busy
 from datapipe.instruments.attach.launching import child_environment
 from datapipe.instruments.attach.machine import rank_here, surroundings
-from datapipe.instruments.attach.nvml import BusySampler, read_busy
 from datapipe.instruments.torch_stages import install as seam
 from datapipe.instruments.torch_stages.patching import after_import
 from datapipe.instruments.torch_stages.timing import ThreadCounters, between, thread_counters

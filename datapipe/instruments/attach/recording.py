@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 from datapipe.core.atomic import atomic_writer
 from datapipe.core.environment import is_of_datapipe
 from datapipe.core.observe import StageEvent
+from datapipe.instruments.attach.cuda_hooks import BusySampler, read_busy
 from datapipe.instruments.attach.exchanges import ExchangeReader
 from datapipe.instruments.attach.launching import RESULTS, Settings, settings_from
 from datapipe.instruments.attach.lock_sampler import LockSampler
 from datapipe.instruments.attach.machine import process_started_ns, rank_here, surroundings
-from datapipe.instruments.attach.nvml import BusySampler, read_busy
 from datapipe.instruments.attach.ours import complain
 from datapipe.instruments.attach.step_counter import StepCounter
 from datapipe.instruments.attach.step_hooks import HookedMeter, ProfilerWindow, Tap, until

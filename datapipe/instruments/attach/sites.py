@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import dis
 import os
 import sys
 import weakref
+from collections.abc import Iterator
 from contextlib import suppress
-from types import FrameType
+from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
-from datapipe.instruments.attach.video_code import video_library
 from datapipe.instruments.measure.watching import LoaderFacts
 from datapipe.instruments.torch_stages.user_code import OURS, is_of_user
+
+# Libraries, and names of which the code must use one, as others of the library have nothing to do with videos; (): any name.
+_LIBRARIES: dict[str, tuple[str, ...]] = {
+    "torchcodec": (),
+    "decord": (),
+    "av": (),
+    "cv2": ("VideoCapture",),
+    "torchvision": ("read_video", "VideoReader"),
+}
+_MOST_FUNCTIONS = 100
 
 _sites: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
@@ -52,7 +63,7 @@ def facts_of(loader: Any, key: int) -> LoaderFacts:
     dataset = getattr(loader, "dataset", None)
     return LoaderFacts(
         key=key,
-        kind=_name_of(loader) or "",
+        kind=_name_of(loader),
         site=site_of(loader),
         dataset=None if dataset is None else _name_of(dataset),
         batch_size=_batch_size(loader),
@@ -84,12 +95,6 @@ def _places(loader: Any, dataset: Any) -> dict[str, str]:
     return {what: place for what, place in found.items() if place is not None}
 
 
-def _video_library(dataset: Any) -> str | None:
-    with suppress(Exception):  # as there
-        return video_library(_inner(dataset))
-    return None
-
-
 def _inner(dataset: Any) -> Any:
     """Return the dataset inside of Subsets."""
     while type(dataset).__module__ == "torch.utils.data.dataset" and hasattr(dataset, "dataset"):
@@ -119,5 +124,58 @@ def _batch_size(loader: Any) -> int | None:
     return _attribute(getattr(loader, "batch_sampler", None), "batch_size", int) if size is None else int(size)
 
 
-def _name_of(thing: object) -> str | None:
+def _name_of(thing: object) -> str:
     return f"{type(thing).__module__}.{type(thing).__qualname__}"
+
+
+def _video_library(dataset: Any) -> str | None:
+    """Return the library by which a Dataset's own code decodes videos, from the names that it uses; none of it is run.
+
+    None: it decodes none, or that is unknown.
+    """
+    with suppress(Exception):  # a user's class may raise on attribute access
+        for function in _functions(type(_inner(dataset))):
+            names = _names(function.__code__)
+            for name in names:
+                library = _package(name, function.__globals__)
+                needs = _LIBRARIES.get(library or "")
+                if needs is not None and (not needs or names.intersection(needs)):
+                    return library
+    return None
+
+
+def _functions(kind: type) -> Iterator[FunctionType]:
+    """Yield the methods of a class and of those that it inherits from, and the functions of their modules that these use."""
+    waiting = [value for one in kind.__mro__ for value in vars(one).values() if isinstance(value, FunctionType)]
+    seen: set[int] = set()
+    while waiting and len(seen) < _MOST_FUNCTIONS:
+        function = waiting.pop(0)
+        if id(function) in seen or function.__module__.startswith("torch.utils.data"):
+            continue
+        seen.add(id(function))
+        yield function
+        used = (function.__globals__.get(name) for name in _names(function.__code__))
+        for one in used:
+            if isinstance(one, FunctionType) and one.__module__ == function.__module__:
+                waiting.append(one)
+            elif isinstance(one, type) and one.__module__ == function.__module__:
+                waiting += [value for value in vars(one).values() if isinstance(value, FunctionType)]
+
+
+def _names(code: CodeType) -> set[str]:
+    """Return the names of globals, attributes and imports that code uses, and functions in it."""
+    names = {str(one.argval) for one in dis.get_instructions(code) if one.opcode in dis.hasname}
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            names |= _names(constant)
+    return names
+
+
+def _package(name: str, known: dict[str, Any]) -> str | None:
+    """Return the package that a name stands for: of what is known by it, or, for an import within the code, itself."""
+    value = known.get(name)
+    if value is None:
+        package = name.partition(".")[0]
+        return package if package in _LIBRARIES else None
+    module = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+    return module.partition(".")[0] if isinstance(module, str) else None
