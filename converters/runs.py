@@ -23,7 +23,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -82,10 +82,20 @@ _WAIT_S = 120.0  # for processes that are publishing: some renames and small fil
 _POLL_S = 0.02
 
 
+def to_json(value: object) -> Any:
+    """Return a dataclass, whose members may be paths, as JSON for a record, or for a process of this run."""
+    return msgspec.to_builtins(value, enc_hook=os.fspath)
+
+
+def from_json(value: object, kind: type[T]) -> T:
+    """Return what `to_json` was given. Raises msgspec.ValidationError for a value that it did not make."""
+    return msgspec.convert(value, kind, dec_hook=lambda kind, value: kind(value))
+
+
 def read_record(path: Path, kind: type[T], what: str, remedy: str) -> T:
     """Return what an earlier run recorded as JSON. Raises FileNotFoundError, and FormatError for a file that no run wrote."""
     try:
-        return msgspec.convert(json.loads(regular_files.read_bytes(path, at_most=_MAX_RECORD_NBYTES)), kind)
+        return from_json(json.loads(regular_files.read_bytes(path, at_most=_MAX_RECORD_NBYTES)), kind)
     except FormatError:
         raise
     except (ValueError, msgspec.ValidationError, RecursionError) as exc:  # 0.20's is no ValueError

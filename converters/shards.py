@@ -8,7 +8,6 @@ at any point.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import traceback
 from collections.abc import Callable, Generator, Iterator
@@ -16,18 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from converters.options import OnError
 from converters.planning.plan import SPOOL_NAME, PlannedShard
-from converters.runs import Fence, read_record, translated
+from converters.runs import Fence, read_record, to_json, translated
 from converters.samples.examine import Treatment
-from converters.samples.reading import LeftOutSample, PlannedSample, Roots, read_samples
+from converters.samples.reading import LeftOutSample, PlannedSample, Roots, made_samples, read_samples
 from converters.samples.tokenising import EncodersDifferError, stored_fields, tokenised_samples
-from converters.tokenizer import Tokenizing
-from converters.writers import Target
+from converters.writers import StoredSample, Target
 from datapipe import errors
 from datapipe.codecs.field_values import FieldSpec
+from datapipe.containers.field_names import is_audio, is_video
 from datapipe.core import atomic
 from datapipe.errors import DatapipeError, DecodeError
 from datapipe.index.manifest import ShardInfo
@@ -102,8 +99,7 @@ def _build(
     job: ShardJob, target: Target, shard: PlannedShard, samples: Iterator[PlannedSample], *, is_reference: bool
 ) -> Generator[tuple[int, int], None, None]:
     """Do what `build_shard` does. `is_reference`: documents are encoded by the reference alone."""
-    tokenizing = job.treatment.tokenizing
-    fields = job.fields if tokenizing is None else stored_fields(job.fields)
+    fields = job.fields if job.treatment.tokenizing is None else stored_fields(job.fields)
     name = shard.stem + target.suffix
     temporary = job.building / job.fence.temporary(name)
     root = os.fsencode(job.root)
@@ -117,19 +113,7 @@ def _build(
         try:
             since = bad_since = 0
             report_every = _REPORT_EVERY if job.treatment.video is None else _REPORT_EVERY_VIDEO
-            if job.treatment.video is not None:
-                from converters.samples.videos import stored_videos  # only here: it needs much that images do not
-
-                made = stored_videos(roots, samples, job.fields, job.treatment, check=writer.check)
-            elif job.treatment.audio is not None:
-                from converters.samples.sounds import stored_sounds
-
-                made = stored_sounds(roots, samples, job.fields, job.treatment, check=writer.check)
-            elif tokenizing is None:
-                made = read_samples(roots, samples, job.fields, job.treatment, check=writer.check)
-            else:
-                made = tokenised_samples(roots, samples, job.fields, tokenizing, is_reference=is_reference)
-            for planned, result in made:
+            for planned, result in _made(job, roots, samples, writer.check, is_reference=is_reference):
                 if isinstance(result, LeftOutSample):
                     errors.append(_set_aside(job, shard, root, result))
                     skipped.append(planned.slot)
@@ -164,8 +148,33 @@ def _build(
                 skipped=tuple(skipped),
             )
             done = DoneShard(info, tuple(errors), job.on_error, tuple(sorted(sizes)))
-            atomic.write_json(_note_path(job.building, shard), _to_json(done))
+            atomic.write_json(_note_path(job.building, shard), to_json(done))
     yield since, bad_since
+
+
+def _made(
+    job: ShardJob,
+    roots: Roots,
+    samples: Iterator[PlannedSample],
+    check: Callable[[StoredSample], None],
+    *,
+    is_reference: bool,
+) -> Iterator[tuple[PlannedSample, StoredSample | LeftOutSample]]:
+    """Yield the samples of a shard, in order, each with its plan."""
+    treatment = job.treatment
+    if treatment.tokenizing is not None:
+        return tokenised_samples(roots, samples, job.fields, treatment.tokenizing, is_reference=is_reference)
+    if treatment.video is not None:
+        from converters.samples.videos import VideoMaker  # only here: it needs much that images do not
+
+        make, is_made = VideoMaker(treatment.video, treatment.check).made, is_video
+    elif treatment.audio is not None:
+        from converters.samples.sounds import SoundMaker
+
+        make, is_made = SoundMaker(treatment.audio, treatment.check).made, is_audio
+    else:
+        return read_samples(roots, samples, job.fields, treatment, check=check)
+    return made_samples(roots, samples, job.fields, treatment, check=check, is_made=is_made, make=make)
 
 
 def read_done(building: Path, shard: PlannedShard) -> DoneShard | None:
@@ -195,10 +204,6 @@ def shard_files(stem: str, target: Target) -> tuple[str, ...]:
 
 def _note_path(building: Path, shard: PlannedShard) -> Path:
     return building / DONE_NAME / f"{shard.stem}.json"
-
-
-def _to_json(done: DoneShard) -> dict[str, Any]:
-    return {**dataclasses.asdict(done), "on_error": done.on_error.value}
 
 
 def _set_aside(job: ShardJob, shard: PlannedShard, root: bytes, bad: LeftOutSample) -> SampleError:
@@ -239,28 +244,6 @@ def _removed_on_failure(temporary: Path) -> Iterator[None]:
 
 OnSamples = Callable[[int, int], None]  # (samples, errors) since the last call
 OnShard = Callable[[PlannedShard], None]
-
-
-def job_to_json(job: ShardJob) -> dict[str, Any]:
-    """Return a job as JSON for a worker."""
-    value: dict[str, Any] = msgspec.to_builtins(job, enc_hook=os.fspath)
-    return value
-
-
-def job_from_json(value: dict[str, Any]) -> ShardJob:
-    """Return the job that `job_to_json` was given."""
-    return msgspec.convert(value, ShardJob, dec_hook=lambda kind, value: kind(value))
-
-
-def tokenizing_to_json(tokenizing: Tokenizing) -> dict[str, Any]:
-    """Return a tokenizer as JSON for a worker."""
-    value: dict[str, Any] = msgspec.to_builtins(tokenizing, enc_hook=os.fspath)
-    return value
-
-
-def tokenizing_from_json(value: dict[str, Any]) -> Tokenizing:
-    """Return the tokenizer that `tokenizing_to_json` was given."""
-    return msgspec.convert(value, Tokenizing, dec_hook=lambda kind, value: kind(value))
 
 
 def error_to_json(exc: BaseException) -> dict[str, Any]:

@@ -21,18 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from converters.planning.plan import PLAN_NAME, PlannedShard, open_samples, read_plan
+from converters.runs import from_json, to_json
 from converters.samples.tokenising import open_encoder
-from converters.shards import (
-    OnSamples,
-    OnShard,
-    ShardJob,
-    build_shard,
-    error_from_json,
-    job_from_json,
-    job_to_json,
-    tokenizing_from_json,
-    tokenizing_to_json,
-)
+from converters.shards import OnSamples, OnShard, ShardJob, build_shard, error_from_json
 from converters.tokenizer import Tokenizing
 from converters.writers import TARGETS
 from datapipe.core.environment import importing_as_here
@@ -57,7 +48,7 @@ class Workers:
         self.start(num)
         for worker in self.processes[:num]:
             worker.building = job.building
-            worker.tell(job_to_json(job))
+            worker.tell(job)
         return self.processes[:num]
 
     def close(self) -> None:
@@ -138,15 +129,12 @@ class _Worker:
 
     def give(self, shard: PlannedShard) -> None:
         self.shard = shard
-        self._say(str(shard.number))
+        self.tell(shard.number)
 
-    def tell(self, value: Any) -> None:
-        self._say(json.dumps(value))
-
-    def _say(self, line: str) -> None:
+    def tell(self, value: object) -> None:
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it died, and reading its answers reports that
-            self.process.stdin.write(line.encode() + b"\n")
+            self.process.stdin.write(json.dumps(to_json(value)).encode() + b"\n")
             self.process.stdin.flush()
 
     def read(self) -> Iterator[dict[str, Any]]:
@@ -187,7 +175,7 @@ def _start(tokenizing: Tokenizing | None) -> _Worker:
     )
     assert process.stdout is not None
     worker = _Worker(process, process.stdout.fileno())
-    worker.tell(None if tokenizing is None else tokenizing_to_json(tokenizing))
+    worker.tell(tokenizing)
     return worker
 
 
@@ -196,8 +184,8 @@ def worker_main(jobs: Iterator[str], answer: Callable[[dict[str, Any]], None]) -
     tokenizing = json.loads(next(jobs))
     if tokenizing is not None:
         with contextlib.suppress(DatapipeError):  # raised again by the first shard
-            open_encoder(tokenizing_from_json(tokenizing))
-    job = job_from_json(json.loads(next(jobs)))
+            open_encoder(from_json(tokenizing, Tokenizing))
+    job = from_json(json.loads(next(jobs)), ShardJob)
     shards = read_plan(job.building / PLAN_NAME).shards
     target = TARGETS[job.target]
     with open_samples(job.building / PLAN_NAME) as samples:

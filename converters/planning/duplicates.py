@@ -16,7 +16,7 @@ from pathlib import Path
 from converters.planning import places
 from converters.planning.plan import Duplicates
 from converters.samples.examine import main_image
-from converters.samples.reading import PlannedSample, Roots, read_contents
+from converters.samples.reading import PlannedSample, Roots, read_each
 from datapipe.core.database import attached
 from datapipe.index.listed import SourceFacts, join
 
@@ -42,8 +42,8 @@ def find_duplicates(
             "(SELECT listing.* FROM listing JOIN content.sizes AS one USING (ordinal) WHERE EXISTS (SELECT 1 FROM content.sizes"
             " AS other WHERE other.nbytes = one.nbytes AND other.ordinal != one.ordinal) ORDER BY ordinal) AS listing"
         )
-        read = read_contents(roots, _samples(connection, order, image, of=alike))
-        rows = ((sample.id, _digest(sample, contents)) for sample, contents in read if contents is not None)
+        read = read_each(roots, _samples(connection, order, image, of=alike))
+        rows = ((sample.id, _digest(sample, contents)) for sample, contents, problem in read if problem is None)
         connection.executemany("INSERT INTO content.hashes VALUES (?, ?)", rows)
         connection.execute("CREATE INDEX content.by_digest ON hashes (digest)")
         connection.execute(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import os
 import sqlite3
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import msgspec
 
 from converters.planning import places
 from converters.planning.listing import Unreadable
+from converters.runs import from_json, to_json
 from converters.samples.reading import PlannedSample
 from datapipe.codecs.field_values import FieldSpec
 from datapipe.core.database import open_read_only
@@ -116,12 +116,11 @@ def read_plan(path: Path) -> ConversionPlan:
 
 def record(plan: ConversionPlan) -> str:
     """Return the facts of a plan as the JSON that `read_plan` reads."""
-    return json.dumps(msgspec.to_builtins(dataclasses.replace(plan, shards=()), enc_hook=os.fspath))
+    return json.dumps(to_json(dataclasses.replace(plan, shards=())))
 
 
 def _read_facts(connection: sqlite3.Connection) -> ConversionPlan:
-    facts = json.loads(connection.execute("SELECT value FROM facts").fetchone()[0])
-    return msgspec.convert(facts, ConversionPlan, dec_hook=lambda kind, value: kind(value))
+    return from_json(json.loads(connection.execute("SELECT value FROM facts").fetchone()[0]), ConversionPlan)
 
 
 @contextlib.contextmanager

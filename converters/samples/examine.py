@@ -1,30 +1,36 @@
 """Turn the bytes read for a sample into its stored fields: check, resize, encode.
 
-A field's bytes are interpreted by its kind and their contents, never by a file's name.
+A field's bytes are interpreted by its kind and their contents, never by a file's name. Masks and boxes are resized with their
+image; labels of masks are never mixed, and their storage is lossless.
 """
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
 from converters.options import Check, ConvertOptions, Encode, ResizeRule
-from converters.samples.annotations import mask_size, resize_mask, scale_boxes
 from converters.samples.images import decoder, transcode, without_metadata
 from converters.tokenizer import Tokenizing
 from converters.writers import StoredField
 from datapipe.codecs.boxes import load_boxes, store_boxes
 from datapipe.codecs.field_values import IMAGE_FIELD, FieldKind, FieldSpec
-from datapipe.codecs.masks import mask_labels
-from datapipe.codecs.npy import check_npy
-from datapipe.codecs.probe import ImageHeader, probe
+from datapipe.codecs.masks import mask_labels, nearest_sources, open_mask
+from datapipe.codecs.npy import check_npy, read_npy_array
+from datapipe.codecs.probe import ImageHeader, encoding_of, probe
 from datapipe.containers.field_names import is_video
 from datapipe.errors import DecodeError, OptionError
 
 _ENCODINGS = {
     FieldKind.TEXT: "text", FieldKind.JSON: "json", FieldKind.ARRAY: "npy", FieldKind.BYTES: "bytes", FieldKind.TOKENS: "tokens",
 }  # fmt: skip
+_MASK_MODES = ("1", "L", "P", "I;16", "LA", "RGB", "RGBA")  # supported by PNG and numpy
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +200,54 @@ def _examined_mask(data: bytes, treatment: Treatment, before: tuple[int, int], a
     if treatment.check is Check.DECODE:
         mask_labels(data)
     return StoredField(encoding, data)
+
+
+def scale_boxes(boxes: NDArray[np.float64], *, height: float, width: float) -> NDArray[np.float64]:
+    """Return the boxes after the image's height and width are multiplied by these factors."""
+    scaled: NDArray[np.float64] = boxes * np.array([width, height, width, height, 1.0])
+    return scaled
+
+
+def mask_size(data: bytes) -> tuple[str, tuple[int, int]]:
+    """Return (encoding, (height, width)) of a mask: any image, or a `.npy` of (height, width) whole numbers.
+
+    Raises DecodeError for any other or truncated data.
+    """
+    if encoding_of(data) == "npy":
+        array = check_npy(data)
+        if len(array.shape) != 2 or array.dtype.kind not in "biu":
+            raise DecodeError(f"an array of {array.dtype} {array.shape} is not a mask, expected (height, width) whole numbers")
+        return "npy", (array.shape[0], array.shape[1])
+    header = _header(data)
+    return header.encoding, (header.height, header.width)
+
+
+def resize_mask(data: bytes, size: tuple[int, int]) -> tuple[str, bytes]:
+    """Return (encoding, bytes) of the mask at (height, width); `datapipe.codecs.masks` says which source pixel each is.
+
+    An image becomes a PNG of the same mode, palette included; an array stays an array. Raises DecodeError.
+    """
+    sink = io.BytesIO()
+    if encoding_of(data) == "npy":
+        array = read_npy_array(data)
+        rows, columns = (nearest_sources(have, want) for have, want in zip(array.shape, size, strict=True))
+        np.lib.format.write_array(sink, np.ascontiguousarray(array[rows][:, columns]), version=(1, 0), allow_pickle=False)
+        return "npy", sink.getvalue()
+    image = open_mask(data)
+    if image.mode not in _MASK_MODES:
+        raise DecodeError(f"a mask of mode {image.mode} cannot be stored as PNG; convert it to one of {', '.join(_MASK_MODES)}")
+    _resized(image, size).save(sink, "PNG")
+    return "png", sink.getvalue()
+
+
+def _resized(image: Image.Image, size: tuple[int, int]) -> Image.Image:
+    rows, columns = nearest_sources(image.height, size[0]), nearest_sources(image.width, size[1])
+    resized = Image.fromarray(np.ascontiguousarray(np.asarray(image)[rows][:, columns]))
+    if image.mode == "P":
+        resized.putpalette(image.getpalette() or [])
+    if "transparency" in image.info:
+        resized.info["transparency"] = image.info["transparency"]
+    return resized
 
 
 def _check_text(data: bytes) -> str:

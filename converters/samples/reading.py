@@ -142,7 +142,7 @@ def made_samples(
     is_made: Callable[[FieldSpec], bool],
     make: Callable[[HeldField, Mapping[str, str]], StoredField],
 ) -> Iterator[tuple[PlannedSample, StoredSample | LeftOutSample]]:
-    """Yield the samples of a shard as `read_samples` does; `make` makes some of their fields, which may be large.
+    """Yield the samples of a shard as `read_samples` does; `make` makes some of their fields, which may be large, as videos are.
 
     It gets a field, and the sample's own values, and raises DecodeError for a bad one, UnwantedError for one that is to be
     left out.
@@ -182,12 +182,6 @@ def own_values(sample: PlannedSample, fields: tuple[FieldSpec, ...]) -> dict[str
         return {}
     kinds = {field.name: field.kind for field in fields}
     return {name: encode_value(kinds[name], text) for name, text in sample.values.items() if name in kinds}
-
-
-def read_contents(roots: Roots, planned: Iterable[PlannedSample]) -> Iterator[tuple[PlannedSample, dict[str, bytes] | None]]:
-    """Yield each sample with the bytes of its fields; None if some cannot be read. Raises IntegrityError if a file changed."""
-    for sample, contents, problem in read_each(roots, planned):
-        yield sample, contents if problem is None else None
 
 
 def read_each(roots: Roots, planned: Iterable[PlannedSample]) -> Iterator[tuple[PlannedSample, dict[str, bytes], str | None]]:

@@ -1,23 +1,21 @@
-"""Turn planned recordings into stored ones: whole ones or parts, their bytes kept as they are, or encoded again."""
+"""Make the stored form of recordings: whole ones or parts, their bytes kept as they are, or encoded again."""
 
 from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import BinaryIO
 
 import numpy as np
 
 from converters.options import Check
-from converters.samples.examine import AudioTreatment, Treatment
-from converters.samples.reading import HeldField, LeftOutSample, PlannedSample, Roots, UnwantedError, made_samples
-from converters.writers import StoredField, StoredSample
+from converters.samples.examine import AudioTreatment
+from converters.samples.reading import HeldField, UnwantedError
+from converters.writers import StoredField
 from datapipe.codecs.audio.decoding import AudioFacts, Floats, checked_facts
 from datapipe.codecs.audio.library import import_soundfile
 from datapipe.codecs.audio.resampling import Span, num_resampled, read_samples
-from datapipe.codecs.field_values import FieldSpec
-from datapipe.containers.field_names import is_audio
 from datapipe.errors import DecodeError
 from datapipe.index.utterances import frames_at
 from datapipe.sources.lists.parts_source import part_of
@@ -31,21 +29,8 @@ _MAX_SAMPLES = 1 << 31  # that are in memory at once, in 8 GiB: 12 hours at 48 k
 _FINE = ("_20", "_24", "_32", "FLOAT", "DOUBLE")  # codings of more than 16 bits, which are written with 24
 
 
-def stored_sounds(
-    roots: Roots,
-    planned: Iterable[PlannedSample],
-    fields: tuple[FieldSpec, ...],
-    treatment: Treatment,
-    *,
-    check: Callable[[StoredSample], None],
-) -> Iterator[tuple[PlannedSample, StoredSample | LeftOutSample]]:
-    """Yield the samples of a shard, in order, each with its plan; see `reading.read_samples`. Fields that are no sound stay."""
-    making = _Making(treatment.audio or AudioTreatment(), treatment.check)
-    return made_samples(roots, planned, fields, treatment, check=check, is_made=is_audio, make=making.made)
-
-
-class _Making:
-    """Makes the stored bytes of recordings."""
+class SoundMaker:
+    """Makes the stored bytes of recordings; see `reading.made_samples`."""
 
     def __init__(self, treatment: AudioTreatment, check: Check) -> None:
         self._treatment, self._check = treatment, check

@@ -1,23 +1,21 @@
-"""Turn planned videos into stored ones: whole ones or parts, their packets kept as they are, or encoded again."""
+"""Make the stored form of videos: whole ones or parts, their packets kept as they are, or encoded again."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
 from converters.options import Check
-from converters.samples.examine import Treatment, VideoTreatment
+from converters.samples.examine import VideoTreatment
 from converters.samples.muxing import Mp4Writer, Shown
-from converters.samples.reading import HeldField, LeftOutSample, PlannedSample, Roots, made_samples
+from converters.samples.reading import HeldField
 from converters.samples.video_encoding import encoded
-from converters.writers import StoredField, StoredSample
-from datapipe.codecs.field_values import FieldSpec
+from converters.writers import StoredField
 from datapipe.codecs.video.decoding import VideoDecoder
 from datapipe.codecs.video.runs import Part, Run, packets_in
 from datapipe.codecs.video.track import Ints, ReadAt, VideoTrack
-from datapipe.containers.field_names import is_video
 from datapipe.errors import DecodeError, FormatError
 from datapipe.index.clips import frames_between
 from datapipe.opening.videos.reading import open_template, read_track
@@ -26,21 +24,8 @@ from datapipe.sources.lists.parts_source import part_of
 _WHERE = "video"  # in the messages of a reader, which people see with the sample's name instead
 
 
-def stored_videos(
-    roots: Roots,
-    planned: Iterable[PlannedSample],
-    fields: tuple[FieldSpec, ...],
-    treatment: Treatment,
-    *,
-    check: Callable[[StoredSample], None],
-) -> Iterator[tuple[PlannedSample, StoredSample | LeftOutSample]]:
-    """Yield the samples of a shard, in order, each with its plan; see `reading.read_samples`. Fields that are no videos stay."""
-    making = _Making(treatment.video or VideoTreatment(), treatment.check)
-    return made_samples(roots, planned, fields, treatment, check=check, is_made=is_video, make=making.made)
-
-
-class _Making:
-    """Makes the stored bytes of videos."""
+class VideoMaker:
+    """Makes the stored bytes of videos; see `reading.made_samples`."""
 
     def __init__(self, treatment: VideoTreatment, check: Check) -> None:
         self._treatment, self._check = treatment, check

@@ -13,12 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from converters.options import changed_options
 from converters.publishing import placing
 from converters.report import Advance, OnProgress, Phase, ignore_progress
-from converters.runs import hold, read_record, translated
+from converters.runs import hold, read_record, to_json, translated
 from converters.tables import RowSource
 from converters.tables.options import TableConversion
 from converters.tables.plan import ERRORS_NAME, TablePlan, first_change, make_plan, read_plan
@@ -205,7 +203,7 @@ def _converted(
         source_digest=_digest(source),
         permutation_key=plan.key if options.to == "parquet" else None,
     )
-    atomic.write_json(building / TABLE_NAME, msgspec.to_builtins(document))
+    atomic.write_json(building / TABLE_NAME, to_json(document))
     names = [*([ERRORS_NAME] if document.num_bad else []), *(file.name for file in files)]
     old = [] if found is None else [TABLE_NAME, ERRORS_NAME, *(file.name for file in found.files)]
     placing.record(destination, remove=old, moves=[(name, name) for name in names], last=[(TABLE_NAME, TABLE_NAME)])

@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from converters.options import OnError
-from converters.runs import read_record
+from converters.runs import read_record, to_json
 from converters.tables import MAX_SHOWN, BadTableRow, Kinds, Misfit, Parsed, Place, RowBlock, RowSource, in_order
 from converters.tables.casting import as_type
 from converters.tables.kinds import columns_of
@@ -140,7 +139,7 @@ def make_plan(
         key=None if options.seed is None else int(key64(options.seed, _SHUFFLE_PURPOSE)),
         kinds=list(known.kinds.items()),
     )
-    atomic.write_json(path, msgspec.to_builtins(plan))
+    atomic.write_json(path, to_json(plan))
     return plan
 
 

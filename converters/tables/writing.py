@@ -13,12 +13,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from converters.runs import read_record
+from converters.runs import read_record, to_json
 from converters.tables import RowSource, in_order
 from converters.tables.options import TableConversion
 from converters.tables.plan import TablePlan, rows_of
@@ -124,7 +123,7 @@ def _gather(building: Path, number: int, paths: list[Path], plan: TablePlan) -> 
         os.fsync(file.fileno())
     os.replace(temporary, building / shard_name(number))
     written = WrittenFile(shard_name(number), table.num_rows, os.path.getsize(building / shard_name(number)), digest)
-    atomic.write_json(building / DONE_NAME / f"{number:06d}.json", msgspec.to_builtins(written))
+    atomic.write_json(building / DONE_NAME / f"{number:06d}.json", to_json(written))
     return number
 
 

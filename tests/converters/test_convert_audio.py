@@ -22,10 +22,11 @@ from converters import Check, ConvertOptions, OnError, convert, preview, recogni
 from converters.options import Encode, Limit, Part, Split, parse_silence
 from converters.samples import sounds
 from converters.samples.examine import AudioTreatment, Treatment
-from converters.samples.reading import LeftOutSample, PlannedSample, Roots
+from converters.samples.reading import LeftOutSample, PlannedSample, Roots, made_samples
 from converters.verify import verify
 from converters.writers import StoredSample
 from datapipe.codecs.field_values import FieldKind, FieldSpec
+from datapipe.containers.field_names import is_audio
 from datapipe.errors import DecodeError, MissingDataError, OptionError
 from datapipe.index.listed import Origin
 from datapipe.index.manifest import read_manifest
@@ -288,7 +289,9 @@ def test_what_claims_more_than_memory_holds_is_bad(tmp_path: Path, monkeypatch: 
         origin = Origin.whole(name, status.st_size, status.st_mtime_ns)
         planned.append(PlannedSample(number, number, -1, name, None, {"audio": origin}, {}))
     roots = Roots(str(tmp_path / "in").encode(), b"")
-    good, bad = (made for _, made in sounds.stored_sounds(roots, planned, fields, treatment, check=lambda sample: None))
+    make = sounds.SoundMaker(AudioTreatment(), Check.DECODE).made
+    made = made_samples(roots, planned, fields, treatment, check=lambda sample: None, is_made=is_audio, make=make)
+    (_, good), (_, bad) = made
     assert isinstance(good, StoredSample)
     assert isinstance(bad, LeftOutSample)
     assert "has 32,000 samples, too many to be decoded at once" in bad.reason

@@ -81,14 +81,14 @@ def test_only_what_shares_its_size_is_read(doubled: Path, tmp_path: Path, monkey
     from converters.planning import duplicates
 
     read: list[bytes] = []
-    genuine = duplicates.read_contents
+    genuine = duplicates.read_each
 
     def noting(roots: object, planned: object) -> object:
-        for sample, found in genuine(roots, planned):  # type: ignore[arg-type]
+        for sample, *found in genuine(roots, planned):  # type: ignore[arg-type]
             read.append(sample.source)
-            yield sample, found
+            yield sample, *found
 
-    monkeypatch.setattr(duplicates, "read_contents", noting)
+    monkeypatch.setattr(duplicates, "read_each", noting)
     convert(ConvertOptions(doubled, tmp_path / "out", num_workers=1, dedupe=True))
     sizes = [path.stat().st_size for path in doubled.rglob("*.jpg")]
     assert len(read) == sum(sizes.count(size) > 1 for size in sizes) < 28
@@ -132,13 +132,13 @@ def test_spooled_values(tmp_path: Path) -> None:
 def test_a_file_that_changes_meanwhile(doubled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from converters.planning import duplicates
 
-    genuine = duplicates.read_contents
+    genuine = duplicates.read_each
 
     def changing(roots: object, planned: object) -> object:
         os.utime(doubled / "class_1" / "img 5.jpg", ns=(1, 1))
         return genuine(roots, planned)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(duplicates, "read_contents", changing)
+    monkeypatch.setattr(duplicates, "read_each", changing)
     with pytest.raises(IntegrityError, match=r"img 5\.jpg: changed since the source was listed"):
         convert(ConvertOptions(doubled, tmp_path / "out", num_workers=1, dedupe=True))
     assert not (tmp_path / "out").exists()

@@ -197,8 +197,8 @@ def test_a_disk_that_nodes_do_not_see_is_named(
 ) -> None:
     from converters.engines import ray as engine
 
-    to_json = engine.job_to_json
-    monkeypatch.setattr(engine, "job_to_json", lambda job: {**to_json(job), "root": "/mnt/only-here"})
+    to_json = engine.to_json
+    monkeypatch.setattr(engine, "to_json", lambda job: {**to_json(job), "root": "/mnt/only-here"})
     with pytest.raises(StorageError, match=r"/mnt/only-here: not found on node .*; source and destination must be on a disk"):
         convert(options_of(source, tmp_path / "out", engine="ray"))
 

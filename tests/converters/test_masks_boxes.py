@@ -15,7 +15,7 @@ from source_trees import image, mask, npy, put
 from trees import encoded_image
 
 from converters import Check, Encode, Resize
-from converters.samples.annotations import mask_size, resize_mask, scale_boxes
+from converters.samples.examine import mask_size, resize_mask, scale_boxes
 from datapipe.codecs.boxes import checked_boxes, load_boxes, parse_boxes, store_boxes
 from datapipe.codecs.masks import mask_labels, nearest_sources
 from datapipe.containers.form import FieldChoice

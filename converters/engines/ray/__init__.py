@@ -22,7 +22,8 @@ from typing import Any
 
 from converters.engines.ray import task
 from converters.planning.plan import PlannedShard
-from converters.shards import OnSamples, OnShard, ShardJob, error_from_json, job_to_json
+from converters.runs import to_json
+from converters.shards import OnSamples, OnShard, ShardJob, error_from_json
 from datapipe.core.environment import extra, install_command, num_usable_cores
 from datapipe.core.printable import get_logger
 from datapipe.core.waiting import Wait, reported_wait
@@ -195,7 +196,7 @@ class _RayRun:
         self._num_workers = num_workers
         self._on_samples, self._on_shard = on_samples, on_shard
         self._build = ray.remote(num_cpus=1, max_retries=0, num_returns="streaming")(task.build)
-        self._job, self._expected = job_to_json(job), expected
+        self._job, self._expected = to_json(job), expected
         self._stop_file = job.building / f"stop-{secrets.token_hex(8)}"
         self._running: dict[Any, _Attempt] = {}  # by the generator of a task's answers
 

@@ -85,7 +85,7 @@ def build(
 ) -> Iterator[dict[str, Any]]:
     """Build one shard; yield {"samples": [number, bad ones]} now and then, or in the end {"error": class, "message": text}.
 
-    The first answer says that it has begun. `job`: as in `converters.shards`. `shard`: the values of a PlannedShard. `stop`: a
+    The first answer says that it has begun. `job`: a ShardJob as JSON. `shard`: the values of a PlannedShard. `stop`: a
     file that says, if it is there, that nothing is to be built any more. `expected`: the versions of the command. `compared`: ids
     of the nodes whose versions have been found to be these; others may have joined since.
     """
@@ -100,13 +100,14 @@ def build(
             yield {"error": "DependencyError", "message": f"{skew}; install the same versions on every node"}
             return
     from converters.planning.plan import PLAN_NAME, PlannedShard, open_samples
-    from converters.shards import build_shard, error_to_json, job_from_json
+    from converters.runs import from_json
+    from converters.shards import ShardJob, build_shard, error_to_json
     from converters.writers import TARGETS
     from datapipe.errors import StorageError
     from datapipe.stores.location import is_url
 
     try:
-        opened, planned = job_from_json(job), PlannedShard(*shard)
+        opened, planned = from_json(job, ShardJob), PlannedShard(*shard)
         for path in (opened.building / PLAN_NAME, *(() if is_url(opened.root) else (Path(opened.root),))):
             if not path.exists():
                 raise StorageError(
