@@ -17,8 +17,7 @@ from datapipe.cli.main import main
 from datapipe.core.observe import Observer, Stage, StageEvent
 from datapipe.diagnostics.ceilings import of_loader
 from datapipe.diagnostics.ceilings.costs import Costs, costs_of
-from datapipe.diagnostics.ceilings.machine import copy_rate, disk_rate, memory_rate
-from datapipe.diagnostics.ceilings.of_loader import roofline_of
+from datapipe.diagnostics.ceilings.of_loader import copy_rate, disk_rate, memory_rate, roofline_of
 from datapipe.diagnostics.ceilings.roofline import Ceiling, Roofline, as_json, as_text
 
 _NO_LOCK = [sys.executable, "-c", "1"]  # a process that ends before it can be watched
