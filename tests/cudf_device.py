@@ -24,8 +24,8 @@ def fake_gpu(seed: int = 7, *, kind: type[FakeDevice] = FakeDevice, **options: A
         pretend_gpus(patch, current=2)
         patch.setattr(torch.cuda, "get_device_name", lambda device: "a fake")
         patch.setattr("datapipe.kernel.calibration.synchronize", lambda device: None)
-        for runtime_of in ("runtime_of", "cuda_runtime"):
-            patch.setattr(f"datapipe.kinds.tables.kind.{runtime_of}", lambda _: fake)
+        for runtime_of in ("kernel.delivery.runtime_of", "kinds.tables.kind.cuda_runtime"):
+            patch.setattr(f"datapipe.{runtime_of}", lambda _: fake)
         yield fake
         fake.drain()
         fake.pending.reap()

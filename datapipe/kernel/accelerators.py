@@ -13,8 +13,6 @@ import torch
 from datapipe.errors import OptionError
 from datapipe.kernel.cuda_runtime import cuda_runtime
 from datapipe.kernel.device_runtime import AcceleratorRuntime, DeviceRuntime
-from datapipe.kernel.options import LoaderOptions
-from datapipe.kernel.pools import SlabPool
 
 _WITHOUT_STREAMS = ("mps",)  # Apple's: nothing is copied there while it computes
 _FIRST_TORCH = (2, 11)  # whose torch.accelerator has all that is needed of accelerators besides CUDA
@@ -129,11 +127,3 @@ def _built_for() -> torch.device | None:
 
 def _version() -> tuple[int, ...]:
     return tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
-
-
-def open_batch_pool(nbytes: int, *, options: LoaderOptions, runtime: DeviceRuntime | None) -> SlabPool:
-    """Return a pool of memory for batches: page-locked if they go to a GPU, or if there is one and the user asks for it."""
-    max_free = options.depth + 2
-    if runtime is not None:
-        return runtime.pinned_slabs(nbytes, max_free=max_free)
-    return SlabPool(nbytes, max_free=max_free, pinned=options.pin_memory and accelerator() is not None)

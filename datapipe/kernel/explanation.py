@@ -12,6 +12,7 @@ from datapipe.errors import OptionError
 from datapipe.kernel.accelerators import torch_build
 from datapipe.kernel.loader import Loader
 from datapipe.kernel.options import LoaderOptions
+from datapipe.order.plan import Plan
 
 # The line about batches that are copied to a device.
 TRANSFER = "transfer  pinned memory, a copy stream of its own; your stream waits for events, the host does not"
@@ -52,6 +53,12 @@ def explain(loader: Any) -> Explanation:
 def device_line(device: torch.device) -> str:
     """Return the line about the device that a loader delivers its batches on."""
     return f"device    {device}" + (f" (torch is {torch_build()})" if device.type == "cpu" else "")
+
+
+def steps_line(plan: Plan, unit: str) -> str:
+    """Return the line about the steps of an epoch. `unit`: what batches have so many of, such as "row"."""
+    each, ranks = counted(plan.batch_size, unit), plan.rank.world_size
+    return f"steps     {plan.num_steps} of {each} on each of {ranks} ranks, tail={plan.tail.value}"
 
 
 def threads_text(options: LoaderOptions) -> str:

@@ -9,11 +9,11 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
-from datapipe.core.observe import Stage, StageEvent
+from datapipe.core.observe import Stage
 from datapipe.errors import LifecycleError
 from datapipe.kernel.device import DeviceTransfer
 from datapipe.kernel.guarding import OneThread, ending
-from datapipe.kernel.kind import Step
+from datapipe.kernel.kind import Step, note_stage
 from datapipe.kernel.state import Epochs
 from datapipe.kernel.tasks import BatchTask, OpenPass
 from datapipe.kernel.threads import LoaderThreads, run_here
@@ -89,8 +89,7 @@ class BatchIterator(Iterator[Any]):
         if isinstance(batch, DeviceTransfer):
             batch = batch.hand_over()
         self._top_up(opened)
-        waited_ns = time.perf_counter_ns() - start_ns
-        opened.settings.observer(StageEvent(Stage.WAIT, task.step.step, start_ns, waited_ns, len(task.step)))
+        note_stage(opened.settings.observer, Stage.WAIT, task.step.step, start_ns, len(task.step))
         return batch
 
     def __len__(self) -> int:

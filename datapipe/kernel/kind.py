@@ -8,11 +8,12 @@ kernel's.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from datapipe.core.observe import Observer
+from datapipe.core.observe import Observer, Stage, StageEvent
 from datapipe.errors import DecodeError, IntegrityError, OptionError
 from datapipe.index.entries import Description
 from datapipe.kernel.bad_samples import BadSampleLog
@@ -63,6 +64,25 @@ class Pass:
     def steps(self, start: Cursor) -> Iterator[Step]:
         """Yield the batches from `start` to the end of its epoch. Runs in the consumer's thread, as the user's sampler does."""
         return self.source.spans(start) if isinstance(self.source, Plan) else self.source.steps(start)
+
+
+def note_stage(
+    observer: Observer,
+    stage: Stage,
+    step: int,
+    start_ns: int,
+    num_samples: int,
+    *,
+    took_ns: int | None = None,
+    network_ns: int = 0,
+    nbytes: int = 0,
+) -> None:
+    """Report a stage, and apart from it the time in it that the thread waited for a network. `took_ns`: None: it ends now."""
+    took_ns = time.perf_counter_ns() - start_ns if took_ns is None else took_ns
+    network_ns = min(network_ns, took_ns)
+    if network_ns:
+        observer(StageEvent(Stage.NETWORK, step, start_ns, network_ns, num_samples))
+    observer(StageEvent(stage, step, start_ns + network_ns, took_ns - network_ns, num_samples, nbytes))
 
 
 class SharedPieces(Protocol):

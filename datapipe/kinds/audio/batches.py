@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from datapipe.core.observe import Stage, StageEvent
+from datapipe.core.observe import Stage
 from datapipe.errors import DecodeError, IntegrityError
 from datapipe.fetch.files import Files
 from datapipe.fetch.remote import RemoteFiles
 from datapipe.index.entries import Description
 from datapipe.kernel.bad_samples import good_rows, replacement
-from datapipe.kernel.device import Uploader
-from datapipe.kernel.kind import BadRow, BatchMaker, Pass, Piece, Resources, Step
+from datapipe.kernel.delivery import Delivery
+from datapipe.kernel.kind import BadRow, BatchMaker, Pass, Piece, Resources, Step, note_stage
 from datapipe.kernel.pools import BatchMemory
 from datapipe.kinds.audio.samples import AudioSamples
 from datapipe.order.draws import Draws, apart
@@ -46,11 +46,6 @@ class AudioBatch:
     def __len__(self) -> int:
         return len(self.picked)
 
-    @property
-    def good(self) -> slice | NDArray[np.bool_]:
-        """The rows that are not left out, as an index."""
-        return good_rows(len(self), self.left_out)
-
 
 @dataclass(slots=True)
 class AudioMaker(BatchMaker):
@@ -60,7 +55,7 @@ class AudioMaker(BatchMaker):
     run: Pass
     files: Files
     memory: BatchMemory  # of samples
-    uploader: Uploader | None
+    delivery: Delivery
     resources: Resources
 
     def begin(self, step: Step) -> AudioBatch:
@@ -83,7 +78,7 @@ class AudioMaker(BatchMaker):
             self.files.reach(epoch, picks.step)
             found = samples.utterances
             batch.on_their_way = self.files.will_need(found.recordings.extents(np.unique(found.recording[picked]).tolist()))
-        self._note(Stage.PLAN, batch, start_ns)
+        note_stage(self.run.observer, Stage.PLAN, picks.step, start_ns, len(batch))
         return batch
 
     def pieces(self, batch: AudioBatch) -> list[Piece]:
@@ -98,10 +93,8 @@ class AudioMaker(BatchMaker):
                 self._write(batch, row, int(batch.picked[row]))
             except (DecodeError, IntegrityError) as exc:
                 bad.append((row, exc))
-        network_ns = self.files.take_network_ns()
-        if network_ns:
-            self.run.observer(StageEvent(Stage.NETWORK, batch.picks.step, start_ns, network_ns, len(piece.rows)))
-        self._note(Stage.DECODE, batch, start_ns + network_ns, num=len(piece.rows))
+        network_ns, step = self.files.take_network_ns(), batch.picks.step
+        note_stage(self.run.observer, Stage.DECODE, step, start_ns, len(piece.rows), network_ns=network_ns)
         return bad
 
     def locate(self, batch: AudioBatch, row: int) -> Description:
@@ -125,14 +118,11 @@ class AudioMaker(BatchMaker):
         return True
 
     def finish(self, batch: AudioBatch) -> Any:
-        start_ns = time.perf_counter_ns()
+        start_ns, step = time.perf_counter_ns(), batch.picks.step
         batch.on_their_way = None
         made = self._made(batch)
-        self._note(Stage.COLLATE, batch, start_ns)
-        transform = self.run.options.batch_transform
-        if self.uploader is not None:
-            return self.uploader.upload(made, then=transform, keep=batch.audio, step=batch.picks.step, num_samples=len(batch))
-        return made if transform is None else transform(made)
+        note_stage(self.run.observer, Stage.COLLATE, step, start_ns, len(batch))
+        return self.delivery.deliver(made, keep=batch.audio, step=step, num_samples=len(batch))
 
     def _write(self, batch: AudioBatch, row: int, number: int) -> None:
         """Write an utterance, or the crop of it that was drawn, into a row."""
@@ -156,7 +146,7 @@ class AudioMaker(BatchMaker):
 
     def _made(self, batch: AudioBatch) -> dict[str, Any]:
         """Return a batch as the user gets it, on the host."""
-        good, found, rename = batch.good, self.samples.utterances, self.run.options.rename
+        good, found, rename = good_rows(len(batch), batch.left_out), self.samples.utterances, self.run.options.rename
         numbers, rows = batch.utterances[good], good if isinstance(good, slice) else torch.from_numpy(good)
         audio = batch.audio if batch.audio.shape[1] > 1 else batch.audio[:, 0]
         values: dict[str, Any] = {"audio": audio[rows], "lengths": batch.lengths[good], "id": numbers}
@@ -172,7 +162,3 @@ class AudioMaker(BatchMaker):
             rename.get(name, name): torch.from_numpy(values[name]) if isinstance(values[name], np.ndarray) else values[name]
             for name in names
         }
-
-    def _note(self, stage: Stage, batch: AudioBatch, start_ns: int, *, num: int | None = None) -> None:
-        took_ns = time.perf_counter_ns() - start_ns
-        self.run.observer(StageEvent(stage, batch.picks.step, start_ns, took_ns, len(batch) if num is None else num))

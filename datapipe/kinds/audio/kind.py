@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
+from datapipe.core.printable import counted
 from datapipe.errors import OptionError
 from datapipe.fetch.files import Files, open_object_files
 from datapipe.fetch.remote import RemoteFiles
-from datapipe.kernel.accelerators import open_batch_pool, runtime_of
-from datapipe.kernel.device import Uploader
+from datapipe.kernel.delivery import Delivery
+from datapipe.kernel.explanation import TRANSFER, device_line, steps_line, threads_text
 from datapipe.kernel.kind import Identity, Kind, Pass, Resources
 from datapipe.kernel.mixing import Mixture, mixed_order
 from datapipe.kernel.options import LoaderOptions, Shuffle, refuse_not_served, refuse_unknown_names
 from datapipe.kernel.passes import Passes
-from datapipe.kernel.pools import BatchMemory, ObjectPool
-from datapipe.kernel.samplers import WeightedSampler
+from datapipe.kernel.pools import ObjectPool
+from datapipe.kernel.samplers import SampledSource, WeightedSampler
 from datapipe.kinds.audio.batches import AudioMaker
-from datapipe.kinds.audio.explanation import explain
 from datapipe.kinds.audio.samples import AudioSamples
 from datapipe.order.by_length import LikeLengths
 from datapipe.order.sample_order import Order, SequentialOrder, ShuffledOrder
@@ -77,16 +77,9 @@ class AudioKind(Kind):
     def open_pass(self, settings: Pass) -> AudioMaker:
         if self._files is None:
             self._files = open_object_files(self.samples.utterances.recordings.urls(), remote=self.samples.settings.remote)
-        runtime = None if self.device.type == "cpu" else runtime_of(self.device)
-        open_pool = functools.partial(open_batch_pool, options=settings.options, runtime=runtime)
-        return AudioMaker(
-            self.samples,
-            settings,
-            self._files,
-            BatchMemory((), open_pool=open_pool),
-            None if runtime is None else Uploader(runtime, observer=settings.observer),
-            Resources(self._options_of_making(settings.options), ObjectPool(object), runtime),
-        )
+        delivery = Delivery.to(self.device, settings.options, settings.observer)
+        resources = Resources(self._options_of_making(settings.options), ObjectPool(object), delivery.runtime)
+        return AudioMaker(self.samples, settings, self._files, delivery.memory(()), delivery, resources)
 
     def _options_of_making(self, options: LoaderOptions) -> LoaderOptions:
         """Return the options with so many batches ahead that the latency of a store is hidden."""
@@ -103,4 +96,30 @@ class AudioKind(Kind):
         return self._resolve_device()
 
     def explain(self, passes: Passes) -> list[str]:
-        return explain(self, passes)
+        samples, options, source = self.samples, passes.options, passes.source()
+        settings, found, batches = samples.settings, samples.utterances, samples.batches
+        hours = float((found.num_frames / found.rates).sum()) / 3600
+        of_batch = "batch" if batches is not None else "utterance"
+        what = "whole utterances" if settings.seconds is None else f"a {settings.crop} crop of {settings.seconds:g} s of each"
+        if batches is not None:
+            what += f", as many as fill {settings.max_seconds:g} s, padding included: {counted(len(batches), 'batch')}"
+        order = "in stored order" if not options.shuffle else f"shuffled in full: any {of_batch} is as near as any other"
+        if options.shuffle and settings.seconds is None and batches is None:
+            order = "shuffled, steps of like lengths"
+        num_other = int((found.rates != samples.rate).sum())
+        resampled = f"; {counted(num_other, 'utterance')} resampled by soxr" if num_other else ""
+        num_recordings = counted(len(np.unique(found.recording)), "recording")
+        lines = [
+            f"data      {counted(len(found), 'utterance')} of {num_recordings}, {hours:,.1f} h",
+            *([] if samples.left_out is None else [f"bad       {samples.left_out}"]),
+            f"samples   {what}, at {samples.rate:,} Hz, {counted(settings.channels, 'channel')}{resampled}",
+            f"order     {'that of the sampler' if isinstance(source, SampledSource) else order}",
+            *([] if self.mixture is None else [f"mix       {self.mixture.described()}"]),
+            f"seed      {passes.progress.seed.describe()}",
+            f"batch     {', '.join(samples.fields)}",
+            device_line(self.device),
+            f"backend   libsndfile on {threads_text(options)}; of FLAC, WAV and Opus, the stretch alone is read",
+        ]
+        if self.device.type != "cpu":
+            lines.append(TRANSFER)
+        return lines if isinstance(source, SampledSource) else [*lines, steps_line(source, of_batch)]

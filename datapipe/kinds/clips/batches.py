@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from datapipe.core.observe import Stage, StageEvent
+from datapipe.core.observe import Stage
 from datapipe.index.clips import AnyClips, Camera
 from datapipe.index.entries import Description
 from datapipe.kernel.bad_samples import good_rows, replacement
-from datapipe.kernel.device import Uploader
-from datapipe.kernel.kind import BadRow, BatchMaker, Pass, Piece, Resources
+from datapipe.kernel.delivery import Delivery
+from datapipe.kernel.kind import BadRow, BatchMaker, Pass, Piece, Resources, note_stage
 from datapipe.kernel.pools import BatchMemory
 from datapipe.kinds.clips.decoding import ClipDecoder, decoded_dtype, frames_of, write_depth
 from datapipe.kinds.clips.settings import PERMUTATIONS, ClipSettings
@@ -59,7 +59,7 @@ class ClipMaker(BatchMaker):
     run: Pass
     visits: ClipVisits
     memory: Sequence[BatchMemory]  # of each camera
-    uploader: Uploader | None
+    delivery: Delivery
     resources: Resources
     steps_ahead: int  # whose visits are decoded, or kept; besides, as many as there are threads
     located: dict[tuple[int, int], dict[Visit, None]] = field(
@@ -75,7 +75,7 @@ class ClipMaker(BatchMaker):
     @property
     def finishes_pixels(self) -> bool:
         """Whether pixel operations are carried out on the device, on the whole batch."""
-        return self.uploader is not None
+        return self.delivery.uploader is not None
 
     def begin(self, step: BatchSpan) -> ClipBatch:
         start_ns = time.perf_counter_ns()
@@ -89,7 +89,7 @@ class ClipMaker(BatchMaker):
         pixels = [of_camera.lease(len(step), dtype) for of_camera, dtype in zip(self.memory, dtypes, strict=True)]
         occurrences = np.array([self.order.occurrence(visit) for visit in visits], np.int64)
         batch = ClipBatch(picks, visits, picks.positions.copy(), apart(picks.positions, occurrences), pixels)
-        self._note(Stage.PLAN, batch, start_ns)
+        note_stage(self.run.observer, Stage.PLAN, step.step, start_ns, len(batch))
         return batch
 
     def pieces(self, batch: ClipBatch) -> list[Piece]:
@@ -127,7 +127,7 @@ class ClipMaker(BatchMaker):
         if place in visit.bad:
             return [(row, visit.bad[place])]
         self._write(batch, row, [visit.frames(camera, place) for camera in range(len(visit.pixels))])
-        self._note(Stage.AUGMENT, batch, start_ns, num=1)
+        note_stage(self.run.observer, Stage.AUGMENT, batch.picks.step, start_ns, 1)
         return []
 
     def locate(self, batch: ClipBatch, row: int) -> Description:
@@ -151,27 +151,24 @@ class ClipMaker(BatchMaker):
         return True
 
     def finish(self, batch: ClipBatch) -> Any:
-        start_ns = time.perf_counter_ns()
+        start_ns, step = time.perf_counter_ns(), batch.picks.step
         named, good = self._columns(batch), batch.good
         rows = good if isinstance(good, slice) else torch.from_numpy(good)
         videos = {one.name: pixels[rows] for one, pixels in zip(self.index.cameras, batch.pixels, strict=True)}
-        self._note(Stage.COLLATE, batch, start_ns)
-        transform = self.run.options.batch_transform or (lambda made: made)
-        if self.uploader is None:
-            return transform(self._named(named | videos))
+        note_stage(self.run.observer, Stage.COLLATE, step, start_ns, len(batch))
         keys, epoch = batch.draw_keys[good], batch.picks.after.epoch
 
         def finish(moved: dict[str, Any]) -> Any:
-            for camera in self.index.cameras:
+            for camera in self.index.cameras if self.finishes_pixels else ():
                 if camera.depth is not None:
                     continue
                 block = moved[camera.name].flatten(0, 1)
                 out = torch.empty(block.shape, dtype=self.recipe.output_dtype, device=block.device)
                 self.recipe.run_pixels(block, self._draws(keys, epoch, camera), out)
                 moved[camera.name] = out.view(moved[camera.name].shape)
-            return transform(self._named(moved))
+            return self._named(moved)
 
-        return self.uploader.upload(named | videos, then=finish, keep=batch.pixels, step=batch.picks.step, num_samples=len(batch))
+        return self.delivery.deliver(named | videos, then=finish, keep=batch.pixels, step=step, num_samples=len(batch))
 
     def _write(self, batch: ClipBatch, row: int, clip: Sequence[torch.Tensor | list[torch.Tensor]]) -> None:
         """Write a decoded clip, of each camera, into a row, with pixel operations unless they are the device's."""
@@ -214,10 +211,6 @@ class ClipMaker(BatchMaker):
                 made[camera.name] = video if camera.has_time else video.squeeze(self.settings.layout.index("T"))
         names = [*self.fields, "real"] if "real" in made else self.fields
         return {rename.get(name, name): made[name] for name in names}
-
-    def _note(self, stage: Stage, batch: ClipBatch, start_ns: int, *, num: int | None = None) -> None:
-        took_ns = time.perf_counter_ns() - start_ns
-        self.run.observer(StageEvent(stage, batch.picks.step, start_ns, took_ns, len(batch) if num is None else num))
 
 
 def _copy_frames(frames: torch.Tensor | list[torch.Tensor], out: torch.Tensor) -> None:

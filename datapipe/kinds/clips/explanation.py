@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from datapipe.core.printable import counted
-from datapipe.kernel.explanation import TRANSFER, device_line, threads_text
+from datapipe.kernel.explanation import TRANSFER, device_line, steps_line, threads_text
 from datapipe.kernel.options import LoaderOptions
 from datapipe.kernel.passes import Passes
 from datapipe.kinds.clips.batches import fields_of, visit_order
@@ -40,11 +39,7 @@ def explain(kind: ClipKind, passes: Passes) -> list[str]:
     ]
     if kind.device.type != "cpu":
         lines.append(TRANSFER)
-    lines.append(
-        f"steps     {plan.num_steps} of {counted(plan.batch_size, 'clip')} on each of {plan.rank.world_size} ranks,"
-        f" tail={options.tail.value}"
-    )
-    return lines
+    return [*lines, steps_line(plan, "clip")]
 
 
 def _backend(kind: ClipKind, options: LoaderOptions) -> str:

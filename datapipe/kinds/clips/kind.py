@@ -15,10 +15,9 @@ from datapipe.errors import OptionError
 from datapipe.fetch.files import Files, open_object_files
 from datapipe.fetch.row_groups import RowGroups
 from datapipe.index.clips import AnyClips, Ints
-from datapipe.kernel.accelerators import open_batch_pool, runtime_of
 from datapipe.kernel.calibration import arguments_to_measure, rates_of
 from datapipe.kernel.cuda_runtime import cuda_runtime
-from datapipe.kernel.device import Uploader
+from datapipe.kernel.delivery import Delivery
 from datapipe.kernel.kind import Identity, Kind, Pass, Resources
 from datapipe.kernel.mixing import Mixture
 from datapipe.kernel.options import LoaderOptions, Shuffle, refuse_not_served, refuse_unknown_names
@@ -150,25 +149,24 @@ class ClipKind(Kind):
         files, source = self.files, settings.source
         assert isinstance(source, Plan)
         order = visit_order(source)
-        runtime = None if self.device.type == "cpu" else runtime_of(self.device)
+        delivery = Delivery.to(self.device, settings.options, settings.observer)
         shapes = [(one.num_frames, *size, one.channels) for one, size in zip(self.index.cameras, self.sizes, strict=True)]
         of_visits = functools.partial(SlabPool, max_free=settings.options.num_workers + _MORE_FREE)
         shares = not self.recipe.geometry  # nothing is drawn that would cut a frame differently for each clip
         room = 1 if shares else max(1, order.largest_visit)
         memory = [BatchMemory(shape[1:] if shares else shape, room=room, open_pool=of_visits) for shape in shapes]
         visits = ClipVisits(order, settings, memory, files, self.index, shares_frames=shares)
-        open_pool = functools.partial(open_batch_pool, options=settings.options, runtime=runtime)
         if self._workers is None:  # for all passes: what decodes is costly to open
             self._workers = self._open_workers(files)
-        resources = Resources(settings.options, self._workers, runtime, shared=visits)
+        resources = Resources(settings.options, self._workers, delivery.runtime, shared=visits)
         return ClipMaker(
             self.index,
             self.settings,
             self.recipe,
             settings,
             visits,
-            [BatchMemory(shape, room=settings.options.batch_size, open_pool=open_pool) for shape in shapes],
-            None if runtime is None else Uploader(runtime, observer=settings.observer),
+            [delivery.memory(shape, room=settings.options.batch_size) for shape in shapes],
+            delivery,
             resources,
             steps_ahead=max(1, order.num_lanes // source.global_batch),
         )

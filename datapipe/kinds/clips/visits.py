@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from datapipe.core.observe import Stage, StageEvent
+from datapipe.core.observe import Stage
 from datapipe.errors import DecodeError, IntegrityError
 from datapipe.fetch.files import Files
 from datapipe.fetch.remote import RemoteFiles
 from datapipe.index.clips import AnyClips
-from datapipe.kernel.kind import Pass, SharedPieces
+from datapipe.kernel.kind import Pass, SharedPieces, note_stage
 from datapipe.kernel.pools import BatchMemory
 from datapipe.kinds.clips.decoding import ClipDecoder, Reason, decoded_dtype, extents_of, frames_of
 from datapipe.order.draws import Draws, apart
@@ -88,11 +88,8 @@ class ClipVisits(SharedPieces):
         for camera in parts:
             clips = frames_of(self._index, piece.clips, camera)
             piece.bad.update(worker.decode(camera, clips, piece.draws, piece.pixels[camera], piece.rows[camera]))
-        took_ns, num = time.perf_counter_ns() - start_ns, len(piece.clips)
-        network_ns = min(self._files.take_network_ns(), took_ns)
-        if network_ns:
-            self._run.observer(StageEvent(Stage.NETWORK, piece.step, start_ns, network_ns, num))
-        self._run.observer(StageEvent(Stage.DECODE, piece.step, start_ns + network_ns, took_ns - network_ns, num))
+        network_ns = self._files.take_network_ns()
+        note_stage(self._run.observer, Stage.DECODE, piece.step, start_ns, len(piece.clips), network_ns=network_ns)
 
     def _memory_for(self, clips: Ints, camera: int) -> tuple[torch.Tensor, Ints | None]:
         """Return memory for what a camera shows of clips, and the rows of frames in it. See `DecodedVisit`."""

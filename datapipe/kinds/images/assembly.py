@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,12 +10,11 @@ import torch
 from datapipe.fetch.files import Files
 from datapipe.fetch.local import LocalFiles
 from datapipe.index.concat import Repeats, wholes
-from datapipe.kernel.accelerators import open_batch_pool, runtime_of
-from datapipe.kernel.device import Uploader
+from datapipe.kernel.delivery import Delivery
 from datapipe.kernel.kind import Pass, Resources
 from datapipe.kernel.options import LoaderOptions
 from datapipe.kernel.own_process import can_be_sent
-from datapipe.kernel.pools import BatchMemory, ObjectPool
+from datapipe.kernel.pools import ObjectPool
 from datapipe.kernel.processes import launcher, wanted
 from datapipe.kinds.images.batches import SampleBatchMaker, Worker
 from datapipe.kinds.images.choice import Choice
@@ -56,8 +54,9 @@ def assemble(
     index, fields, options = dataset.index, dataset.fields, settings.options
     stored_size = index.manifest.image_size
     size = recipe.output_size(stored_size) if fields.has_image else None
-    runtime = None if choice.device.type == "cpu" else runtime_of(choice.device)
+    making = options_of_making(options, choice, dataset)
     stream = None if device_images is None else device_images.stream
+    delivery = Delivery.to(choice.device, making, settings.observer, stream=stream)
     collator = Collator(
         recipe=recipe,
         options=options,
@@ -65,9 +64,8 @@ def assemble(
         fields=fields,
         memory_format=dataset.settings.memory_format,
         boxes=dataset.settings.boxes,
-        uploader=None if runtime is None else Uploader(runtime, observer=settings.observer, stream=stream),
+        delivery=delivery,
     )
-    options = options_of_making(options, choice, dataset)
     leaves_pixels = collator.finishes_pixels and size is not None
     geometry = recipe.geometry_alone()
     in_blocks = geometry if device_images is None else device_images.front  # the rest is the device's
@@ -76,13 +74,13 @@ def assemble(
     if choice.dali is not None:
         assert block_size is not None  # checked by `BackendRequest`
         stage = DaliStage(
-            _graph_options(choice.dali, choice.device, in_blocks, stored_size, block_size, settings.options),
+            _graph_options(choice.dali, choice.device, in_blocks, stored_size, block_size, options),
             num_pipelines=choice.dali.num_pipelines,
         )
     worker_recipe = in_blocks if stage is not None or leaves_pixels else recipe
 
     begun = None
-    if stage is None and can_be_processes(options, dataset=dataset, recipe=worker_recipe, files=files, kept=kept):
+    if stage is None and can_be_processes(making, dataset=dataset, recipe=worker_recipe, files=files, kept=kept):
         begun = launcher(IMPORTS)
 
     def open_worker() -> Worker:
@@ -92,17 +90,17 @@ def assemble(
         return worker if stage is None else FetchWorker(worker, in_blocks, stage.graph)
 
     most = min(options.batch_size, len(index))
-    open_pool = functools.partial(open_batch_pool, options=options, runtime=runtime)
+    lanes = None if stage is None else stage.lanes
     return SampleBatchMaker(
         settings=settings,
-        resources=Resources(options, ObjectPool(open_worker), runtime, lanes=None if stage is None else stage.lanes),
+        resources=Resources(making, ObjectPool(open_worker), delivery.runtime, lanes=lanes),
         index=index,
         has_image=fields.has_image,
         looked_up=fields.looked_up(index),
         further=FurtherFields(fields.further, index=index, files=files, geometry=geometry if fields.moved else None),
         recipe=in_blocks if leaves_pixels else recipe,
         files=files,
-        memory=None if block_size is None else BatchMemory((*block_size, 3), room=most, open_pool=open_pool),
+        memory=None if block_size is None else delivery.memory((*block_size, 3), room=most),
         dali=stage,
         collator=collator,
         repeats=Repeats.of(index),

@@ -17,13 +17,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from datapipe.core.observe import Stage, StageEvent
+from datapipe.core.observe import Stage
 from datapipe.errors import DecodeError, OptionError
 from datapipe.fetch.files import Files
 from datapipe.index.concat import AnyIndex, Repeats
 from datapipe.index.entries import Description, Entries, Extents, why_bad
 from datapipe.kernel.bad_samples import replacement
-from datapipe.kernel.kind import BadRow, BatchMaker, LeftToConsumer, Pass, Piece, Resources
+from datapipe.kernel.kind import BadRow, BatchMaker, LeftToConsumer, Pass, Piece, Resources, note_stage
 from datapipe.kernel.pools import BatchMemory
 from datapipe.kernel.random_state import collation_seed, random_state_kept, reseed
 from datapipe.kinds.images.collate import Batch, Collator
@@ -98,7 +98,8 @@ class SampleBatchMaker(BatchMaker):
             batch.announced.append(self.files.will_need(missing))
         for wanted in extents.values():
             batch.announced.append(self.files.will_need(wanted))
-        self._observe_reads(Stage.PLAN, picks.step, start_ns, time.perf_counter_ns() - start_ns, len(batch))
+        network_ns = self.files.take_network_ns()
+        note_stage(self.settings.observer, Stage.PLAN, picks.step, start_ns, len(batch), network_ns=network_ns)
         return batch
 
     def pieces(self, batch: Batch) -> list[Piece]:
@@ -141,7 +142,7 @@ class SampleBatchMaker(BatchMaker):
         assert self.dali is not None
         assert memory is not None
         start_ns, num_samples = time.perf_counter_ns(), len(fetched.rows_given())
-        uploader = self.collator.uploader
+        uploader = self.collator.delivery.uploader
         pixels, batch.kept = self.dali.run(
             fetched,
             lane,
@@ -156,13 +157,13 @@ class SampleBatchMaker(BatchMaker):
             rows = pixels.numpy()
             for row, image in fetched.by_hand.items():
                 rows[row] = image
-        self._observe(Stage.DECODE, batch, start_ns, num_samples)
+        note_stage(self.settings.observer, Stage.DECODE, batch.picks.step, start_ns, num_samples)
         if self.collator.finishes_pixels:
             batch.images = pixels
         else:
             start_ns = time.perf_counter_ns()
             batch.images = self._finished(pixels, batch)
-            self._observe(Stage.AUGMENT, batch, start_ns)
+            note_stage(self.settings.observer, Stage.AUGMENT, batch.picks.step, start_ns, len(batch))
 
     def finish(self, batch: Batch) -> Any:
         """Return what the user gets, or an `Arrival` of it on a device; `LeftToConsumer` if `collate_fn` may draw."""
@@ -186,7 +187,7 @@ class SampleBatchMaker(BatchMaker):
         start_ns = time.perf_counter_ns()
         _check_classes(self.collator.recipe, batch.labels[batch.good], batch.ids[batch.good], self.index)
         result = self.collator.collate(batch)
-        self._observe(Stage.COLLATE, batch, start_ns)
+        note_stage(self.settings.observer, Stage.COLLATE, batch.picks.step, start_ns, len(batch))
         return result
 
     # -- loading --------------------------------------------------------------------------------
@@ -265,29 +266,16 @@ class SampleBatchMaker(BatchMaker):
             self.recipe.run_pixels(block[rows], draws[rows], out[rows])
         return out
 
-    # -- observing ------------------------------------------------------------------------------
-
-    def _observe(self, stage: Stage, batch: Batch, start_ns: int, num_samples: int | None = None) -> None:
-        num = len(batch) if num_samples is None else num_samples
-        self.settings.observer(StageEvent(stage, batch.picks.step, start_ns, time.perf_counter_ns() - start_ns, num))
-
-    def _observe_reads(self, stage: Stage, step: int, start_ns: int, duration_ns: int, num: int, nbytes: int = 0) -> None:
-        """Report a stage, and apart from it the time in it that the thread waited for a network."""
-        network_ns = min(self.files.take_network_ns(), duration_ns)
-        if network_ns:
-            self.settings.observer(StageEvent(Stage.NETWORK, step, start_ns, network_ns, num))
-        self.settings.observer(StageEvent(stage, step, start_ns + network_ns, duration_ns - network_ns, num, nbytes))
-
     def _observe_block(self, batch: Batch, rows: range, report: BlockReport, start_ns: int) -> None:
-        step, num = batch.picks.step, len(rows)
-        self._observe_reads(Stage.READ, step, start_ns, report.read_ns, num, report.nbytes)
+        observer, step, num = self.settings.observer, batch.picks.step, len(rows)
+        network_ns, nbytes = self.files.take_network_ns(), report.nbytes
+        note_stage(observer, Stage.READ, step, start_ns, num, took_ns=report.read_ns, network_ns=network_ns, nbytes=nbytes)
         start_ns += report.read_ns
         if isinstance(batch.images, Fetched):
             num -= batch.images.num_given(rows)
-        self.settings.observer(StageEvent(Stage.DECODE, step, start_ns, report.decode_ns, num))
+        note_stage(observer, Stage.DECODE, step, start_ns, num, took_ns=report.decode_ns)
         if not isinstance(batch.images, Fetched):
-            start_ns += report.decode_ns
-            self.settings.observer(StageEvent(Stage.AUGMENT, step, start_ns, report.augment_ns, num))
+            note_stage(observer, Stage.AUGMENT, step, start_ns + report.decode_ns, num, took_ns=report.augment_ns)
 
 
 def _check_classes(recipe: Recipe, labels: NDArray[np.int64], ids: NDArray[np.int64], index: AnyIndex) -> None:

@@ -14,7 +14,7 @@ from PIL import Image
 from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.errors import OptionError
 from datapipe.index.entries import Entries, Extents
-from datapipe.kernel.device import Uploader
+from datapipe.kernel.delivery import Delivery
 from datapipe.kernel.options import LoaderOptions
 from datapipe.kinds.images.dali_stage import Fetched
 from datapipe.kinds.images.device_images import FoundRows
@@ -73,21 +73,18 @@ class Collator:
     fields: BatchFields
     memory_format: torch.memory_format
     boxes: BoxesForm
-    uploader: Uploader | None  # None: batches stay in host memory
+    delivery: Delivery
 
     @property
     def finishes_pixels(self) -> bool:
         """Whether the collator runs the pixel operations, which it does on the device."""
-        return self.uploader is not None and self.options.collate_fn is None
+        return self.delivery.uploader is not None and self.options.collate_fn is None
 
     def collate(self, batch: Batch) -> Any:
         """Return what the user gets, or an `Arrival` of it if it is for a device."""
-        if self.uploader is None:
-            return self._transformed(self._put_together(batch, batch.images, self._other_columns(batch)))
         about = {"step": batch.picks.step, "num_samples": len(batch)}
-        if self.options.collate_fn is not None or isinstance(batch.images, list):
-            result = self._put_together(batch, batch.images, self._other_columns(batch))
-            return self.uploader.upload(result, then=self._transformed, **about)
+        if not self.finishes_pixels or isinstance(batch.images, list):
+            return self.delivery.deliver(self._put_together(batch, batch.images, self._other_columns(batch)), **about)
         host = {"others": self._other_columns(batch), "images": None if batch.is_on_device else batch.images, **_rows(batch)}
         filling = None if batch.found is None else batch.found.begin(batch.ids, batch.good)
         if filling is not None:
@@ -103,10 +100,10 @@ class Collator:
             if filling is not None:
                 block = filling.complete(block, moved["filling"])
             images = self._with_pixels(batch, block)
-            return self._transformed(self._put_together(batch, images, moved["others"], good=moved["good"]))
+            return self._put_together(batch, images, moved["others"], good=moved["good"])
 
         try:
-            return self.uploader.upload(host, then=finish, keep=(batch.images, batch.kept), **about)
+            return self.delivery.deliver(host, then=finish, keep=(batch.images, batch.kept), **about)
         finally:
             if filling is not None:
                 filling.give_back()  # what an error left
@@ -200,9 +197,6 @@ class Collator:
         if self.options.output == "dict":
             return {self.options.rename.get(name, name): columns[name] for name in names}
         return tuple(columns[name] for name in names)
-
-    def _transformed(self, result: Any) -> Any:
-        return result if self.options.batch_transform is None else self.options.batch_transform(result)
 
 
 def _rows(batch: Batch) -> dict[str, torch.Tensor | None]:

@@ -12,11 +12,11 @@ import torch
 from numpy.typing import NDArray
 
 from datapipe.columns.layout import MatrixLayout
-from datapipe.core.observe import Observer, Stage, StageEvent
+from datapipe.core.observe import Observer, Stage
 from datapipe.index.tables import TableIndex
 from datapipe.kernel.bad_samples import BadSampleLog
 from datapipe.kernel.device_runtime import DeviceRuntime
-from datapipe.kernel.kind import BatchMaker, Piece, Resources
+from datapipe.kernel.kind import BatchMaker, Piece, Resources, note_stage
 from datapipe.kernel.options import LoaderOptions
 from datapipe.kernel.pools import ObjectPool
 from datapipe.kinds.tables.arrow import RowGather
@@ -181,7 +181,7 @@ class TableMaker(BatchMaker):
         start_ns = time.perf_counter_ns()
         batch = self.parts.lease_batch(step)
         batch.runs = self.rows.runs(step)
-        observe(self.parts.setup.observer, Stage.PLAN, step.step, start_ns, len(step))
+        note_stage(self.parts.setup.observer, Stage.PLAN, step.step, start_ns, len(step))
         return batch
 
     def pieces(self, batch: RowBatch) -> list[Piece]:
@@ -194,7 +194,7 @@ class TableMaker(BatchMaker):
         """Gather some rows."""
         start_ns = time.perf_counter_ns()
         self.rows.fill(batch, piece, shared)
-        observe(self.parts.setup.observer, Stage.COLLATE, batch.span.step, start_ns, len(piece.rows))
+        note_stage(self.parts.setup.observer, Stage.COLLATE, batch.span.step, start_ns, len(piece.rows))
         return ()
 
     def finish(self, batch: RowBatch) -> Any:
@@ -220,8 +220,3 @@ def named_batch(
         real = np.arange(len(batch)) < batch.span.num_real
         answer.append(to_tensor(real[batch.good]))
     return (x, *answer) if answer else x
-
-
-def observe(observer: Observer, stage: Stage, step: int, start_ns: int, num_samples: int, nbytes: int = 0) -> None:
-    """Report to the observer a stage that ends now."""
-    observer(StageEvent(stage, step, start_ns, time.perf_counter_ns() - start_ns, num_samples, nbytes))

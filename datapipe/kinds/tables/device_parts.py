@@ -21,9 +21,10 @@ from datapipe.core.observe import Stage
 from datapipe.kernel.cuda_runtime import CudaDevice
 from datapipe.kernel.device import DeviceTransfer
 from datapipe.kernel.device_runtime import Event, Stream
+from datapipe.kernel.kind import note_stage
 from datapipe.kernel.pools import ObjectPool
 from datapipe.kernel.pytree import tensors_of
-from datapipe.kinds.tables.batches import RowBatch, TableSetup, named_batch, observe
+from datapipe.kinds.tables.batches import RowBatch, TableSetup, named_batch
 from datapipe.kinds.tables.cudf.library import library, stream_ordered_memory
 from datapipe.kinds.tables.cudf.packing import DevicePacker, PinnedUploads, pack
 from datapipe.kinds.tables.cudf.reader import CudfReader
@@ -92,7 +93,7 @@ class DeviceTableParts:
         groups = [self.setup.index.group(piece.group) for piece in pieces]
         columns = reader.read(groups)
         num_rows, kept = sum(piece.stop - piece.start for piece in pieces), list[object](columns.values())
-        observe(observer, Stage.READ, window.step, start_ns, num_rows)
+        note_stage(observer, Stage.READ, window.step, start_ns, num_rows)
         start_ns = time.perf_counter_ns()
         runtime.wait_event(reader.stream, memory.ready)
         try:
@@ -109,7 +110,7 @@ class DeviceTableParts:
             event = runtime.record_event(reader.stream)
             runtime.pending.add(event, kept)
         memory.filled.append(event)
-        observe(observer, Stage.DECODE, window.step, start_ns, num_rows)
+        note_stage(observer, Stage.DECODE, window.step, start_ns, num_rows)
 
     def replace(self, window: LoadedWindow, rows: NDArray[np.int64], others: NDArray[np.int64]) -> None:
         self._join(window)
@@ -143,7 +144,7 @@ class DeviceTableParts:
                 result = transform(result)
         event = runtime.record_event(self.stream)
         tensors = [tensor for tensor in tensors_of(result) if tensor.device == runtime.device]
-        observe(self.setup.observer, Stage.COPY, batch.span.step, start_ns, len(batch))
+        note_stage(self.setup.observer, Stage.COPY, batch.span.step, start_ns, len(batch))
         return DeviceTransfer(result, tensors, event, runtime)
 
     def _join(self, window: LoadedWindow) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,12 +15,12 @@ from datapipe.columns.values import ragged_rows
 from datapipe.containers.tables.rows import GroupReader
 from datapipe.core.observe import Stage
 from datapipe.index.tables import ColumnKind
-from datapipe.kernel.accelerators import open_batch_pool
-from datapipe.kernel.device import Uploader
+from datapipe.kernel.delivery import Delivery
 from datapipe.kernel.device_runtime import DeviceRuntime
+from datapipe.kernel.kind import note_stage
 from datapipe.kernel.pools import BatchMemory, ObjectPool, SlabPool
 from datapipe.kinds.tables.arrow import lists_of, pack
-from datapipe.kinds.tables.batches import RowBatch, TableSetup, named_batch, observe
+from datapipe.kinds.tables.batches import RowBatch, TableSetup, named_batch
 from datapipe.kinds.tables.jagged import jagged_of
 from datapipe.kinds.tables.kept_rows import KeptRows
 from datapipe.kinds.tables.windows import Lists, LoadedWindow
@@ -40,32 +39,34 @@ class HostTableParts:
     batches: Sequence[BatchMemory]
     windows: Sequence[BatchMemory]
     workers: ObjectPool[GroupReader]
-    uploader: Uploader | None
-    runtime: DeviceRuntime | None
+    delivery: Delivery
     kept: KeptRows | None
     parts_at_once: int = 1  # a row group is work enough for a thread
 
     @classmethod
-    def of(cls, setup: TableSetup, runtime: DeviceRuntime | None, kept: KeptRows | None) -> HostTableParts:
+    def of(cls, setup: TableSetup, device: torch.device, kept: KeptRows | None) -> HostTableParts:
         """Return the parts. Call it in the consumer's thread: for a GPU it creates a stream there."""
         layout, options = setup.layout, setup.options
 
         def open_window_pool(nbytes: int) -> SlabPool:
             return SlabPool(nbytes, max_free=2 * max(1, setup.window_nbytes // max(1, nbytes)))
 
-        open_pool = functools.partial(open_batch_pool, options=options, runtime=runtime)
+        delivery = Delivery.to(device, options, setup.observer)
         names = [column.name for column in layout.columns]
         room = min(options.batch_size, len(setup.index))
         texts = [column.name for column in layout.columns if column.kind is ColumnKind.TEXT]
         return cls(
             setup,
-            batches=[BatchMemory((matrix.width,), room=room, open_pool=open_pool) for matrix in layout.matrices],
+            batches=[delivery.memory((matrix.width,), room=room) for matrix in layout.matrices],
             windows=[BatchMemory((matrix.width,), open_pool=open_window_pool) for matrix in layout.matrices],
             workers=ObjectPool(lambda: GroupReader(names, dictionaries=texts)),
-            uploader=None if runtime is None else Uploader(runtime, observer=setup.observer),
-            runtime=runtime,
+            delivery=delivery,
             kept=kept,
         )
+
+    @property
+    def runtime(self) -> DeviceRuntime | None:
+        return self.delivery.runtime
 
     def lease_batch(self, span: BatchSpan) -> RowBatch:
         matrices = self._leased(self.batches, len(span))
@@ -87,10 +88,7 @@ class HostTableParts:
             kept = torch.from_numpy(np.flatnonzero(batch.good))
             matrices = [matrix.index_select(0, kept) for matrix in matrices]
         result = named_batch(self.setup, batch, matrices, jagged=jagged_of(self.setup.layout, batch.lists, batch.good))
-        transform = self.setup.options.batch_transform
-        if self.uploader is not None:
-            return self.uploader.upload(result, then=transform, step=batch.span.step, num_samples=len(batch))
-        return result if transform is None else transform(result)
+        return self.delivery.deliver(result, step=batch.span.step, num_samples=len(batch))
 
     def fill(self, reader: GroupReader, window: LoadedWindow, pieces: Sequence[GroupPart]) -> None:
         (piece,), index, layout, observer = pieces, self.setup.index, self.setup.layout, self.setup.observer
@@ -99,7 +97,7 @@ class HostTableParts:
         arrays = reader.read(group)
         num = piece.stop - piece.start
         nbytes = sum(array.get_total_buffer_size() for array in arrays.values())
-        observe(observer, Stage.READ, window.step, start_ns, num, nbytes)
+        note_stage(observer, Stage.READ, window.step, start_ns, num, nbytes=nbytes)
         start_ns = time.perf_counter_ns()
         pack(arrays, layout, rows=range(piece.start, piece.stop), out=window.arrays, place=piece.place, group=group)
         if window.lists is not None:
@@ -108,7 +106,7 @@ class HostTableParts:
         if self.kept is not None:
             filled = slice(piece.place, piece.place + num)
             self.kept.put(int(index.starts[piece.group]) + piece.start, [array[filled] for array in window.arrays])
-        observe(observer, Stage.DECODE, window.step, start_ns, num)
+        note_stage(observer, Stage.DECODE, window.step, start_ns, num)
 
     def gather(self, batch: RowBatch, window: LoadedWindow, chosen: slice | NDArray[np.int64], first: int) -> None:
         num = chosen.stop - chosen.start if isinstance(chosen, slice) else len(chosen)

@@ -16,7 +16,6 @@ from datapipe.containers.tables.rows import check_unchanged
 from datapipe.core.checks import whole_number
 from datapipe.errors import OptionError
 from datapipe.index.tables import TableGroup, TableIndex
-from datapipe.kernel.accelerators import runtime_of
 from datapipe.kernel.cache_settings import Cache
 from datapipe.kernel.calibration import arguments_to_measure, power_of_two, rates_of
 from datapipe.kernel.cuda_runtime import cuda_runtime
@@ -189,12 +188,10 @@ class TableKind(Kind):
             setup = TableSetup(
                 self.index, self.layout, settings.options, self.settings.window_nbytes, settings.bad_samples, settings.observer
             )
-            device = self.device
             if self.choice.uses_cudf:
-                self._parts = DeviceTableParts.of(setup, cuda_runtime(device))
+                self._parts = DeviceTableParts.of(setup, cuda_runtime(self.device))
             else:
-                runtime = None if device.type == "cpu" else runtime_of(device)
-                self._parts = HostTableParts.of(setup, runtime, self._kept)
+                self._parts = HostTableParts.of(setup, self.device, self._kept)
         return self._parts
 
     def _mapped_rows(self, parts: HostTableParts) -> RowGather:

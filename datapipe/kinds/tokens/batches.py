@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from datapipe.core.observe import Observer, Stage, StageEvent
+from datapipe.core.observe import Stage
 from datapipe.index.entries import Description
 from datapipe.kernel.bad_samples import good_rows, replacement
-from datapipe.kernel.device import Uploader
-from datapipe.kernel.kind import BadRow, BatchMaker, Pass, Piece, Resources
+from datapipe.kernel.delivery import Delivery
+from datapipe.kernel.kind import BadRow, BatchMaker, Pass, Piece, Resources, note_stage
 from datapipe.kernel.options import LoaderOptions
 from datapipe.kinds.tokens.assembly import assembled
 from datapipe.kinds.tokens.rows import FieldReader, Ints, Reason, Rows
@@ -39,11 +39,6 @@ class TokenBatch:
     def __len__(self) -> int:
         return len(self.rows[0].ids)
 
-    @property
-    def good(self) -> slice | NDArray[np.bool_]:
-        """The rows that are not left out, as an index."""
-        return good_rows(len(self), self.left_out)
-
     def of_rows(self, of_picks: NDArray[Any]) -> NDArray[Any]:
         """Return (rows,) what each row has of these values of picks."""
         return of_picks if self.pack_of_row is None else of_picks[self.pack_of_row]
@@ -56,7 +51,7 @@ class TokenMaker(BatchMaker):
     settings: TokenSettings
     readers: Sequence[FieldReader]  # of each field
     run: Pass
-    uploader: Uploader | None
+    delivery: Delivery
     resources: Resources
     _losses: OrderedDict[tuple[int, int], list[int]] = field(default_factory=OrderedDict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -76,7 +71,7 @@ class TokenMaker(BatchMaker):
         picks = self.run.source.picks_of(step)
         begun = [reader.begin(picks.positions, seed=self.drawn, epoch=step.after.epoch) for reader in self.readers]
         batch = TokenBatch(picks, [rows for rows, _ in begun], begun[0][1])
-        self._note(Stage.PLAN, step.step, start_ns, len(batch))
+        note_stage(self.run.observer, Stage.PLAN, step.step, start_ns, len(batch))
         return batch
 
     def pieces(self, batch: TokenBatch) -> list[Piece]:
@@ -90,7 +85,7 @@ class TokenMaker(BatchMaker):
             found, read = reader.read(rows.ids, rows.parts, piece.rows)
             bad = found | bad
             nbytes += read
-        self._note(Stage.READ, batch.picks.step, start_ns, len(piece.rows), nbytes)
+        note_stage(self.run.observer, Stage.READ, batch.picks.step, start_ns, len(piece.rows), nbytes=nbytes)
         return list(bad.items())
 
     def locate(self, batch: TokenBatch, row: int) -> Description:
@@ -115,17 +110,15 @@ class TokenMaker(BatchMaker):
         return all(replaced)
 
     def finish(self, batch: TokenBatch) -> Any:
-        start_ns = time.perf_counter_ns()
+        start_ns, step = time.perf_counter_ns(), batch.picks.step
         made = self._made(batch)
-        self._note(Stage.COLLATE, batch.picks.step, start_ns, len(batch))
-        transform = self.options.batch_transform
-        if self.uploader is not None:
-            return self.uploader.upload(made, then=transform, step=batch.picks.step, num_samples=len(batch))
-        return made if transform is None else transform(made)
+        note_stage(self.run.observer, Stage.COLLATE, step, start_ns, len(batch))
+        return self.delivery.deliver(made, step=step, num_samples=len(batch))
 
     def _made(self, batch: TokenBatch) -> dict[str, Any]:
         """Return a batch as the user gets it, on the host."""
-        good, picks, settings, rename = batch.good, batch.picks, self.settings, self.options.rename
+        picks, settings, rename = batch.picks, self.settings, self.options.rename
+        good = good_rows(len(batch), batch.left_out)
         real = batch.of_rows(picks.real)[good]
         ignored = ~real if self.options.tail is Tail.MASK else None
         made: dict[str, Any] = {}
@@ -174,7 +167,3 @@ class TokenMaker(BatchMaker):
             while len(self._losses) > _MAX_KNOWN:
                 self._losses.popitem(last=False)
         return found
-
-    def _note(self, stage: Stage, step: int, start_ns: int, num: int, nbytes: int = 0) -> None:
-        observer: Observer = self.run.observer
-        observer(StageEvent(stage, step, start_ns, time.perf_counter_ns() - start_ns, num, nbytes))

@@ -12,23 +12,24 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from datapipe.core.printable import counted
 from datapipe.errors import OptionError
 from datapipe.fetch.files import Files, open_files
 from datapipe.fetch.local import LocalFiles
 from datapipe.index.packs import Ints, Packs
 from datapipe.index.tokens import TokenIndex
-from datapipe.kernel.accelerators import runtime_of
-from datapipe.kernel.device import Uploader
+from datapipe.kernel.delivery import Delivery
+from datapipe.kernel.explanation import TRANSFER, device_line, steps_line, threads_text
 from datapipe.kernel.kind import Identity, Kind, Pass, Resources
 from datapipe.kernel.mixing import Mixture, mixed_order
 from datapipe.kernel.options import LoaderOptions, Shuffle, refuse_not_served, refuse_unknown_names
 from datapipe.kernel.passes import Passes
 from datapipe.kernel.pools import ObjectPool
 from datapipe.kinds.tokens.batches import TokenMaker
-from datapipe.kinds.tokens.explanation import explain
 from datapipe.kinds.tokens.rows import FieldReader
 from datapipe.kinds.tokens.settings import TokenSettings
 from datapipe.order.by_length import BalancedSteps, LikeLengths
+from datapipe.order.plan import Plan
 from datapipe.order.sample_order import Order, SequentialOrder, ShuffledOrder
 from datapipe.stores.settings import Remote
 
@@ -39,6 +40,17 @@ _NOT_SERVED = {
     "batch_sampler": "leave it out, and mix corpora by weight: datapipe.mix([...], weights=[...])",
     "collate_fn": "leave it out: rows are packed already; batch_transform gets each batch",
 }
+
+# How `explain` says it.
+_PACKING = {
+    "best-fit": "documents are kept whole and fitted into rows, in windows of 65,536 documents",
+    "concat": "documents one after the other, cut every row; the first cut is drawn each epoch",
+    "pad": "a document a row, padded to the longest of its batch",
+}
+_LONG = {
+    "split": "longer ones are split", "truncate": "longer ones are cut off", "drop": "longer ones are left out",
+    "error": "longer ones are an error",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -109,15 +121,14 @@ class TokenKind(Kind):
         samples = self.index.samples
         if self._files is None:
             self._files = LocalFiles() if samples is None else open_files(samples, remote=self._remote)
-        runtime = None if self.device.type == "cpu" else runtime_of(self.device)
-        uploader = None if runtime is None else Uploader(runtime, observer=settings.observer)
-        resources = Resources(settings.options, ObjectPool(object), runtime)
+        delivery = Delivery.to(self.device, settings.options, settings.observer)
+        resources = Resources(settings.options, ObjectPool(object), delivery.runtime)
         maps = samples is None or not samples.is_remote
         readers = [
             FieldReader(one.index, one.packs, packs, self.settings.pad, self._files, maps)
             for one, packs in zip(self.corpora, self.settings.packs, strict=True)
         ]
-        return TokenMaker(self.settings, readers, settings, uploader, resources)
+        return TokenMaker(self.settings, readers, settings, delivery, resources)
 
     @property
     def device(self) -> torch.device:
@@ -125,4 +136,28 @@ class TokenKind(Kind):
         return self._resolve_device()
 
     def explain(self, passes: Passes) -> list[str]:
-        return explain(self, passes)
+        index, settings, options, plan = self.index, self.settings, passes.options, passes.source()
+        assert isinstance(plan, Plan)
+        packs, is_grouped = settings.packs[0], settings.has_documents
+        packing, lengths = _PACKING[packs.packing], " and ".join(f"{one.length:,}" for one in settings.packs)
+        if is_grouped:
+            packing = f"documents of like lengths, as many as fill {packs.max_tokens:,} tokens, padding included"
+        unit = "batch" if is_grouped else "row"
+        long = "" if packs.packing == "concat" else f"; {_LONG[packs.long]}"
+        order = "in stored order" if not options.shuffle else f"shuffled in full: any {unit} is as near as any other"
+        if options.shuffle and packs.packing == "pad" and not is_grouped:
+            order = "shuffled, steps of like lengths"
+        if settings.balance:
+            order += f"; dealt so that ranks cost alike, over {counted(settings.accumulate, 'micro-batch')}"
+        lines = [
+            f"data      {counted(len(index), 'document')} in {counted(index.num_shards, 'shard')}, {index.facts.dtype} ids",
+            f"rows      {counted(self.num_samples, unit)} of {'up to ' * is_grouped}{lengths} tokens: {packing}{long}",
+            f"order     {order}",
+            f"seed      {passes.progress.seed.describe()}",
+            f"batch     {', '.join(settings.fields)}; labels are {packs.labels}, layout {settings.layout}",
+            device_line(self.device),
+            f"backend   tokens read and put together on {threads_text(options)}",
+        ]
+        if self.device.type != "cpu":
+            lines.append(TRANSFER)
+        return [*lines, steps_line(plan, unit)]

@@ -67,8 +67,8 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDevice]:
             return device.put(pixels), keep
 
     monkeypatch.setattr(DaliPipeline, "run", run)
-    for room in ("assembly", "kind"):
-        monkeypatch.setattr(f"datapipe.kinds.images.{room}.runtime_of", lambda _: device)
+    for room in ("kernel.delivery", "kinds.images.kind"):
+        monkeypatch.setattr(f"datapipe.{room}.runtime_of", lambda _: device)
     yield device
     device.drain()
     assert [what for what in device.forbidden if "pageable" not in what] == []

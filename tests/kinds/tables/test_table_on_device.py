@@ -29,7 +29,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDevice]:
     """A fake device in CUDA's place."""
     device = FakeDevice(seed=7)
     pretend_gpus(monkeypatch, current=2)
-    monkeypatch.setattr("datapipe.kinds.tables.kind.runtime_of", lambda _: device)
+    monkeypatch.setattr("datapipe.kernel.delivery.runtime_of", lambda _: device)
     yield device
     device.drain()
     assert device.forbidden == []
