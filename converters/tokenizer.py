@@ -11,10 +11,10 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -160,14 +160,9 @@ def _token(known: Any, vocabulary: dict[str, int], path: Path, name: str, asked:
     return vocabulary[token]
 
 
-class Encoder(Protocol):
-    """Turns texts into ids. For one thread."""
-
-    def encode(self, texts: Sequence[str]) -> list[NDArray[np.uint32]]:
-        """Return the ids of each text, without further tokens; what looks like a special token is text.
-
-        Raises DecodeError for a text that has no ids.
-        """
+# Returns the ids of each text, without further tokens; what looks like a special token is text. Raises DecodeError for a text
+# that has no ids. For one thread.
+Encoder = Callable[[Sequence[str]], list[NDArray[np.uint32]]]
 
 
 @contextlib.contextmanager
@@ -177,33 +172,6 @@ def refusals() -> Iterator[None]:
         yield
     except Exception as exc:  # the library raises nothing more special
         raise DecodeError(f"the tokenizer refuses it: {str(exc).splitlines()[0]:.120}") from exc
-
-
-class _Reference:
-    """The tokenizer as Hugging Face's library has it."""
-
-    def __init__(self, tokenizing: Tokenizing) -> None:
-        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # workers are processes, one a core
-        self._tokenizer = open_tokenizer(tokenizing)
-        self._tokenizer.encode_special_tokens = True
-
-    def encode(self, texts: Sequence[str]) -> list[NDArray[np.uint32]]:
-        with refusals():
-            found = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [np.array(one.ids, np.uint32) for one in found]
-
-
-class _Fast:
-    """The tokenizer as fastokens has it."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-
-    def encode(self, texts: Sequence[str]) -> list[NDArray[np.uint32]]:
-        data, ends = self._tokenizer.encode_batch_flat(list(texts), add_special_tokens=False, split_special_tokens=True)
-        bounds = np.frombuffer(ends, np.uint64).astype(np.int64)
-        ids = np.frombuffer(data, np.uint32)
-        return [ids[start:end] for start, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)]
 
 
 def open_tokenizer(tokenizing: Tokenizing) -> Any:
@@ -225,7 +193,16 @@ def _reference(data: bytes, where: str) -> Any:
 @functools.lru_cache(maxsize=2)
 def open_reference(tokenizing: Tokenizing) -> Encoder:
     """Return the reference for a tokenizer, opened once in a process."""
-    return _Reference(tokenizing)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # workers are processes, one a core
+    tokenizer = open_tokenizer(tokenizing)
+    tokenizer.encode_special_tokens = True
+
+    def encode(texts: Sequence[str]) -> list[NDArray[np.uint32]]:
+        with refusals():
+            found = tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.array(one.ids, np.uint32) for one in found]
+
+    return encode
 
 
 @functools.lru_cache(maxsize=2)
@@ -241,6 +218,13 @@ def open_fast(tokenizing: Tokenizing) -> Encoder | None:
         tokenizer = fastokens.Tokenizer.from_json_str(data)
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        return _Fast(tokenizer)
     except Exception:  # whatever it does not take is left to the reference
         return None
+
+    def encode(texts: Sequence[str]) -> list[NDArray[np.uint32]]:
+        data, ends = tokenizer.encode_batch_flat(list(texts), add_special_tokens=False, split_special_tokens=True)
+        bounds = np.frombuffer(ends, np.uint64).astype(np.int64)
+        ids = np.frombuffer(data, np.uint32)
+        return [ids[start:end] for start, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)]
+
+    return encode

@@ -96,11 +96,11 @@ Encoding = Callable[[Sequence[str]], list[StoredField | DecodeError]]
 
 def _plain(tokenizing: Tokenizing, *, is_reference: bool) -> Encoding:
     """Return what encodes texts."""
-    encoder = open_encoder(tokenizing, is_reference=is_reference)
+    ids_of = open_encoder(tokenizing, is_reference=is_reference)
 
     def encode(texts: Sequence[str]) -> list[StoredField | DecodeError]:
         try:
-            return _stored(tokenizing, encoder.encode(texts))
+            return _stored(tokenizing, ids_of(texts))
         except DecodeError as exc:
             if len(texts) == 1:
                 return [exc]
@@ -171,26 +171,25 @@ def open_encoder(tokenizing: Tokenizing, *, is_reference: bool = False) -> Encod
     """Return the encoder of a shard: the faster one, checked, where it takes the tokenizer, else the reference."""
     fast = None if is_reference else open_fast(tokenizing)
     reference = open_reference(tokenizing)
-    return reference if fast is None else _CheckedEncoder(fast, reference)
+    return reference if fast is None else _checked(fast, reference)
 
 
-class _CheckedEncoder:
-    """The faster encoder, whose ids are compared with the reference's now and then."""
+def _checked(fast: Encoder, reference: Encoder) -> Encoder:
+    """Return the faster encoder, whose ids are compared with the reference's now and then."""
+    num_seen = 0
 
-    def __init__(self, fast: Encoder, reference: Encoder) -> None:
-        self._fast, self._reference = fast, reference
-        self._num_seen = 0
-
-    def encode(self, texts: Sequence[str]) -> list[NDArray[np.uint32]]:
+    def encode(texts: Sequence[str]) -> list[NDArray[np.uint32]]:
+        nonlocal num_seen
         try:
-            found = self._fast.encode(texts)
+            found = fast(texts)
         except Exception as exc:  # whatever it does not take is left to the reference
             raise EncodersDifferError from exc
-        first, self._num_seen = self._num_seen, self._num_seen + len(texts)
-        compared = [
-            place for place in range(len(texts)) if first + place < _CHECKED_FIRST or not (first + place) % _CHECKED_EVERY
-        ]
-        for place, expected in zip(compared, self._reference.encode([texts[place] for place in compared]), strict=True):
+        numbers = range(num_seen, num_seen + len(texts))
+        num_seen = numbers.stop
+        compared = [place for place, number in enumerate(numbers) if number < _CHECKED_FIRST or not number % _CHECKED_EVERY]
+        for place, expected in zip(compared, reference([texts[place] for place in compared]), strict=True):
             if not np.array_equal(found[place], expected):
                 raise EncodersDifferError
         return found
+
+    return encode

@@ -172,7 +172,7 @@ def test_new_keys_in_each_line_are_bounded(tmp_path: Path) -> None:
 
 
 def test_new_keys_in_many_blocks_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("converters.tables.known_columns.MAX_COLUMNS", 50)
+    monkeypatch.setattr("converters.tables.plan.MAX_COLUMNS", 50)
     monkeypatch.setattr("converters.tables.text_rows.blocks_of.__kwdefaults__", {"block_nbytes": 60})
     with pytest.raises(FormatError, match=r"t\.jsonl: after line \d+: there are 5\d different members by now"):
         converted(write(tmp_path / "t.jsonl", [f'{{"k{row}": {row}}}' for row in range(100)]))

@@ -201,14 +201,12 @@ def test_where_the_faster_library_differs_a_shard_begins_again_with_the_referenc
     num_encoded = 0
     reference = open_reference(Tokenizing.of(tokenizer))
 
-    class Wrong:
-        def encode(self, texts: list[str]) -> list[Any]:
-            nonlocal num_encoded
-            num_encoded += len(texts)
-            found = reference.encode(texts)
-            return [ids[:-1] if number == place else ids for number, ids in enumerate(found)]
+    def wrong(texts: list[str]) -> list[Any]:
+        nonlocal num_encoded
+        num_encoded += len(texts)
+        return [ids[:-1] if number == place else ids for number, ids in enumerate(reference(texts))]
 
-    monkeypatch.setattr(tokenising, "open_fast", lambda path: Wrong())
+    monkeypatch.setattr(tokenising, "open_fast", lambda path: wrong)
     counts: list[int] = []
     options = ConvertOptions(jsonl(tmp_path), tmp_path / "out", to="tokens", tokens=Tokenizing.of(tokenizer), num_workers=1)
     convert(options, lambda advance: counts.append(advance.num_samples) if advance.phase.value == "write" else None)
@@ -221,16 +219,15 @@ def test_one_document_in_a_thousand_is_compared(tokenizer: Path, monkeypatch: py
     compared: list[str] = []
     reference = open_reference(Tokenizing.of(tokenizer))
 
-    class Reference:
-        def encode(self, texts: list[str]) -> list[Any]:
-            compared.extend(texts)
-            return reference.encode(texts)
+    def noting(texts: list[str]) -> list[Any]:
+        compared.extend(texts)
+        return reference(texts)
 
-    monkeypatch.setattr(tokenising, "open_reference", lambda path: Reference())
-    encoder = tokenising.open_encoder(Tokenizing.of(tokenizer))
+    monkeypatch.setattr(tokenising, "open_reference", lambda path: noting)
+    encode = tokenising.open_encoder(Tokenizing.of(tokenizer))
     texts = [f"document {number}" for number in range(2500)]
     for first in range(0, 2500, 64):
-        encoder.encode(texts[first : first + 64])
+        encode(texts[first : first + 64])
     assert compared == [*texts[:16], texts[1000], texts[2000]]
 
 
