@@ -33,10 +33,11 @@ from datapipe.core.atomic import atomic_writer, write_json
 from datapipe.core.checks import whole_number
 from datapipe.core.printable import say_text
 from datapipe.core.waiting import reported_wait
-from datapipe.diagnostics.command import diagnose_command, write_reports
+from datapipe.diagnostics.command import write_reports
 from datapipe.diagnostics.document import Document
 from datapipe.diagnostics.report.compare import compare
 from datapipe.diagnostics.report.screen import screen
+from datapipe.diagnostics.runs import diagnose_command
 from datapipe.errors import DatapipeError, DependencyError, IntegrityError, OptionError
 from datapipe.kernel.calibration import in_turns, rate_of
 from datapipe.kernel.options import default_num_workers

@@ -8,30 +8,26 @@ import operator
 import os
 import re
 import shutil
-import signal
 import sys
-import time
 import zipfile
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from datapipe.analysis.judge.verdict import Verdict, VerdictKind
-from datapipe.analysis.predict.trying import Trying
 from datapipe.core.atomic import atomic_writer, refuse_to_replace, write_json
 from datapipe.core.regular_files import read_bytes
-from datapipe.diagnostics.diagnosis import Command, Diagnosis, diagnose
+from datapipe.diagnostics.diagnosis import Command, diagnose
 from datapipe.diagnostics.document import Document, as_json
 from datapipe.diagnostics.report.compare import compare, differences
 from datapipe.diagnostics.report.page import page
 from datapipe.diagnostics.report.screen import screen, takes_colours
 from datapipe.diagnostics.report.trace import trace as trace_of
-from datapipe.diagnostics.runs import Again, run_any, scratch_in, tell
+from datapipe.diagnostics.runs import Again, diagnose_command, tell
 from datapipe.errors import DatapipeError, FormatError, MissingDataError, OptionError, StorageError
-from datapipe.instruments.attach.launching import CommandResult, Settings
 from datapipe.instruments.attach.ours import NAME_TAKEN, is_name_taken
 from datapipe.instruments.measure.recorded import SUFFIX, read_processes
 from datapipe.instruments.torch_stages.ranges import open_recorder
@@ -42,10 +38,6 @@ _OF_DATA = (
     ".csv", ".tsv", ".json", ".jsonl", ".parquet", ".arrow", ".feather", ".tar", ".gz", ".h5", ".hdf5", ".npy", ".npz",
     ".tfrecord", ".jpg", ".jpeg", ".png", ".mp4", ".wav", ".flac", ".txt",
 )  # fmt: skip
-_DATASET_S = 4.0  # at most, of the time for trials, for each trial of the script's own code
-_SNAPSHOT_S = 10.0  # the first snapshot; the next after twice as long, and so on
-
-
 _OPERATORS: dict[str, Callable[[float, float], bool]] = {
     ">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt,
 }  # fmt: skip
@@ -214,39 +206,6 @@ def _fresh_directory(wanted: Path | None) -> Path:
     except OSError as exc:
         raise StorageError(f"--out {out}: cannot be made ({exc.strerror}); name another directory") from exc
     return out
-
-
-def diagnose_command(
-    command: Sequence[str],
-    out: Path,
-    *,
-    trials_s: float,
-    max_steps: int | None = None,
-    profile: bool = False,
-    flops: bool = False,
-    nvtx: bool = False,
-    quiet: bool = False,
-) -> tuple[Diagnosis, CommandResult]:
-    """Run a script or a command and diagnose it; `quiet`: its output goes to standard error."""
-    settings = Settings(
-        nvtx=nvtx,
-        max_steps=max_steps,
-        keeps_samples=trials_s > 0,
-        tries_dataset_s=min(trials_s, _DATASET_S),
-        snapshot_s=_SNAPSHOT_S,
-        profile=str(out.resolve()) if profile else None,
-        counts_operations=flops,
-    )
-    started_at, started_s = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
-    with scratch_in(out) as scratch:
-        outcome = run_any(command, scratch, settings, quiet=quiet)
-        facts = Command(tuple(command), outcome.exit_code, started_at, time.monotonic() - started_s)
-        processes, notes = read_processes(scratch)
-        if outcome.signal is not None:  # whoever ended it wants an end
-            trials_s = 0
-            name = signal.Signals(outcome.signal).name
-            notes = [*notes, f"{name} ended the script; this describes the first half of its time, or more"]
-        return diagnose(processes, facts, try_out=Trying(scratch, processes, trials_s, tell=tell), troubles=notes), outcome
 
 
 def write_reports(document: Document, out: Path, *, html: bool, trace: bool) -> Path | None:

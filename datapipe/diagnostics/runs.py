@@ -1,25 +1,31 @@
-"""Run the user's command with an attachment: once, and again with a remedy or with other batch sizes."""
+"""Run the user's command with an attachment: once to diagnose it, and again with a remedy or with other batch sizes."""
 
 from __future__ import annotations
 
 import dataclasses
+import signal
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
 
 from datapipe.analysis.judge.analysis import Analysis, analyze
 from datapipe.analysis.judge.ranks import join_ranks
+from datapipe.analysis.predict.trying import Trying
 from datapipe.core.printable import say
-from datapipe.diagnostics.diagnosis import with_applied
+from datapipe.diagnostics.diagnosis import Command, Diagnosis, diagnose, with_applied
 from datapipe.diagnostics.document import BatchSizeRow, Document
 from datapipe.instruments.attach.launching import Applied, CommandResult, Settings, run_command, run_script
 from datapipe.instruments.measure.recorded import read_processes
 
+_DATASET_S = 4.0  # at most, of the time for trials, for each trial of the script's own code
+_SNAPSHOT_S = 10.0  # the first snapshot; the next after twice as long, and so on
 _MOST_STEPS = 300  # limit of another run
 
 
@@ -29,19 +35,52 @@ def tell(text: str) -> None:
 
 
 @contextmanager
-def scratch_in(out: Path) -> Iterator[Path]:
+def _scratch_in(out: Path) -> Iterator[Path]:
     """Yield a directory for the recordings of a run."""
     with tempfile.TemporaryDirectory(prefix=".processes-", dir=out) as name:
         yield Path(name)
 
 
-def run_any(command: Sequence[str], results: Path, settings: Settings, *, quiet: bool) -> CommandResult:
+def _run_any(command: Sequence[str], results: Path, settings: Settings, *, quiet: bool) -> CommandResult:
     """Run a script, a module or another command; `quiet`: its output goes to standard error."""
     sys.stdout.flush()
     stdout = sys.stderr if quiet else None
     if command[0] == "--":
         return run_command(command[1:], results, settings=settings, stdout=stdout)
     return run_script(command, results, settings=settings, stdout=stdout)
+
+
+def diagnose_command(
+    command: Sequence[str],
+    out: Path,
+    *,
+    trials_s: float,
+    max_steps: int | None = None,
+    profile: bool = False,
+    flops: bool = False,
+    nvtx: bool = False,
+    quiet: bool = False,
+) -> tuple[Diagnosis, CommandResult]:
+    """Run a script or a command and diagnose it; `quiet`: its output goes to standard error."""
+    settings = Settings(
+        nvtx=nvtx,
+        max_steps=max_steps,
+        keeps_samples=trials_s > 0,
+        tries_dataset_s=min(trials_s, _DATASET_S),
+        snapshot_s=_SNAPSHOT_S,
+        profile=str(out.resolve()) if profile else None,
+        counts_operations=flops,
+    )
+    started_at, started_s = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
+    with _scratch_in(out) as scratch:
+        outcome = _run_any(command, scratch, settings, quiet=quiet)
+        facts = Command(tuple(command), outcome.exit_code, started_at, time.monotonic() - started_s)
+        processes, notes = read_processes(scratch)
+        if outcome.signal is not None:  # whoever ended it wants an end
+            trials_s = 0
+            name = signal.Signals(outcome.signal).name
+            notes = [*notes, f"{name} ended the script; this describes the first half of its time, or more"]
+        return diagnose(processes, facts, try_out=Trying(scratch, processes, trials_s, tell=tell), troubles=notes), outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +121,8 @@ class Again:
 
     def _run(self, document: Document, settings: Settings) -> tuple[CommandResult, list[Analysis]]:
         settings = dataclasses.replace(settings, ends_after=_num_steps(document))
-        with scratch_in(self.out) as scratch:
-            outcome = run_any(self.command, scratch, settings, quiet=self.quiet)
+        with _scratch_in(self.out) as scratch:
+            outcome = _run_any(self.command, scratch, settings, quiet=self.quiet)
             site = None if settings.applied is None else settings.applied.site
             return outcome, [analyze(process, site=site) for process in read_processes(scratch)[0]]
 

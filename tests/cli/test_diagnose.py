@@ -241,7 +241,7 @@ PHOTO = jpeg(1, 800, 1000)
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", ["SIGKILL"])  # a signal that the process cannot see
 def test_a_script_that_a_signal_ends_leaves_what_was_seen(name: str, diagnose: Diagnose, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("datapipe.diagnostics.command._SNAPSHOT_S", 1.0)
+    monkeypatch.setattr("datapipe.diagnostics.runs._SNAPSHOT_S", 1.0)
     dies = f"""
     import os, pathlib, signal
     from datapipe.instruments.measure.recorded import read_process
