@@ -17,7 +17,7 @@ from datapipe.cli.main import main
 from datapipe.instruments.attach.step_hooks import HookedMeter
 from datapipe.instruments.torch_stages.install import restore_probe
 from datapipe.instruments.torch_stages.probe import CollateProbe
-from datapipe.instruments.torch_stages.ranges import open_recorder, recorder
+from datapipe.instruments.torch_stages.ranges import Recorder, open_recorder, recorder
 
 
 class FakeRecorder:
@@ -44,7 +44,7 @@ def test_ranges_are_put_around_what_is_measured(monkeypatch: pytest.MonkeyPatch)
     ranges = FakeRecorder()
     monkeypatch.setattr("datapipe.instruments.torch_stages.ranges._recorder", ranges)
     calls = Calls()
-    with attached(HookedMeter(calls, recorder=ranges)):
+    with attached(HookedMeter(calls, recorder=Recorder(ranges.push, ranges.pop, ranges.start, ranges.end))):
         for _ in DataLoader(data.Numbers(data.Chain(data.Add(1)), num=1)):
             ranges.log.append("the step")
         with pytest.raises(ZeroDivisionError), torch.no_grad():

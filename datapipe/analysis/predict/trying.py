@@ -35,65 +35,49 @@ class Trials:
     scaling: Mapping[str, Any] | None = None  # the result of `trials.scaling.try_scaling`; None: it was not tried
 
 
+@dataclass(frozen=True, slots=True)
 class Trying:
-    """A `Try`. `results`: where the script's processes left their records; `seconds`: for all trials; 0: none.
+    """A `Try`. One rank records for all: loaders are numbered alike on each."""
 
-    One rank records for all: loaders are numbered alike on each.
-    """
-
-    def __init__(self, results: Path, processes: Sequence[Process], seconds: float, *, tell: Callable[[str], None]) -> None:
-        self._results, self._processes, self._seconds, self._tell = results, processes, seconds, tell
+    results: Path  # where the script's processes left their records
+    processes: Sequence[Process]
+    seconds: float  # for all trials; 0: none
+    tell: Callable[[str], None]
 
     def __call__(self, found: Analysis) -> Trials:
         assert found.loader is not None
         key, dataset = found.loader.key, found.loader.dataset
-        alike = (one for one in self._processes if key in one.loaders and one.loaders[key].dataset == dataset)
+        alike = (one for one in self.processes if key in one.loaders and one.loaders[key].dataset == dataset)
         source = next((one.sources[key] for one in alike if key in one.sources), None)
-        if not self._seconds:
+        if not self.seconds:
             return Trials(reasons={"": "trials were not requested (--trials 0)"})
         if source is None or source.file is None:
             reason = (source.reason if source else None) or "its data was not recorded"
             none = Trials(reasons={"": reason})
             return none if source is None else dataclasses.replace(none, deferral=source.deferral, scaling=source.scaling)
-        self._tell(f"trying datapipe's loader on some of its samples, for about {self._seconds:.0f} s")
-        tried = self._try(self._results / source.file, evicts=_waits_for_storage(found))
+        self.tell(f"trying datapipe's loader on some of its samples, for about {self.seconds:.0f} s")
+        tried = self._try(self.results / source.file, evicts=_waits_for_storage(found))
         return dataclasses.replace(tried, scaling=source.scaling)
 
     def _try(self, sample: Path, *, evicts: bool) -> Trials:
         result = sample.with_suffix(".json")
         # -P and the path: folders in the user's working directory may have our names
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-        command = [
-            sys.executable,
-            "-P",
-            "-m",
-            "datapipe.instruments.trials.process",
-            str(sample),
-            str(result),
-            str(self._seconds),
-            str(int(evicts)),
-        ]
+        arguments = [str(sample), str(result), str(self.seconds), str(int(evicts))]
         note = "there was no time left to try it"
-        process = subprocess.Popen(
-            command,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            env=os.environ | {"PYTHONPATH": path},
-        )
-        try:
-            _, said = process.communicate(timeout=self._seconds + _GRACE_S)
-            if process.returncode:
-                last = said.strip().rpartition("\n")[2] or f"status {process.returncode}"
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            ended = subprocess.run(
+                [sys.executable, "-P", "-m", "datapipe.instruments.trials.process", *arguments],
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+                env=os.environ | {"PYTHONPATH": path},
+                timeout=self.seconds + _GRACE_S,
+            )
+            if ended.returncode:
+                last = ended.stderr.strip().rpartition("\n")[2] or f"status {ended.returncode}"
                 note = f"trying it failed: {last}"
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
-        except BaseException:
-            process.kill()
-            process.communicate()
-            raise
         found: dict[str, Any] = {}
         with contextlib.suppress(OSError, ValueError):
             found = json.loads(result.read_text())

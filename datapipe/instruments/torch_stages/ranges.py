@@ -7,55 +7,36 @@ installation.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, Protocol
+from typing import Any
 
 from datapipe.errors import DependencyError
 
 
-class Recorder(Protocol):
+@dataclass(frozen=True, slots=True)
+class Recorder:
     """A recorder of ranges. Thread-safe, for properly nested calls of one thread, and for spans of any kind."""
 
-    def push(self, name: str) -> None:
-        """Begin a range of this thread, nested in those it has begun."""
-
-    def pop(self) -> None:
-        """End the latest range of this thread."""
-
-    def start(self, name: str) -> Any:
-        """Begin a range of the process, which may overlap others; return the argument for `end`."""
-
-    def end(self, started: Any) -> None:
-        """End a range that `start` began."""
-
-
-class TorchRecorder:
-    """A recorder by `torch.cuda.nvtx`, which creates no CUDA context."""
-
-    def __init__(self, torch: Any) -> None:
-        ranges = torch.cuda.nvtx
-        self.push, self.pop = ranges.range_push, ranges.range_pop
-        self.start, self.end = ranges.range_start, ranges.range_end
-
-
-class PackageRecorder:
-    """A recorder by the package nvtx."""
-
-    def __init__(self, nvtx: Any) -> None:
-        self.push, self.pop = nvtx.push_range, nvtx.pop_range
-        self.start, self.end = nvtx.start_range, nvtx.end_range
+    push: Callable[[str], object]  # begins a range of this thread, nested in those it has begun
+    pop: Callable[[], object]  # ends the latest range of this thread
+    start: Callable[[str], Any]  # begins a range of the process, which may overlap others; returns the argument for `end`
+    end: Callable[[Any], object]  # ends a range that `start` began
 
 
 def open_recorder() -> Recorder:
     """Return this process's recorder. Imports torch only if the package is missing. Raises DependencyError without either."""
-    if _is_built_for_cuda(sys.modules.get("torch")):
-        return TorchRecorder(sys.modules["torch"])
-    if find_spec("nvtx") is not None:
-        return PackageRecorder(import_module("nvtx"))
-    torch = import_module("torch")
+    torch: Any = sys.modules.get("torch")
+    if not _is_built_for_cuda(torch):
+        if find_spec("nvtx") is not None:
+            nvtx = import_module("nvtx")
+            return Recorder(nvtx.push_range, nvtx.pop_range, nvtx.start_range, nvtx.end_range)
+        torch = import_module("torch")
     if _is_built_for_cuda(torch):
-        return TorchRecorder(torch)
+        ranges = torch.cuda.nvtx  # creates no CUDA context
+        return Recorder(ranges.range_push, ranges.range_pop, ranges.range_start, ranges.range_end)
     raise DependencyError(
         f"no NVTX: torch {torch.__version__} is built without CUDA, and nvtx is not installed; pip install nvtx"
     )

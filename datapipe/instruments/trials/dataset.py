@@ -91,11 +91,8 @@ def try_clips(loader: Any, *, seconds: float) -> dict[str, Any]:
 
 
 def _measured_clips(loader: Any, *, seconds: float) -> dict[str, Any]:
-    import torch
-
     from datapipe.adapt.episodes import SeenEpisodes, see_episodes
 
-    torch.set_num_threads(1)  # as in a worker
     seen = see_episodes(loader, 0, shares=False)
     if not isinstance(seen, SeenEpisodes):
         return {"reason": "it is none of LeRobot's" if seen is None else seen.reason}
@@ -129,13 +126,9 @@ def try_rows(loader: Any, *, seconds: float) -> dict[str, Any]:
         read = getattr(dataset, "__getitems__", None)
         return loader.collate_fn(read(keys.tolist()) if read is not None else [dataset[key] for key in keys.tolist()])
 
-    def measured() -> dict[str, Any]:
-        import torch
-
-        torch.set_num_threads(1)  # as in a worker
-        return cpu_ratio(rows.__getitems__, by_rows, loader, seconds=seconds, max_batch=_MAX_ROWS)
-
-    told = told_by_fork(measured, seconds=seconds)
+    told = told_by_fork(
+        lambda: cpu_ratio(rows.__getitems__, by_rows, loader, seconds=seconds, max_batch=_MAX_ROWS), seconds=seconds
+    )
     return {"rows": told} if "ratio" in told else {}
 
 
@@ -150,8 +143,6 @@ def try_deferral(loader: Any, *, seconds: float) -> dict[str, Any]:
 
 
 def _measured(loader: Any, *, seconds: float) -> dict[str, Any]:
-    import torch
-    import torch.utils.data
     from torch.utils.data._utils import worker
 
     from datapipe.adapt import from_torch
@@ -160,7 +151,6 @@ def _measured(loader: Any, *, seconds: float) -> dict[str, Any]:
     from datapipe.adapt.deferral.requests import BatchRequest
     from datapipe.adapt.torch_loader import TorchLoader
 
-    torch.set_num_threads(1)  # as in a worker; the parent's threads are not here
     taken = from_torch(loader, device="cpu")
     dataset = taken.read_dataset if isinstance(taken, TorchLoader) else None
     if not isinstance(dataset, DeferringDataset) or not dataset.defers:

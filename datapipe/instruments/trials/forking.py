@@ -30,6 +30,7 @@ def told_by_fork(measure: Callable[[], dict[str, Any]], *, seconds: float) -> di
     """Return what `measure()` returns in a fork, or {"reason": why it is not known}.
 
     Waits for at most `seconds` and some more, then kills the fork and the processes that it started. Their output is dropped.
+    In the fork, torch has one thread.
     """
     receiving, sending = os.pipe()
     child = os.fork()
@@ -65,6 +66,9 @@ def _run_child(measure: Callable[[], dict[str, Any]], sending: int) -> None:
             os.dup2(null, descriptor)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            import torch
+
+            torch.set_num_threads(1)  # as in a worker; the parent's threads are not here
             found = measure()
     except BaseException as exc:
         found = {"reason": f"its code failed when it was tried ({type(exc).__name__}: {exc})"[:300]}

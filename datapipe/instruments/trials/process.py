@@ -33,13 +33,13 @@ from datapipe.index.concat import AnyIndex, select
 from datapipe.index.entries import WHOLE_FILE, Entries
 from datapipe.index.file_list import FileListIndex
 from datapipe.instruments.trials import CACHED, CONVERTED, OURS, RESIZED
+from datapipe.instruments.trials.forking import spread_of
 from datapipe.instruments.trials.sample import MAX_SAMPLES, Sample, SampledFiles, Shards
 from datapipe.kinds.images.data import Images
 from datapipe.kinds.loader import DataLoader
 
 _SHARE = 0.1  # share of the time, for the passes of one trial
 _MIN_PASSES, _MAX_PASSES = 3, 20
-_FLOOR = 0.05  # relative error: passes within one short run vary less than runs do
 _LARGER = 1.25  # resizing pays if an image's shorter side is this many times as long
 
 
@@ -201,9 +201,7 @@ def rate_of(loader: DataLoader, *, seconds: float, evicts: Sequence[str] = ()) -
         times.append(time.perf_counter() - started_s)
     if not num_samples:
         raise OptionError("none of the samples can be read")
-    counted = np.array(times[1:])
-    error = float(counted.std(ddof=1) / np.sqrt(len(counted)) / counted.mean())
-    return Rate(statistics.median(times[1:]) / num_samples, max(_FLOOR, error), loader.num_workers, num_samples)
+    return Rate(statistics.median(times[1:]) / num_samples, spread_of(times[1:]), loader.num_workers, num_samples)
 
 
 def index_of(sample: Sample, scratch: Path) -> AnyIndex:

@@ -49,14 +49,7 @@ def try_scaling(loader: Any, nums: Sequence[int], *, seconds: float) -> dict[str
     `stall_s` and `cpu_s` are means per batch: neither on a core nor waiting for one, and on a core. `spread` is the relative
     standard error of `stall_s`. `loader`: what `dataset.held_for_trial` returned.
     """
-    return told_by_fork(lambda: _measured(loader, nums, seconds=seconds), seconds=seconds)
-
-
-def _measured(loader: Any, nums: Sequence[int], *, seconds: float) -> dict[str, Any]:
-    import torch
-
-    torch.set_num_threads(1)  # as in a worker
-    return {"levels": {str(num): _level(loader, num, seconds / len(nums)) for num in nums}}
+    return told_by_fork(lambda: {"levels": {str(num): _level(loader, num, seconds / len(nums)) for num in nums}}, seconds=seconds)
 
 
 def _level(loader: Any, num: int, seconds: float) -> dict[str, float]:
