@@ -31,12 +31,15 @@ logger = get_logger(__name__)
 
 
 class FieldExtents:
-    """The places of one field's bytes, of ascending rows of the shard. `nbytes`: their sizes. Not thread-safe."""
+    """The places of one field's bytes, of ascending rows of the shard. Not thread-safe.
 
-    __slots__ = ("_offsets", "_rows", "nbytes", "spec")
+    `nbytes`: their sizes. `prefix`: bytes that belong before those of every sample.
+    """
+
+    __slots__ = ("_offsets", "_rows", "nbytes", "prefix", "spec")
 
     def __init__(self, spec: FieldSpec, places: Iterable[tuple[int, int, int]] = ()) -> None:
-        self.spec = spec
+        self.spec, self.prefix = spec, b""
         self._rows, self._offsets, self.nbytes = array("q"), array("q"), array("q")
         for place in places:
             self.add(*place)
@@ -55,9 +58,9 @@ class FieldExtents:
         self._offsets.append(offset)
         self.nbytes.append(nbytes)
 
-    def column(self, *, encoding: str, prefix: bytes = b"") -> FieldColumn:
+    def column(self, *, encoding: str) -> FieldColumn:
         """Return the places for a sidecar, if every row has the field."""
-        return FieldColumn(np.array(self._offsets, np.int64), np.array(self.nbytes, np.int64), prefix, encoding=encoding)
+        return FieldColumn(np.array(self._offsets, np.int64), np.array(self.nbytes, np.int64), self.prefix, encoding=encoding)
 
     def parted(self, chosen: NDArray[np.bool_]) -> tuple[FieldExtents, FieldExtents]:
         """Return the chosen places, and the others."""
@@ -77,22 +80,13 @@ class FieldExtents:
 
 
 def rows_of_extents(
-    fields: Mapping[str, FieldExtents],
-    keys: Sequence[bytes],
-    labels: Sequence[int],
-    *,
-    label_encoding: str,
-    prefixes: Mapping[str, bytes] | None = None,
+    fields: Mapping[str, FieldExtents], keys: Sequence[bytes], labels: Sequence[int], *, label_encoding: str
 ) -> tuple[SidecarRows, tuple[FieldSpec, ...]]:
-    """Return the rows of a shard whose values lie in one piece each, and their fields.
-
-    `fields`: by name. `prefixes`: by field, the bytes that belong before those of every sample.
-    """
+    """Return the rows of a shard whose values lie in one piece each, and their fields. `fields`: by name."""
     rows = SidecarRows(())
     rows.add_samples(keys, labels)
     for name, field in fields.items():
-        encoding = label_encoding if name == LABEL else _ENCODINGS.get(field.spec.kind, "")
-        rows.add_column(name, field.column(encoding=encoding, prefix=(prefixes or {}).get(name, b"")))
+        rows.add_column(name, field.column(encoding=label_encoding if name == LABEL else _ENCODINGS.get(field.spec.kind, "")))
     return rows, tuple(FieldSpec(name, field.spec.kind) for name, field in fields.items())
 
 

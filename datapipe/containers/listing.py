@@ -44,8 +44,7 @@ _HELD_OUT_NAMES = ("val", "valid", "validation", "test")
 class ListedFile:
     """One file that the listing counts as a sample."""
 
-    class_name: bytes
-    directory: bytes  # path relative to the root, starting with the class; no slash at either end
+    directory: bytes  # path relative to the root; no slash at either end
     name: bytes
     nbytes: int
     mtime_ns: int
@@ -122,19 +121,7 @@ def held_apart_names(names: Iterable[str]) -> tuple[str, ...]:
     return (*train, *held_out) if train and held_out else ()
 
 
-def scan_class(root: Path, class_name: bytes, notes: ScanNotes) -> Iterator[ListedFile]:
-    """Yield the samples of one class, in the order of the file system."""
-    return walk(root, class_name, notes, is_image_name, class_name=class_name)
-
-
-def walk(
-    root: Path,
-    start: bytes,
-    notes: ScanNotes,
-    is_wanted: Callable[[bytes], bool],
-    *,
-    class_name: bytes = b"",
-) -> Iterator[ListedFile]:
+def walk(root: Path, start: bytes, notes: ScanNotes, is_wanted: Callable[[bytes], bool]) -> Iterator[ListedFile]:
     """Yield the files below `start` (relative to `root`; b"" for all of it) whose names are wanted, in the file system's order.
 
     Hidden files and folders are left out, links that lead out of the root or up are not followed; `notes` records them,
@@ -165,7 +152,7 @@ def walk(
                     elif not is_wanted(entry.name):
                         notes.num_ignored += 1
                     else:
-                        yield _listed_file(entry, top, class_name, directory)
+                        yield _listed_file(entry, top, directory)
         except OSError as exc:
             notes.problems.append(ScanProblem(directory or b".", f"directory cannot be read: {exc.strerror}"))
 
@@ -207,13 +194,13 @@ def _may_descend(
     return True
 
 
-def _listed_file(entry: os.DirEntry[bytes], top: bytes, class_name: bytes, directory: bytes) -> ListedFile:
+def _listed_file(entry: os.DirEntry[bytes], top: bytes, directory: bytes) -> ListedFile:
     problem = None
     try:
         status = entry.stat()
     except OSError as exc:
         reason = "dangling symbolic link" if entry.is_symlink() else f"cannot be examined: {exc.strerror}"
-        return ListedFile(class_name, directory, entry.name, 0, 0, reason)
+        return ListedFile(directory, entry.name, 0, 0, reason)
     if not stat.S_ISREG(status.st_mode):
         problem = f"not a regular file but a {file_type(status.st_mode)}"
     elif entry.is_symlink():
@@ -221,8 +208,8 @@ def _listed_file(entry: os.DirEntry[bytes], top: bytes, class_name: bytes, direc
         if not is_within(target, top):
             problem = _leads_out(target)
     if problem is not None:
-        return ListedFile(class_name, directory, entry.name, 0, 0, problem)
-    return ListedFile(class_name, directory, entry.name, status.st_size, status.st_mtime_ns)
+        return ListedFile(directory, entry.name, 0, 0, problem)
+    return ListedFile(directory, entry.name, status.st_size, status.st_mtime_ns)
 
 
 def _leads_out(target: bytes) -> str:

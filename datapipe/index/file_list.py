@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 from collections.abc import Callable, Collection, Sequence
@@ -50,7 +51,9 @@ class FileListIndex:
         self._fingerprint: str | None = None
 
     def __reduce__(self) -> tuple[Callable[..., FileListIndex], tuple[object, ...]]:
-        return _restore, (self._paths, self._labels, self.where, self.manifest.classes, self.manifest.class_to_idx)
+        classes, class_to_idx = self.manifest.classes, self.manifest.class_to_idx
+        make = functools.partial(FileListIndex, where=self.where, classes=classes, class_to_idx=class_to_idx)
+        return make, (self._paths, self._labels)
 
     def __len__(self) -> int:
         return len(self._paths)
@@ -98,9 +101,3 @@ class FileListIndex:
 
     def describe(self, id: int) -> Description:
         return Description(id, self._paths[id], os.fsencode(self._paths[id]), "")
-
-
-def _restore(
-    paths: Sequence[str], labels: Ints | None, where: str, classes: tuple[str, ...] | None, class_to_idx: dict[str, int] | None
-) -> FileListIndex:
-    return FileListIndex(paths, labels, where=where, classes=classes, class_to_idx=class_to_idx)

@@ -99,21 +99,10 @@ class Manifest:
             document = msgspec.convert(value, _Document)
         except (msgspec.ValidationError, RecursionError) as exc:
             raise FormatError(f"{where}: not a datapipe manifest ({exc}); convert again") from exc
-        manifest = cls(
-            container=document.container,
-            fields=tuple(FieldSpec(field.name, field.kind) for field in document.fields),
-            shards=tuple(ShardInfo(**msgspec.structs.asdict(shard)) for shard in document.shards),
-            classes=document.classes,
-            class_to_idx=document.class_to_idx,
-            permutation_key=document.permutation_key,
-            image_size=document.image_size,
-            options=document.options,
-            source_digest=document.source_digest,
-            made_from=document.made_from,
-            is_listing=document.is_listing,
-            has_row_groups=document.has_row_groups,
-            tokens=document.tokens,
-        )
+        known = {one.name: getattr(document, one.name) for one in dataclasses.fields(cls)}
+        known["fields"] = tuple(FieldSpec(field.name, field.kind) for field in document.fields)
+        known["shards"] = tuple(ShardInfo(**msgspec.structs.asdict(shard)) for shard in document.shards)
+        manifest = cls(**known)
         if manifest.num_samples != document.num_samples:
             claimed = document.num_samples
             raise FormatError(f"{where}: says {claimed} samples, its shards hold {manifest.num_samples}; convert again")

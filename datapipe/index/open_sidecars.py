@@ -122,11 +122,11 @@ class Sidecar:
         self.heights = self._fixed("height", np.int32)
         self.widths = self._fixed("width", np.int32)
         self.prefixes = self._read_prefixes(metadata)
-        self.row_columns = self._read_row_columns(metadata)
+        rows = self._of_fields(metadata, ROWS_KEY)
+        self.row_columns = {name: text.decode(errors="surrogateescape") for name, text in rows.items()}
         self.row_groups = self._read_row_groups(metadata)
-        self.ranges = frozenset(name for name in self.field_names if (RANGES_KEY + name).encode() in metadata)
-        named = {name: metadata.get((VALUES_KEY + name).encode()) for name in self.field_names}
-        self.values_file = {name: file.decode() for name, file in named.items() if file is not None}
+        self.ranges = frozenset(self._of_fields(metadata, RANGES_KEY))
+        self.values_file = {name: file.decode() for name, file in self._of_fields(metadata, VALUES_KEY).items()}
 
     def _check_values(self, data_nbytes: int) -> None:
         """Raise FormatError for values that no valid index has. `data_nbytes`: the size of the shard."""
@@ -148,26 +148,25 @@ class Sidecar:
     def _error(self, what: str) -> FormatError:
         return FormatError(f"{self.path}: {what}; index or convert again")
 
+    def _of_fields(self, metadata: dict[bytes, bytes], key: str) -> dict[str, bytes]:
+        """Return, by field, what the metadata say of it under this key; fields of which they say nothing are left out."""
+        found = {name: metadata.get((key + name).encode()) for name in self.field_names}
+        return {name: value for name, value in found.items() if value is not None}
+
     def _read_further(self, metadata: dict[bytes, bytes]) -> dict[str, tuple[str, ...]]:
         """Return, by field, the further columns that it has."""
-        spelled = {name: metadata.get((FURTHER_KEY + name).encode(), b"").decode() for name in self.field_names}
-        further = {name: tuple(filter(None, text.split(","))) for name, text in spelled.items()}
+        spelled = self._of_fields(metadata, FURTHER_KEY)
+        further = {name: tuple(filter(None, spelled.get(name, b"").decode().split(","))) for name in self.field_names}
         if any(part not in FURTHER for parts in further.values() for part in parts):
             raise self._error("has columns that no index has")
         return further
 
     def _read_prefixes(self, metadata: dict[bytes, bytes]) -> dict[str, bytes]:
-        """Return, by field, bytes that belong before those of every extent; fields without any are left out."""
-        spelled = {name: metadata.get((PREFIX_KEY + name).encode(), b"") for name in self.field_names}
+        """Return, by field, bytes that belong before those of every extent."""
         try:
-            return {name: bytes.fromhex(text.decode()) for name, text in spelled.items() if text}
+            return {name: bytes.fromhex(text.decode()) for name, text in self._of_fields(metadata, PREFIX_KEY).items()}
         except ValueError as exc:
             raise self._error(f"a prefix is not hexadecimal ({exc})") from exc
-
-    def _read_row_columns(self, metadata: dict[bytes, bytes]) -> dict[str, str]:
-        """Return, by field that is addressed by rows, its name in the shard."""
-        called = {name: metadata.get((ROWS_KEY + name).encode()) for name in self.field_names}
-        return {name: text.decode(errors="surrogateescape") for name, text in called.items() if text is not None}
 
     def _read_row_groups(self, metadata: dict[bytes, bytes]) -> NDArray[np.int64]:
         """Return (g + 1,) rows at which row groups begin, and the number of rows; empty if no field is addressed by them."""

@@ -7,6 +7,7 @@ at once. Nothing that uses it depends on formats.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -64,7 +65,14 @@ class SampleIndex:
         self._groupings: dict[frozenset[str], RowGrouping | None] = {}
 
     def __reduce__(self) -> tuple[Callable[..., SampleIndex], tuple[object, ...]]:
-        return _restore, (self.manifest, self.data_directory, self.sidecar_directory, self.remote, self._place)
+        make = functools.partial(
+            SampleIndex,
+            data_directory=self.data_directory,
+            sidecar_directory=self.sidecar_directory,
+            remote=self.remote,
+            place=self._place,
+        )
+        return make, (self.manifest,)
 
     def __len__(self) -> int:
         return self.manifest.num_samples
@@ -301,9 +309,3 @@ class SampleIndex:
 
     def _loose_path(self, sidecar: Sidecar, name: bytes) -> str:
         return path_inside(self._top, os.fsdecode(name), named_in=sidecar.path, follows=True)
-
-
-def _restore(
-    manifest: Manifest, data_directory: Path, sidecar_directory: Path, remote: RemoteSet | None, place: str
-) -> SampleIndex:
-    return SampleIndex(manifest, data_directory=data_directory, sidecar_directory=sidecar_directory, remote=remote, place=place)

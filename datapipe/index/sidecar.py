@@ -84,7 +84,6 @@ class SidecarRows:
     labels: list[int] = field(default_factory=list)
     sizes: list[tuple[int, int]] = field(default_factory=list)  # (height, width) pixels; (0, 0) unknown
     extents: dict[str, list[FieldExtent]] = field(default_factory=dict)
-    prefixes: dict[str, bytes] = field(default_factory=dict)  # by field, bytes that belong before those of every sample
     columns: dict[str, FieldColumn] = field(default_factory=dict)  # by field, those that were added as a whole
     row_groups: tuple[int, ...] = ()  # rows at which row groups begin, and their number; if a field is addressed by them
     classes: tuple[str, ...] | None = None  # names by label, if the shard has them; not kept in the sidecar
@@ -120,8 +119,6 @@ class SidecarRows:
         """Add a field of all samples."""
         self.field_names = (*self.field_names, name)
         self.columns[name] = column
-        if column.prefix:
-            self.prefixes[name] = column.prefix
 
     def to_table(self, shard_name: str) -> pa.Table:
         """Return the rows as an Arrow table with the metadata of a sidecar."""
@@ -141,10 +138,11 @@ class SidecarRows:
             "datapipe.shard": shard_name,
             "datapipe.fields": ",".join(self.field_names),
         }
-        metadata |= {PREFIX_KEY + name: prefix.hex() for name, prefix in self.prefixes.items()}
-        for name, found in self.columns.items():
-            if found.column is not None:
-                metadata[ROWS_KEY + name] = found.column.encode(errors="surrogateescape")
+        of_columns = self.columns.items()
+        metadata |= {PREFIX_KEY + name: one.prefix.hex() for name, one in of_columns if one.prefix}
+        metadata |= {
+            ROWS_KEY + name: one.column.encode(errors="surrogateescape") for name, one in of_columns if one.column is not None
+        }
         if self.row_groups:
             metadata[ROW_GROUPS_KEY] = json.dumps(self.row_groups)
         metadata |= {FURTHER_KEY + name: ",".join(parts) for name in self.field_names if (parts := self._further(name))}

@@ -223,6 +223,4 @@ class CocoSource:
         return [x, y, x + width, y + height, label], None
 
 
-def open_source(place: Place, form: Form) -> CocoSource:
-    """Open the source; see `CocoSource`."""
-    return CocoSource(place, form)
+open_source = CocoSource

@@ -152,14 +152,14 @@ class DocumentSource:
             directory, name = divide(path)
             if isinstance(self.root, Location):
                 found = object_facts(self.root / os.fsdecode(path))
-                yield ListedFile(b"", directory, name, found.nbytes, 0, etag=found.etag or "")
+                yield ListedFile(directory, name, found.nbytes, 0, etag=found.etag or "")
                 continue
             here = self.root / os.fsdecode(path)
             try:
                 status = here.stat()
             except FileNotFoundError as exc:
                 raise MissingDataError(f"{here}: no such file; check the path of the source") from exc
-            yield ListedFile(b"", directory, name, status.st_size, status.st_mtime_ns)
+            yield ListedFile(directory, name, status.st_size, status.st_mtime_ns)
 
     def _in_archive(self, name: bytes, inner: bytes, space: Workspace, notes: ScanNotes) -> Iterator[ListedSample]:
         for found in scan_archive(self.root, name, space, notes):
@@ -311,9 +311,7 @@ def _bytes_of(value: Any) -> bytes | None:
     return value.encode(errors="surrogatepass") if isinstance(value, str) else json_bytes(value)
 
 
-def open_source(place: Place, form: Form) -> DocumentSource:
-    """Open the source; see `DocumentSource`."""
-    return DocumentSource(place, form)
+open_source = DocumentSource
 
 
 def _lines_of(path: Path) -> Iterator[tuple[int, int, int]]:

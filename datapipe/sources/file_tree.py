@@ -26,7 +26,6 @@ from datapipe.containers.listing import (
     is_image_name,
     is_junk,
     list_folders,
-    scan_class,
     walk,
 )
 from datapipe.errors import MissingDataError, OptionError
@@ -211,11 +210,7 @@ class FolderTree:
 
     def files(self, folders: Sequence[bytes], notes: ScanNotes, is_wanted: IsWanted) -> Iterator[tuple[int, ListedFile]]:
         for number, folder in enumerate(folders):
-            if folder and is_wanted is is_image_name:  # the same listing that indexes the folder, so that ids agree
-                found = scan_class(self._root, folder, notes)
-            else:
-                found = walk(self._root, folder, notes, is_wanted)
-            for file in found:
+            for file in walk(self._root, folder, notes, is_wanted):
                 yield number, file
 
 
@@ -249,7 +244,7 @@ class PrefixTree:
                 elif not is_wanted(parts[-1]):
                     notes.num_ignored += 1
                 else:
-                    yield number, ListedFile(parts[0], b"/".join(parts[:-1]), parts[-1], one.nbytes, 0, etag=one.etag or "")
+                    yield number, ListedFile(b"/".join(parts[:-1]), parts[-1], one.nbytes, 0, etag=one.etag or "")
 
     def _pages(self, folders: Sequence[bytes]) -> Iterator[tuple[int, bytes, list[ListedObject]]]:
         """Yield (number of the folder, the folder that names are below, objects)."""

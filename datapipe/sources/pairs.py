@@ -144,9 +144,7 @@ def _with_png_as_mask(rows: list[_Row]) -> list[_Row]:
     return [row for row in rows if row is not mask] + [(*mask[:2], MASK, FieldKind.MASK.value, *mask[4:])]
 
 
-def open_source(place: Place, form: Form) -> PairedFiles:
-    """Open the source; see `PairedFiles`."""
-    return PairedFiles(place, form)
+open_source = PairedFiles
 
 
 IMAGE = "image"

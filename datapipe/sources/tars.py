@@ -7,6 +7,8 @@ a suffix, never a path to write to; links, devices and folders are skipped.
 from __future__ import annotations
 
 import glob
+import itertools
+import operator
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -178,25 +180,20 @@ def _two_for_one(field: FieldSpec, suffixes: list[str]) -> str:
 def _groups(data: ByteSource, where: str, notes: ScanNotes) -> Iterator[_Group]:
     """Yield the samples of a tar. Raises FormatError where it does not parse; the current sample is then dropped."""
     done: set[bytes] = set()
-    current: bytes | None = None
-    members: list[tuple[str, Member]] = []
+    for key, group in itertools.groupby(_named(data, where, notes), key=operator.itemgetter(0)):
+        yield _Group(key, [(suffix, member) for _, suffix, member in group], key in done)
+        done.add(key)
+
+
+def _named(data: ByteSource, where: str, notes: ScanNotes) -> Iterator[tuple[bytes, str, Member]]:
+    """Yield the members of samples, each with its key and suffix; `notes` counts the others."""
     for member in scan_members(data, where):
-        split = split_name(member.name)
-        if split is None:
-            if is_junk(member.name.rpartition(b"/")[2]):
-                notes.num_junk += 1
-            else:
-                notes.num_ignored += 1
-            continue
-        key, suffix = split
-        if key != current:
-            if current is not None:
-                yield _Group(current, members, current in done)
-                done.add(current)
-            current, members = key, []
-        members.append((suffix, member))
-    if current is not None:
-        yield _Group(current, members, current in done)
+        if (split := split_name(member.name)) is not None:
+            yield (*split, member)
+        elif is_junk(member.name.rpartition(b"/")[2]):
+            notes.num_junk += 1
+        else:
+            notes.num_ignored += 1
 
 
 def _matching(pattern: Path) -> list[bytes]:
@@ -213,6 +210,4 @@ def _is_tar(name: bytes) -> bool:
     return name.lower().endswith(b".tar") or compression_of(name) is not None
 
 
-def open_source(place: Place, form: Form) -> TarSource:
-    """Open the source; see `TarSource`."""
-    return TarSource(place, form)
+open_source = TarSource

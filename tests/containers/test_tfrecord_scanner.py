@@ -234,7 +234,7 @@ def test_samples_are_called_by_what_names_them(name: str, tmp_path: Path) -> Non
 def value_in(path: Path, rows: SidecarRows, name: str, row: int) -> bytes:
     """The bytes as they are read: after the prefix."""
     column = rows.columns[name]
-    return rows.prefixes.get(name, b"") + path.read_bytes()[column.offset[row] : column.offset[row] + column.nbytes[row]]
+    return column.prefix + path.read_bytes()[column.offset[row] : column.offset[row] + column.nbytes[row]]
 
 
 def test_further_features_are_fields(tmp_path: Path) -> None:

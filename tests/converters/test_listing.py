@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from datapipe.containers.listing import ListedFile, held_apart, list_folders, scan_class
+from datapipe.containers.listing import ListedFile, held_apart, is_image_name, list_folders, walk
 from datapipe.errors import MissingDataError
 from datapipe.index.listed import ScanNotes
 
 
 def listing(root: Path) -> tuple[list[ListedFile], ScanNotes]:
     notes = ScanNotes()
-    files = [file for name in folders(root) for file in scan_class(root, name, notes)]
-    return sorted(files, key=lambda file: (file.class_name, file.directory, file.name)), notes
+    files = [file for name in folders(root) for file in walk(root, name, notes, is_image_name)]
+    return sorted(files, key=lambda file: (file.directory.partition(b"/")[0], file.directory, file.name)), notes
 
 
 def folders(root: Path) -> list[bytes]:
@@ -80,7 +80,7 @@ def test_names_of_any_bytes(tmp_path: Path) -> None:
             file.write(b"x")
     found, _ = listing(tmp_path)
     assert [file.name for file in found] == sorted(odd)
-    assert {file.class_name for file in found} == {b"cl\xffass"}
+    assert {file.directory for file in found} == {b"cl\xffass"}
 
 
 def test_links_inside_are_followed_and_links_outside_are_not(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from converters import ConvertOptions, Encode, Resize, convert
 from datapipe.cli.convert_arguments import EPILOG
 from datapipe.cli.main import build_parser
 from datapipe.containers.form import ClassFrom, FieldChoice
-from datapipe.containers.listing import is_image_name, list_folders, scan_class, walk
+from datapipe.containers.listing import is_image_name, list_folders, walk
 from datapipe.errors import DecodeError, MissingDataError, OptionError
 from datapipe.index.listed import ScanNotes, join
 from datapipe.index.manifest import read_manifest
@@ -84,7 +84,7 @@ def test_walking_finds_what_the_index_of_a_folder_finds(tmp_path: Path) -> None:
     (root / "c" / "again").symlink_to(root / "a")
     (root / "linked").symlink_to("/usr")
     by_class, by_walk = ScanNotes(), ScanNotes()
-    expected = [file for name in list_folders(root, otherwise="") for file in scan_class(root, name, by_class)]
+    expected = [file for name in list_folders(root, otherwise="") for file in walk(root, name, by_class, is_image_name)]
     found = list(walk(root, b"", by_walk, is_image_name))
     facts = [{(join(f.directory, f.name), f.nbytes, f.mtime_ns, f.problem) for f in files} for files in (expected, found)]
     assert facts[0] == facts[1]

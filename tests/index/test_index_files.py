@@ -32,7 +32,7 @@ from datapipe.index.manifest import (
 )
 from datapipe.index.open_sidecars import Sidecar
 from datapipe.index.sample_index import SampleIndex
-from datapipe.index.sidecar import SIDECAR_SUFFIX, FieldExtent, SidecarRows, write_sidecar
+from datapipe.index.sidecar import SIDECAR_SUFFIX, FieldColumn, FieldExtent, SidecarRows, write_sidecar
 from datapipe.order.sample_order import Permutation
 
 FIELDS = (FieldSpec("image", FieldKind.IMAGE), FieldSpec("label", FieldKind.LABEL))
@@ -53,6 +53,12 @@ def rows_of(ids: list[int]) -> SidecarRows:
             extents={"image": image, "label": label},
         )
     return rows
+
+
+def put_before_images(rows: SidecarRows, prefix: bytes) -> None:
+    extents = rows.extents["image"]
+    offset, nbytes = (np.array([getattr(one, name) for one in extents], np.int64) for name in ("offset", "nbytes"))
+    rows.columns["image"] = FieldColumn(offset, nbytes, prefix)
 
 
 def make_dataset(
@@ -119,7 +125,7 @@ def test_what_belongs_before_the_bytes_is_looked_up_with_them(tmp_path: Path) ->
     manifest = make_dataset(tmp_path, [3, 2, 2])
     path = tmp_path / (manifest.shards[1].name + SIDECAR_SUFFIX)
     rows = rows_of([3, 4])
-    rows.prefixes["image"] = b"\x93NUMPY\0\n"
+    put_before_images(rows, b"\x93NUMPY\0\n")
     write_sidecar(path, rows, manifest.shards[1].name)
     assert Sidecar(path).prefixes == {"image": b"\x93NUMPY\0\n"}
     head = prefixed(b"\x93NUMPY\0\n")
@@ -152,7 +158,7 @@ assert "pandas" not in sys.modules
 def test_a_prefix_that_is_damaged_is_named(tmp_path: Path) -> None:
     path = tmp_path / "x.index.arrow"
     rows = rows_of([3])
-    rows.prefixes["image"] = b"some bytes"
+    put_before_images(rows, b"some bytes")
     write_sidecar(path, rows, "x.tar")
     path.write_bytes(path.read_bytes().replace(b"some bytes".hex().encode(), b"zz" * 10))
     with pytest.raises(FormatError, match=r"x\.index\.arrow: a prefix is not hexadecimal"):

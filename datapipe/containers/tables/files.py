@@ -19,8 +19,7 @@ from datapipe.containers.mapped import ByteSource, byte_source
 from datapipe.containers.parquet.footer import check_ends, read_footer
 from datapipe.containers.parquet.thrift_compact import DamagedError
 from datapipe.containers.remote_shards import named_shards, shards_under
-from datapipe.containers.tables.arrow_claims import check_sizes, measured_field
-from datapipe.containers.tables.row_claims import check_parquet_rows
+from datapipe.containers.tables.claims import check_parquet_rows, check_sizes, measured_field
 from datapipe.containers.tables.rows import ArrowBatches, schema_of
 from datapipe.containers.tables.types import columns_of, merged
 from datapipe.core import arrow_maps

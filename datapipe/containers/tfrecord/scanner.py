@@ -114,7 +114,7 @@ def _index_frames(data: mmap.mmap, where: str) -> tuple[SidecarRows, tuple[Field
         raise FormatError(f"{where}: no samples")
     further = others.fields(len(keys))
     columns = {IMAGE: image} | ({LABEL: label} if label_name else {}) | further
-    rows, specs = rows_of_extents(columns, keys, labels, label_encoding="varint", prefixes=others.prefixes)
+    rows, specs = rows_of_extents(columns, keys, labels, label_encoding="varint")
     rows.lacking, rows.unread = others.lacking, others.unread
     return rows, specs
 
@@ -179,8 +179,7 @@ class FurtherFeatures:
     """
 
     def __init__(self, data: mmap.mmap, passed_over: frozenset[str | None]) -> None:
-        self.prefixes: dict[str, bytes] = {}  # by field, like `lacking`: filled by `fields`
-        self.lacking: dict[str, int] = {}  # samples without it, by field that is left out
+        self.lacking: dict[str, int] = {}  # samples without it, by field that is left out; filled by `fields`
         self.unread: dict[str, str] = {}  # why not, by feature
         self._data = data
         self._passed_over = passed_over
@@ -218,7 +217,7 @@ class FurtherFeatures:
             fields[field] = column
             column.spec = FieldSpec(field, column.spec.kind)
             if kind == "float":
-                self.prefixes[field] = npy_header((column.nbytes[0] // 4,), np.dtype("<f4"))
+                column.prefix = npy_header((column.nbytes[0] // 4,), np.dtype("<f4"))
         return fields
 
     def _spec(self, name: str, feature: ExampleFeature) -> FieldSpec:

@@ -150,6 +150,4 @@ def _is_new(connection: sqlite3.Connection, name: bytes) -> bool:
     return connection.execute("INSERT OR IGNORE INTO names VALUES (?)", (name,)).rowcount == 1
 
 
-def open_source(place: Place, form: Form) -> ArchiveSource:
-    """Open the source; see `ArchiveSource`."""
-    return ArchiveSource(place, form)
+open_source = ArchiveSource

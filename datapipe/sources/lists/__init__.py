@@ -178,6 +178,4 @@ def refuse_class_from(form: Form) -> None:
         )
 
 
-def open_source(place: Place, form: Form) -> ManifestSource:
-    """Open the source; see `ManifestSource`."""
-    return ManifestSource(place, form)
+open_source = ManifestSource

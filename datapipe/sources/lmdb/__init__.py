@@ -141,6 +141,4 @@ def _refuse_other_values(path: Path, key: bytes, head: bytes) -> None:
         )
 
 
-def open_source(place: Place, form: Form) -> LmdbSource:
-    """Open the source; see `LmdbSource`."""
-    return LmdbSource(place, form)
+open_source = LmdbSource
