@@ -7,11 +7,10 @@ violations at the end show that it sees what it is for.
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
-import io
 import subprocess
 import sys
-import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,7 +50,7 @@ LEVELS: dict[str, int] = {
 }
 # The parts of converters, each of which imports itself and earlier ones only.
 PARTS = (
-    "tokenizer", "options", "runs", "writers", "spoken", "sources", "samples", "planning", "report", "shards",
+    "tokenizer", "options", "runs", "writers", "index_source", "sources", "samples", "planning", "report", "shards",
     "engines", "publishing", "tables", "verify", "conversion", "to_store", "",
 )  # fmt: skip
 CONVERTERS_MAY_USE = LEVELS["opening"]
@@ -133,9 +132,30 @@ def modules(root: Path) -> dict[str, Path]:
     return found
 
 
-def imports_of(name: str, source: str | ast.Module, known: set[str], *, is_package: bool) -> Iterator[Import]:
-    """Every import in `source`, as text or parsed; `from package import member` counts as the member where that is a module."""
-    for node in ast.walk(source if isinstance(source, ast.Module) else ast.parse(source)):
+@functools.cache
+def parsed(source: str) -> ast.Module:
+    """The tree of a module, which is not to be changed."""
+    return ast.parse(source)
+
+
+def for_typing(tree: ast.Module) -> set[ast.AST]:
+    """What runs only where types are checked."""
+    return {
+        inside
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+        for statement in node.body
+        for inside in ast.walk(statement)
+    }
+
+
+def imports_of(
+    name: str, source: str, known: set[str], *, is_package: bool, leave_out: set[ast.AST] | None = None
+) -> Iterator[Import]:
+    """Every import in `source`; `from package import member` counts as the member where that is a module."""
+    for node in ast.walk(parsed(source)):
+        if leave_out is not None and node in leave_out:
+            continue
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield Import(name, alias.name, node.lineno)
@@ -234,11 +254,7 @@ def needed_by_each(sources: dict[str, str]) -> dict[str, set[str]]:
     """Module -> the modules of ours that its code imports, inside functions too, but not those for typing alone."""
     known, needed = set(sources), {}
     for name, source in sources.items():
-        tree = ast.parse(source)
-        for node in ast.walk(tree):
-            if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
-                node.body = [ast.Pass()]
-        uses = imports_of(name, tree, known, is_package=False)
+        uses = imports_of(name, source, known, is_package=False, leave_out=for_typing(parsed(source)))
         needed[name] = {use.imported for use in uses if use.imported in known} - {name}
     return needed
 
@@ -260,14 +276,11 @@ def test_no_module_needs_itself_by_way_of_others() -> None:
 def code_lines(source: str) -> int:
     """The lines of a module without blank ones, comments and docstrings."""
     documented: set[int] = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
             documented.update(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
-    lines: set[int] = set()
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type in (tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING):
-            lines.update(range(token.start[0], token.end[0] + 1))
-    return len(lines - documented)
+    lines = enumerate(map(str.strip, source.splitlines()), 1)
+    return sum(bool(line) and not line.startswith("#") and number not in documented for number, line in lines)
 
 
 def test_no_room_is_too_large_to_know() -> None:
@@ -316,7 +329,7 @@ def test_rooms_of_optional_packages_are_entered_late() -> None:
 def uses_of_cuda(source: str) -> list[int]:
     """The lines that name something of CUDA's alone: `torch.cuda`, also in text or imported, and `is_cuda` of tensors."""
     lines = []
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         match node:
             case ast.Attribute(value=ast.Name("torch"), attr="cuda") | ast.Attribute(attr="is_cuda"):
                 lines.append(node.lineno)

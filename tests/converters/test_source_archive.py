@@ -309,7 +309,7 @@ def test_memory_does_not_grow_with_the_number_of_members(tmp_path: Path) -> None
         write_zip(tmp_path / f"{num}.zip", [(f"k/{row:06d}" + "x" * 150 + ".jpg", b"") for row in range(num)])
         script = (
             "from pathlib import Path;"
-            "from datapipe.sources.archives.members import scan_archive; from converters.sources import Workspace;"
+            "from datapipe.sources.archives.members import scan_archive; from datapipe.index.listed import Workspace;"
             "from datapipe.containers.listing import ScanNotes; import tracemalloc; tracemalloc.start();"
             f"n = sum(1 for _ in scan_archive(Path({str(tmp_path)!r}), b'{num}.zip', Workspace(Path(), Path()), ScanNotes()));"
             "print(n, tracemalloc.get_traced_memory()[1])"
