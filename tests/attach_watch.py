@@ -40,7 +40,7 @@ class Calls:
     def note_update(self, device: int | None = None) -> None:
         self.num_updates += 1
 
-    def note_loader(self, facts: LoaderFacts) -> None:
+    def note_loader(self, facts: LoaderFacts, loader: Any) -> None:
         self.facts.append(facts)
 
     def note_profile(self, profile: BatchProfile) -> None:

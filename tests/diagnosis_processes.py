@@ -47,7 +47,7 @@ def process(
     world = VirtualWorld()
     bracket = ThreadBracket(world, hooks=Hooks(syncs=True, copies=True, updates=True))
     recording = Recording(bracket)
-    recording.note_loader(replace(FACTS, **facts))
+    recording.note_loader(replace(FACTS, **facts), loader=None)
     has_no_workers = facts.get("num_workers") == 0  # then it is made within next()
     one, done_s = bracket.open_pass(), 0.0
     handed_s = [0.0, 0.0]  # when a batch may be begun: two are in the making

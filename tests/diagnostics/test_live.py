@@ -202,7 +202,7 @@ def test_files_of_earlier_runs_are_replaced_by_a_monitor_alone(tmp_path: Path) -
         earlier.write_bytes(b"")
         os.utime(earlier, (1, 1))
         recording = Recording(ThreadBracket(HostClock()))
-        recording.note_loader(FACTS)
+        recording.note_loader(FACTS, loader=None)
         recording.save_into(tmp_path, since_ns=saves_since_ns)
         recording.save()
         assert earlier.exists() == is_kept

@@ -90,7 +90,7 @@ class Kept:
     def note_profile(self, profile: BatchProfile) -> None:
         self.profiles.append(profile)
 
-    def note_loader(self, facts: LoaderFacts) -> None: ...
+    def note_loader(self, facts: LoaderFacts, loader: Any) -> None: ...
 
 
 def test_there_is_room_for_eight_batches_or_none(monkeypatch: pytest.MonkeyPatch) -> None:

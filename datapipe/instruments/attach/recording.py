@@ -1,4 +1,7 @@
-"""A watch that keeps its observations, bounded, and writes one file for the process at its end."""
+"""A watch that keeps its observations, bounded, and writes one file for the process at its end.
+
+It imports NumPy, so it is imported itself only when there is something to measure.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from datapipe.core.atomic import atomic_writer
 from datapipe.core.environment import is_of_datapipe
@@ -24,15 +27,14 @@ from datapipe.instruments.attach.machine import process_started_ns, rank_here, s
 from datapipe.instruments.attach.ours import complain
 from datapipe.instruments.attach.step_counter import StepCounter
 from datapipe.instruments.attach.step_hooks import HookedMeter, ProfilerWindow, Tap, until
+from datapipe.instruments.measure.bracket import READ_AT_ONCE, ThreadBracket
+from datapipe.instruments.measure.clock import open_clock
+from datapipe.instruments.measure.model_cost import ModelCost
+from datapipe.instruments.measure.recorded import SUFFIX, Process, TrialSource, write_process
+from datapipe.instruments.measure.timeline import Steps
 from datapipe.instruments.measure.watching import Hooks, LoaderFacts, Meter, Watch
 from datapipe.instruments.torch_stages.profile import BatchProfile
 from datapipe.instruments.torch_stages.ranges import open_recorder, set_recorder
-
-if TYPE_CHECKING:  # numpy, too, is imported only when there is something to measure
-    from datapipe.instruments.measure.bracket import ThreadBracket
-    from datapipe.instruments.measure.model_cost import ModelCost
-    from datapipe.instruments.measure.recorded import Process, TrialSource
-    from datapipe.instruments.measure.timeline import Steps
 
 MAX_PROFILES = 4096  # the latest of each loader
 MAX_EVENTS = 65_536  # the latest of all
@@ -41,26 +43,21 @@ _SNAPSHOT_ROWS = 2048  # steps, and batches of each loader
 
 
 class Recording:
-    """A `Sink`. Thread-safe. Without a directory, `process` is its only output."""
+    """A `Sink`. Thread-safe. Without `save_into`, `process` is its only output."""
 
     def __init__(
         self,
         bracket: ThreadBracket,
-        directory: Path | None = None,  # None: nothing is written, see `save_into`
+        settings: Settings | None = None,
         *,
-        keeps_samples: bool = False,
-        tries_dataset_s: float = 0.0,
         busy: BusySampler | None = None,
         lock: LockSampler | None = None,
         exchanges: ExchangeReader | None = None,
-        snapshot_s: float = 10.0,
     ) -> None:
-        self._bracket = bracket
+        self._bracket, self._settings = bracket, settings or Settings()
         self._directory: Path | None = None
         self._saves_since_ns = 0
-        self._keeps_samples, self._tries_dataset_s = keeps_samples, tries_dataset_s
         self._busy, self._lock_sampler, self._exchanges = busy, lock, exchanges
-        self._snapshot_s = snapshot_s
         self._lock = threading.Lock()
         self._loaders: list[LoaderFacts] = []
         self._profiles: dict[int, deque[BatchProfile]] = {}
@@ -69,15 +66,12 @@ class Recording:
         self._sources: dict[int, TrialSource] = {}
         self._samples: dict[int, bytes] = {}
         self._held: dict[int, Any] = {}  # loaders for trials of their Datasets, or the reason why there are none
-        self._is_written = False
-        self._ended_ns: int | None = None  # None: it is still measuring
         self._ended = threading.Event()
+        self._ended_ns: int | None = None  # None: it is still measuring
         self._rank = rank_here()  # a process group may no longer exist at the end
         self.window: ProfilerWindow | None = None
         self.counter: StepCounter | None = None
         self._model: ModelCost | None = None
-        if directory is not None:
-            self.save_into(directory)
 
     def save_into(self, directory: Path, *, since_ns: int = 0) -> None:
         """Write snapshots into a directory from now on, and the whole at the end. `since_ns`: leave out what was before."""
@@ -86,9 +80,13 @@ class Recording:
         if is_first:
             threading.Thread(target=self._keep_snapshots, name="datapipe-snapshots", daemon=True).start()
 
-    def note_loader(self, facts: LoaderFacts) -> None:
+    def note_loader(self, facts: LoaderFacts, loader: Any) -> None:
         with self._lock:
             self._loaders.append(facts)
+        if self._settings.keeps_samples and self._rank in (None, 0):
+            self._keep_sample(facts.key, loader)
+            if self._settings.tries_dataset_s and not is_of_datapipe(loader):
+                self._hold(facts.key, loader)
 
     def note_profile(self, profile: BatchProfile) -> None:
         with self._lock:
@@ -101,10 +99,8 @@ class Recording:
         with self._lock:
             self._troubles.append(message)
 
-    def look_at(self, facts: LoaderFacts, loader: Any) -> None:
-        """Record some of the files that the loader reads, on the first rank, if that is requested and possible."""
-        if not self._keeps_samples or self._rank not in (None, 0):
-            return
+    def _keep_sample(self, key: int, loader: Any) -> None:
+        """Record some of the files that a loader reads, or why they are not known."""
         try:
             from datapipe.instruments.trials.sample import pickled_sample
 
@@ -112,15 +108,11 @@ class Recording:
         except Exception as exc:
             complain("the files that a loader reads could not be found", exc)
             found = f"{type(exc).__name__}: {exc}"
-        from datapipe.instruments.measure.recorded import TrialSource
-
         with self._lock:
             if isinstance(found, bytes):
-                self._samples[facts.key] = found
+                self._samples[key] = found
             else:
-                self._sources[facts.key] = TrialSource(reason=found)
-        if self._tries_dataset_s and not is_of_datapipe(loader):
-            self._hold(facts.key, loader)
+                self._sources[key] = TrialSource(reason=found)
 
     def _hold(self, key: int, loader: Any) -> None:
         """Keep a loader for trials of its Dataset at the end."""
@@ -139,7 +131,6 @@ class Recording:
         held, self._held = self._held, {}
         if not held:
             return
-        from datapipe.instruments.measure.recorded import TrialSource
         from datapipe.instruments.trials.dataset import try_dataset
 
         steps = self._bracket.timeline.steps(None)
@@ -148,18 +139,15 @@ class Recording:
         if waits[key] < _WAITS * float(steps["host_wait_s"].sum() + steps["host_work_s"].sum()):
             return
         made, cores = [profile.made for profile in self._profiles.get(key, ())], int(surroundings().get("cores") or 1)
-        tried = try_dataset(held[key], made, cores=cores, seconds=self._tries_dataset_s)
+        tried = try_dataset(held[key], made, cores=cores, seconds=self._settings.tries_dataset_s)
         self._sources[key] = replace(self._sources.get(key, TrialSource()), **tried)
 
     def finish(self) -> None:
         """Write `RANK-PID.process`, and the samples next to it. Nothing is recorded afterwards."""
-        if self._is_written or self._directory is None:
+        if self._ended.is_set() or self._directory is None:
             return
-        from datapipe.instruments.measure.recorded import TrialSource
-
         with self._lock:  # a snapshot in progress must not be written after this
-            self._is_written = True
-        self._ended.set()
+            self._ended.set()
         if self.window is not None:
             self.window.close()
         if self._busy is not None:
@@ -180,7 +168,7 @@ class Recording:
 
     def save(self) -> None:
         """Write what is recorded, whole, if it is to be saved and anything is. Does nothing after `finish`."""
-        if not self._is_written:
+        if not self._ended.is_set():
             self._save()
 
     def _save(self) -> None:
@@ -190,8 +178,6 @@ class Recording:
 
     def _write(self, directory: Path, found: Process) -> None:
         """Write the file of this process; a monitor's in place of those that earlier runs have left for its rank."""
-        from datapipe.instruments.measure.recorded import SUFFIX, write_process
-
         own = directory / f"{found.rank}-{found.pid}{SUFFIX}"
         if not self._saves_since_ns:
             write_process(own, found)
@@ -209,19 +195,17 @@ class Recording:
         A signal handler would change how the script dies, and SIGKILL cannot be handled.
         """
         assert self._directory is not None
-        pause_s = self._snapshot_s
+        pause_s = self._settings.snapshot_s
         while not self._ended.wait(pause_s):
             with suppress(Exception):  # the script continues without it
                 found = self.process(latest=_SNAPSHOT_ROWS)
                 with self._lock:
-                    if not self._is_written and found.loaders:
+                    if not self._ended.is_set() and found.loaders:
                         self._write(self._directory, found)
             pause_s *= 2
 
     def process(self, *, latest: int | None = None) -> Process:
         """Return what is recorded. `latest`: at most so many steps, batches of each loader, and the stages in that time."""
-        from datapipe.instruments.measure.recorded import Process
-
         num_steps = self._bracket.timeline.training.num_steps
         steps = self._bracket.timeline.steps(latest)
         last = slice(-latest if latest else None, None)
@@ -249,32 +233,19 @@ class Recording:
 
 def open_recording(hooks: Hooks) -> Watch:
     """Open a watch: a `ThreadBracket` on this machine's clock, and a `Recording`, as the environment says."""
-    from datapipe.instruments.measure.bracket import READ_AT_ONCE
-
     settings = settings_from(os.environ)
     exchanges = ExchangeReader(every=READ_AT_ONCE)
     bracket = open_bracket(hooks, on_read=exchanges)
     busy = None if bracket.clock.device is None else BusySampler(read_busy)
     lock = LockSampler()
     lock.start()
-    recording = Recording(
-        bracket,
-        Path(os.environ[RESULTS]),
-        keeps_samples=settings.keeps_samples,
-        tries_dataset_s=settings.tries_dataset_s,
-        busy=busy,
-        lock=lock,
-        exchanges=exchanges,
-        snapshot_s=settings.snapshot_s,
-    )
-    return Watch(_hooked(bracket, recording, settings), recording, recording.look_at)
+    recording = Recording(bracket, settings, busy=busy, lock=lock, exchanges=exchanges)
+    recording.save_into(Path(os.environ[RESULTS]))
+    return Watch(_hooked(bracket, recording, settings), recording)
 
 
 def open_bracket(hooks: Hooks, *, on_read: Callable[[int], None] | None = None) -> ThreadBracket:
     """Return a bracket on this machine's clock."""
-    from datapipe.instruments.measure.bracket import ThreadBracket
-    from datapipe.instruments.measure.clock import open_clock
-
     return ThreadBracket(open_clock(), hooks=hooks, on_read=on_read)
 
 

@@ -25,8 +25,11 @@ class Session:
 
     def __init__(self, open_watch: OpenWatch) -> None:
         self._open_watch = open_watch
-        self._watch: Watch | None = None
         self._pid: int | None = None  # of the process that opened the watch
+        self._begin()
+
+    def _begin(self) -> None:
+        self._watch: Watch | None = None
         self._has_failed = False
         self._facts: weakref.WeakKeyDictionary[Any, LoaderFacts] = weakref.WeakKeyDictionary()
         self._num_loaders = self._num_passes = 0
@@ -36,10 +39,8 @@ class Session:
         if self._pid != os.getpid():
             if _is_worker():
                 return None
-            self._pid, self._watch = os.getpid(), None
-            self._facts = weakref.WeakKeyDictionary()
-            self._num_loaders = self._num_passes = 0
-            self._has_failed = False
+            self._pid = os.getpid()
+            self._begin()
         if self._watch is None and not self._has_failed:
             try:
                 hooks = cuda_hooks.install(self.meter)
@@ -74,9 +75,7 @@ class Session:
             with suppress(TypeError):
                 self._facts[loader] = facts
             if self._watch is not None:
-                self._watch.sink.note_loader(facts)
-                if self._watch.look_at is not None:
-                    self._watch.look_at(facts, loader)
+                self._watch.sink.note_loader(facts, loader)
             self._observe(loader, facts.key)
         return facts.key
 

@@ -69,7 +69,7 @@ class LoaderFacts:
 class Sink(Protocol):
     """Stores facts about loaders and batches. Thread-safe, cheap, bounded in memory."""
 
-    def note_loader(self, facts: LoaderFacts) -> None:
+    def note_loader(self, facts: LoaderFacts, loader: Any) -> None:
         """Record a loader, before its first pass."""
 
     def note_profile(self, profile: BatchProfile) -> None:
@@ -91,7 +91,6 @@ class Watch:
 
     meter: Meter
     sink: Sink
-    look_at: Callable[[LoaderFacts, Any], None] | None = None  # called with the loader itself, before its first pass
 
 
 @dataclass(frozen=True, slots=True)
