@@ -87,38 +87,20 @@ def _pack(report: Report, length: int) -> None:
 
 
 def _options(args: argparse.Namespace) -> ConvertOptions:
-    return ConvertOptions(
-        source=parse_place(args.source),
-        destination=Path(args.destination),
-        to=args.to,
-        form=args.form,
-        fields=tuple(args.field),
-        class_from=None if args.class_from is None else ClassFrom(args.class_from),
-        root=args.root,
-        shard_nbytes=args.shard_size,
-        resize=args.resize,
-        encode=args.encode,
-        dedupe=args.dedupe,
-        strip_exif=args.strip_exif,
-        engine=args.engine,
-        address=args.address,
-        num_workers=args.workers,
-        seed=None if args.no_shuffle else args.seed,
-        split=args.split,
-        class_map=args.class_map,
-        check=Check(args.check),
-        on_error=OnError(args.on_error),
-        max_errors=args.max_errors,
-        part=args.part,
-        overwrite=args.overwrite,
-        tokens=_tokenizing(args),
-        video_size=args.video_size,
-        video_keyframes=args.video_keyframes,
-        audio_rate=args.audio_rate,
-        audio_channels=args.audio_channels,
-        audio_format=args.audio_format,
-        audio_silence=args.audio_silence,
-    )
+    as_given = {name: value for name, value in vars(args).items() if name in ConvertOptions.__dataclass_fields__}
+    others = {
+        "source": parse_place(args.source),
+        "destination": Path(args.destination),
+        "fields": tuple(args.field),
+        "class_from": None if args.class_from is None else ClassFrom(args.class_from),
+        "shard_nbytes": args.shard_size,
+        "num_workers": args.workers,
+        "seed": None if args.no_shuffle else args.seed,
+        "check": Check(args.check),
+        "on_error": OnError(args.on_error),
+        "tokens": _tokenizing(args),
+    }
+    return ConvertOptions(**{**as_given, **others})
 
 
 def _tokenizing(args: argparse.Namespace) -> Tokenizing | None:

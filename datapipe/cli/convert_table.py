@@ -22,27 +22,11 @@ from datapipe.stores.location import is_url, redacted
 
 FORM = "table"
 _MAX_SHOWN = 12  # columns in a report
-# options that mean something for files of samples only, and their values when they are not given
-_FOR_SAMPLES: dict[str, Any] = {
-    "root": None,
-    "field": [],
-    "class_from": None,
-    "class_map": None,
-    "resize": None,
-    "encode": None,
-    "split": (),
-    "part": None,
-    "engine": "local",
-    "address": None,
-    "dedupe": False,
-    "check": "header",
-    "video_size": None,
-    "video_keyframes": None,
-    "audio_rate": None,
-    "audio_channels": None,
-    "audio_format": None,
-    "audio_silence": None,
-}
+# Options that mean something for files of samples only.
+_FOR_SAMPLES = (
+    "root", "field", "class_from", "class_map", "resize", "encode", "split", "part", "engine", "address", "dedupe", "check",
+    "video_size", "video_keyframes", "audio_rate", "audio_channels", "audio_format", "audio_silence",
+)  # fmt: skip
 
 
 def wants_table(args: argparse.Namespace) -> bool:
@@ -74,9 +58,9 @@ def convert_table(args: argparse.Namespace, show: Callable[[Advance], None]) -> 
 
 
 def _options(args: argparse.Namespace) -> TableConversion:
-    for name, default in _FOR_SAMPLES.items():
-        given = getattr(args, name)
-        if given != default and not (name == "encode" and given.form == "keep"):
+    defaults = args.parser.parse_args(["SRC", "DST", "--to", args.to])
+    for name in _FOR_SAMPLES:
+        if getattr(args, name) != getattr(defaults, name):
             raise OptionError(f"--{name.replace('_', '-')} is for files of samples, and {args.source} is a table; leave it out")
     if is_url(str(args.destination)):
         raise OptionError(f"{args.destination}: tables are converted into directories; convert locally, then copy")
