@@ -14,7 +14,7 @@ from PIL import Image
 
 from datapipe.adapt.deferral import execution
 from datapipe.adapt.deferral.families import EXACT, FAST, PILLOW, Decoding, Family, KnownUses, OpenUses, Scratch, Way
-from datapipe.adapt.deferral.graph import JpegSource, Node, Step, chain_of, signature_of
+from datapipe.adapt.deferral.graph import JpegSource, Node, Step, chain_of, image_and_conversion, signature_of
 from datapipe.adapt.deferral.recorder import recording
 from datapipe.adapt.deferral.reports import OperationCount
 from datapipe.adapt.deferral.rules import AMPLIFIED, NOT_BEGUN, RARE, reason_against, reason_against_decoding
@@ -72,15 +72,13 @@ class Engine:
         return bad
 
     def _make(self, source: JpegSource, way: Way, members: list[Wanted], bad: set[int]) -> None:
-        family = Family(source, way, self._decoding, KnownUses([_image_node(one.node) for one in members], way))
+        family = Family(source, way, self._decoding, KnownUses([image_and_conversion(one.node)[0] for one in members], way))
         for one in members:
             if one.sample in bad:
                 continue
             try:
-                if _is_image(one.node):
-                    one.give(family.image(one.node))
-                else:
-                    one.give(self._tensor(family, one.node, one.out))
+                is_tensor = isinstance(one.node, Step) and one.node.mode == "tensor"
+                one.give(self._tensor(family, one.node, one.out) if is_tensor else family.image(one.node))
             except UNDECODABLE:
                 bad.add(one.sample)
 
@@ -125,15 +123,11 @@ class Engine:
         return FAST if reason is None else PILLOW
 
     def _tensor(self, family: Family, step: Node, out: torch.Tensor | None) -> torch.Tensor:
-        on_tensor = []
-        while isinstance(step, Step) and step.mode == "tensor":
-            on_tensor.append(step)
-            step = step.parent
-        on_tensor.reverse()
+        image, conversion = image_and_conversion(step)
         if family.way is PILLOW:
-            values = execution.as_tensor(family.image(step), on_tensor)
+            values = execution.as_tensor(family.image(image), conversion)
         else:
-            values = execution.finish(family.planes(step, self._scratch), on_tensor, out)
+            values = execution.finish(family.planes(image, self._scratch), conversion, out)
         return values if out is None or values is out else out.copy_(values)
 
     def taken_counts(self) -> list[OperationCount]:
@@ -149,17 +143,6 @@ class Engine:
         for signature, samples in sent.items():
             found.append(OperationCount(f"{self._lines[signature]}, by DALI", None, len(samples), len(set(samples))))
         return found
-
-
-def _is_image(node: Node) -> bool:
-    return isinstance(node, JpegSource) or node.mode != "tensor"
-
-
-def _image_node(node: Node) -> Node:
-    """Return the image of which a tensor is made; an image itself."""
-    while isinstance(node, Step) and node.mode == "tensor":
-        node = node.parent
-    return node
 
 
 def _described(source: JpegSource, steps: Sequence[Step]) -> str:

@@ -66,6 +66,15 @@ def chain_of(node: Node) -> tuple[JpegSource, list[Step]]:
     return node, steps
 
 
+def image_and_conversion(node: Node) -> tuple[Node, list[Step]]:
+    """Return the image of which a tensor is made, and the steps that make it; an image itself, and no steps."""
+    conversion: list[Step] = []
+    while isinstance(node, Step) and node.mode == "tensor":
+        conversion.append(node)
+        node = node.parent
+    return node, conversion[::-1]
+
+
 # Names of steps; other steps on images change colours. `resize_image` is the resize of a tensor.
 GEOMETRY = frozenset(("convert", "copy", "crop", "pad", "resize", "resize_image", "transpose"))
 
@@ -77,14 +86,10 @@ def before_conversion(
 
     What makes a tensor of an image, and calculates with it, treats each pixel alone.
     """
-    conversion: list[Step] = []
-    node: Node = step
-    while isinstance(node, Step) and node.mode == "tensor":
-        conversion.append(node)
-        node = node.parent
-    mode: str = conversion[-1].trait[0]  # type: ignore[index]
-    made = Step(node, name, args, mode, size, trait, site)
-    for one in reversed(conversion):
+    image, conversion = image_and_conversion(step)
+    mode: str = conversion[0].trait[0]  # type: ignore[index]
+    made = Step(image, name, args, mode, size, trait, site)
+    for one in conversion:
         made = Step(made, one.name, one.args, "tensor", size, one.trait, one.site)
     return made
 

@@ -19,7 +19,7 @@ import numpy as np
 from PIL import Image, ImageFile, ImageFilter, JpegImagePlugin
 
 from datapipe.adapt.deferral.graph import JpegSource, Node, Step, chain_of, is_whole
-from datapipe.adapt.deferral.recorder import APPROXIMATED, Fetch, call_site, current, recording
+from datapipe.adapt.deferral.recorder import APPROXIMATED, Fetch, current, recording, site_now
 from datapipe.codecs.probe import probe
 from datapipe.errors import DecodeError
 
@@ -225,8 +225,7 @@ def recording_method(original: Callable[..., Any], plan: Planner) -> Callable[..
         if planned is None:
             return original(self, *args, **kwargs)
         name, given, mode, size, trait = planned
-        site = call_site() if fetch.notes_sites else None
-        return stand_in(self, Step(parent, name, given, mode, size, trait, site), fetch)
+        return stand_in(self, Step(parent, name, given, mode, size, trait, site_now()), fetch)
 
     return method
 

@@ -182,18 +182,14 @@ def _operation(default: str) -> tuple[str, str]:
 
 
 def site_now() -> str | None:
-    """Return the `call_site` of what is recorded now; None while call sites are not recorded."""
+    """Return "file:line" of the innermost caller that is neither a library whose functions are recorded nor datapipe.
+
+    None while call sites are not recorded.
+    """
     fetch = current()
-    return call_site() if fetch is not None and fetch.notes_sites else None
-
-
-def call_site() -> str:
-    """Return "file:line" of the innermost caller that is neither a library whose functions are recorded nor datapipe."""
+    if fetch is None or not fetch.notes_sites:
+        return None
     frame = sys._getframe(1)
-    found = frame
-    while frame is not None:
-        if not any(part in frame.f_code.co_filename for part in _NOT_THE_USERS):
-            found = frame
-            break
-        frame = frame.f_back  # type: ignore[assignment]
-    return f"{found.f_code.co_filename}:{found.f_lineno}"
+    while frame.f_back is not None and any(part in frame.f_code.co_filename for part in _NOT_THE_USERS):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"

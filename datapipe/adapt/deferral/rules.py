@@ -47,8 +47,9 @@ def reason_against(source: JpegSource, steps: list[Step]) -> str | None:
         return NOT_BEGUN
     reason = reason_against_decoding(source.kind)
     if reason is None and front.resampled is not None:
-        against = _reason_against_resizing_tensors if front.is_of_tensor else _reason_against_resizing
-        reason = against(front.resampled) or _reason_against_colors(on_image[front.num_steps :])
+        reason = _reason_against_resizing(front.resampled, front.is_of_tensor)
+        if reason is None and math.prod(map(_amplification, on_image[front.num_steps :])) > MAX_AMPLIFICATION:
+            reason = AMPLIFIED
     for step in on_image[front.num_steps :]:
         reason = reason or _reason_against_color(step.name)
     if reason is None and len(steps) > len(on_image):
@@ -56,12 +57,6 @@ def reason_against(source: JpegSource, steps: list[Step]) -> str | None:
         tried = tuple((step.name, _TRIED_NUMBER if step.name in ARITHMETIC else step.args) for step in steps[len(on_image) :])
         reason = _reason_against_conversion(mode, tried)
     return reason
-
-
-def _reason_against_colors(steps: list[Step]) -> str | None:
-    if math.prod(map(_amplification, steps)) <= MAX_AMPLIFICATION:
-        return None
-    return AMPLIFIED
 
 
 def _amplification(step: Step) -> float:
@@ -97,23 +92,13 @@ def reason_against_decoding(kind: Hashable) -> str | None:
 
 
 @functools.lru_cache(maxsize=8)
-def _reason_against_resizing(interpolation: Interpolation) -> str | None:
-    filter_ = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}[interpolation]
+def _reason_against_resizing(interpolation: Interpolation, is_of_tensor: bool) -> str | None:
+    resize, most = (PILLOW_STEPS["resize_image"], 0) if is_of_tensor else (PILLOW_STEPS["resize"], TOLERANCE[interpolation])
     pixels = _picture(96, 120)
-    for height, width in ((40, 50), (120, 150), (7, 9)):  # scaled alike on both sides: see the tolerances
-        exact = np.asarray(Image.fromarray(pixels).resize((width, height), filter_))
-        reason = disagreement(_resized(pixels, height, width, interpolation), exact, TOLERANCE[interpolation])
-        if reason is not None:
-            return reason
-    return None
-
-
-@functools.lru_cache(maxsize=8)
-def _reason_against_resizing_tensors(interpolation: Interpolation) -> str | None:
-    pixels = _picture(96, 120)
-    for height, width in ((40, 50), (120, 150), (7, 90)):
-        exact = np.asarray(PILLOW_STEPS["resize_image"](Image.fromarray(pixels), (width, height), FILTERS[interpolation]))
-        reason = disagreement(_resized(pixels, height, width, interpolation), exact, 0)
+    # An image is scaled alike on both sides: see the tolerances.
+    for height, width in ((40, 50), (120, 150), (7, 90 if is_of_tensor else 9)):
+        exact = np.asarray(resize(Image.fromarray(pixels), (width, height), FILTERS[interpolation]))
+        reason = disagreement(_resized(pixels, height, width, interpolation), exact, most)
         if reason is not None:
             return reason
     return None

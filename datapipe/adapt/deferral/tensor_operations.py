@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from PIL import Image
 
-from datapipe.adapt.deferral.graph import Step, before_conversion
+from datapipe.adapt.deferral.graph import Step, before_conversion, image_and_conversion
 from datapipe.adapt.deferral.recorder import PendingPixels, site_now
 
 _FLIPS = {-1: Image.Transpose.FLIP_LEFT_RIGHT, 2: Image.Transpose.FLIP_LEFT_RIGHT} | dict.fromkeys(
     (-2, 1), Image.Transpose.FLIP_TOP_BOTTOM
 )
-_KEEPS_ZERO = frozenset(("to_tensor", "pil_to_tensor", "to_image", "v2 to_dtype", "float", "mul", "div"))
+_KEEPS_ZERO = frozenset(("to_tensor", "pil_to_tensor", "to_image", "v2 to_dtype", "float", "mul", "div"))  # of the image
 ARITHMETIC = frozenset(("mul", "add", "sub", "rsub", "div"))  # names of steps with one number
 OPERATIONS: dict[str, Callable[..., torch.Tensor]] = {  # the functions of torch that steps on tensors stand for, by their names
     **{name: getattr(torch, name) for name in ARITHMETIC},
@@ -101,7 +101,7 @@ def padded(known: PendingPixels, padding: Any, fill: Any = None, padding_mode: A
     size = (width + left + right, height + top + bottom)
     if size[0] * size[1] > 4 * width * height:
         return None
-    if fill == 0 and _keeps_zero(known.node):
+    if fill == 0 and all(step.name in _KEEPS_ZERO for step in image_and_conversion(known.node)[1]):
         box = (-left, -top, width + right, height + bottom)
         step = before_conversion(known.node, "crop", (box,), size, False, site_now())
     elif known.dtype is torch.uint8 and 0 <= fill <= 255 and fill == int(fill):
@@ -127,15 +127,6 @@ def sides_of(padding: Any) -> tuple[int, int, int, int] | None:
         return None
     left, top, right, bottom = map(int, (widths * 4)[:4])
     return left, top, right, bottom
-
-
-def _keeps_zero(step: Any) -> bool:
-    """Return whether zeros of the image are zeros of the tensor."""
-    while isinstance(step, Step) and step.mode == "tensor":
-        if step.name not in _KEEPS_ZERO:
-            return False
-        step = step.parent
-    return True
 
 
 def resized(known: PendingPixels, size: tuple[int, int], interpolation: str) -> Derived | None:

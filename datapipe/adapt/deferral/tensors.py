@@ -133,12 +133,6 @@ def values_now(step: Step, fetch: Fetch) -> torch.Tensor:
         raise
 
 
-def pending_of(tensor: Any, fetch: Fetch) -> PendingPixels | None:
-    """Return what will make a stand-in; None for a tensor with values."""
-    held = fetch.tensors.get(id(tensor))
-    return None if held is None else held[1]
-
-
 class TensorMode(TorchFunctionMode):
     """Gives stand-ins their values when they are passed to torch's functions, whichever those are."""
 

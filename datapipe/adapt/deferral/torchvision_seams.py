@@ -130,10 +130,7 @@ def _pad(img: Any, padding: Any, fill: Any = 0, padding_mode: Any = "constant") 
 
 _ADJUSTMENTS = ("adjust_brightness", "adjust_contrast", "adjust_saturation", "adjust_hue")
 _IMAGE_STEPS: dict[str, Callable[..., Planned | None]] = {
-    **{
-        f"adjust_{what}": functools.partial(_adjusted, f"adjust_{what}")
-        for what in ("brightness", "contrast", "saturation", "hue")
-    },
+    **{name: functools.partial(_adjusted, name) for name in _ADJUSTMENTS},
     "to_grayscale": _grayscale,
     "gaussian_blur": _gaussian_blur,
     "pad": _pad,
@@ -190,8 +187,10 @@ def _to_tensor(name: str, fetch: Fetch, *args: Any, **kwargs: Any) -> torch.Tens
 
 def _on_tensor(name: str, fetch: Fetch, *args: Any, **kwargs: Any) -> torch.Tensor | None:
     """Return the stand-in for what is made of a stand-in; None for other values."""
-    pending = tensors.pending_of(args[0], fetch) if args and type(args[0]) is torch.Tensor else None
-    made = None if pending is None else _TENSOR_PLANS[name](pending, *args[1:], **kwargs)
+    if not args or type(args[0]) is not torch.Tensor or id(args[0]) not in fetch.tensors:
+        return None
+    _, pending = fetch.tensors[id(args[0])]
+    made = _TENSOR_PLANS[name](pending, *args[1:], **kwargs)
     return None if made is None else tensors.stand_in(made, fetch, of=pending)
 
 
