@@ -25,12 +25,12 @@ _OWN = "datapipe-"  # names of the threads that measure
 class LockSampler:
     """Sleeps for a moment in a thread of its own, and looks how late it runs again: it does not before it has the lock.
 
-    Time in which the thread had no core is not counted. `trains`: the identity of the training thread, which is not named: its
-    Python is the training.
+    Time in which the thread had no core is not counted. To be made in the training thread, which is not named: its Python is the
+    training.
     """
 
-    def __init__(self, *, trains: int | None = None) -> None:
-        self._trains = threading.get_ident() if trains is None else trains
+    def __init__(self) -> None:
+        self._trains = threading.get_ident()
         self._num = self._num_late = 0
         self._cpu_ns: Counter[int] = Counter()  # by native id
         self._has_busy = False  # whether a thread that may be named computes: only then frames are looked at, which others use

@@ -64,19 +64,6 @@ def leave(before: int | None) -> None:
 class OpenPass:
     """A pass in progress. `metered` is None for a pass inside another one, which is measured and whose `loader` it has."""
 
-    __slots__ = (
-        "_age",
-        "_held",
-        "_is_fresh",
-        "_is_inside",
-        "_iterator",
-        "_loader",
-        "_metered",
-        "_pass_id",
-        "_step",
-        "_watch",
-    )
-
     def __init__(
         self, watch: Watch, metered: MeteredPass | None, *, loader: int, pass_id: int, iterator: tuple[int, int] | None
     ) -> None:

@@ -57,11 +57,10 @@ class ThreadBracket:
         self,
         clock: Clock,
         *,
-        timeline: Timeline | None = None,
         hooks: Hooks | None = None,
         on_read: Callable[[int], None] | None = None,
     ) -> None:
-        self.timeline = timeline or Timeline()
+        self.timeline = Timeline()
         self.clock = clock
         self._on_read = on_read
         self._hooks = hooks or Hooks()
@@ -84,27 +83,23 @@ class ThreadBracket:
 
     def note_sync(self, name: str, host_s: float) -> None:
         """Record that the host has just waited `host_s` seconds for the device, in the function that users call `name`."""
-        if not self._is_in_step():
-            return
-        assert self._open is not None
-        self._open.sync_s += host_s
-        syncs = self._syncs.setdefault(name, Syncs())
-        syncs.num += 1
-        syncs.host_s += host_s
+        if (step := self._step_in_progress()) is not None:
+            step.sync_s += host_s
+            syncs = self._syncs.setdefault(name, Syncs())
+            syncs.num += 1
+            syncs.host_s += host_s
 
     def begin_copy(self) -> None:
         """Record that a copy from the host to the device is about to be queued on the current stream."""
-        if self._is_in_step() and self._hooks.copies:
-            assert self._open is not None
-            if len(self._open.copies) % 2 == 0:  # otherwise one copy within another
-                self._open.copies.append(self._mark())
+        step = self._step_in_progress()
+        if step is not None and self._hooks.copies and len(step.copies) % 2 == 0:  # otherwise one copy within another
+            step.copies.append(self._mark())
 
     def end_copy(self) -> None:
         """Record that the copy has been queued."""
-        if self._is_in_step() and self._hooks.copies:
-            assert self._open is not None
-            if len(self._open.copies) % 2 == 1:
-                self._open.copies.append(self._mark())
+        step = self._step_in_progress()
+        if step is not None and self._hooks.copies and len(step.copies) % 2 == 1:
+            step.copies.append(self._mark())
 
     def note_update(self, device: int | None = None) -> None:
         """Record that an optimiser has made a step. May be called from any thread.
@@ -115,9 +110,8 @@ class ThreadBracket:
             self.clock.follow(device)
         if self._thread not in (None, threading.get_ident()):
             self._trains_elsewhere = True
-        elif self._is_in_step():
-            assert self._open is not None
-            self._open.num_updates += 1
+        elif (step := self._step_in_progress()) is not None:
+            step.num_updates += 1
 
     def finish(self) -> None:
         """End the step in progress, if any, and wait until the device has passed all marks. May be called again."""
@@ -175,8 +169,9 @@ class ThreadBracket:
     def _is_ours(self) -> bool:
         return self._thread == threading.get_ident()
 
-    def _is_in_step(self) -> bool:
-        return self._is_ours() and self._inside is None and self._open is not None
+    def _step_in_progress(self) -> _Open | None:
+        """Return the step whose work this thread is doing; None in `next()`, before the first one, and in other threads."""
+        return self._open if self._is_ours() and self._inside is None else None
 
     def _mark(self) -> Mark | None:
         return self.clock.mark() if len(self._pending) < _MAX_PENDING else None

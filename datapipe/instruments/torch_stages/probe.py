@@ -122,9 +122,8 @@ class Fetching:
         """Return the batch to pass on: itself, or in an envelope."""
         ready_ns, cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
         after = thread_counters().after(with_reading=self._clock is not None)
-        self._leave()
-        probe = self.probe
-        clock = self._clock
+        self.leave()
+        probe, clock = self.probe, self._clock
         probe.schedule.note(ready_ns - self.start_ns, clock, is_worker=self._is_worker)
         if not self.is_collating:
             return batch  # another kind of fetcher
@@ -151,17 +150,14 @@ class Fetching:
         ARRIVALS.add(batch, Arrival(made, None))
         return batch
 
-    def abandon(self) -> None:
-        """End without a batch."""
-        self._leave()
-
     def _give_back(self) -> None:
         if self._clock is not None:
             self._calls = call_sampler().end()
         set_clock(self._clock_before)
         take_back(self._undos)
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
+        """End, with a batch or without one."""
         if self._recorder is not None:
             self._recorder.pop()
         _local.fetching = self._before
@@ -186,7 +182,7 @@ def probed(fetch: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
             batch = fetch(self, possibly_batched_index)
         except BaseException as exc:
             if fetching is not None:
-                _guarded(fetching.abandon)
+                _guarded(fetching.leave)
             forget_us(exc)
             raise
         if fetching is None:
@@ -207,23 +203,20 @@ class Envelope:
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         # a tuple's members are pickled, and unpickled, in order
-        return open_envelope, (_Start(), self.batch, _End(self.made))
+        return open_envelope, (_Moment(None), self.batch, _Moment(self.made))
 
 
-class _Start:
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return note_time, (time.perf_counter_ns(),)
+class _Moment:
+    """The time when it is pickled, and when it is unpickled."""
 
-
-class _End:
-    def __init__(self, made: Making) -> None:
+    def __init__(self, made: Making | None) -> None:
         self._made = made
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         return note_time, (time.perf_counter_ns(), self._made)
 
 
-def note_time(pickled_ns: int, made: Making | None = None) -> tuple[int, int, Making | None]:
+def note_time(pickled_ns: int, made: Making | None) -> tuple[int, int, Making | None]:
     """Return the times of pickling and unpickling."""
     return pickled_ns, time.perf_counter_ns(), made
 
@@ -244,7 +237,7 @@ def _begin(probe: CollateProbe, dataset: object) -> Fetching | None:
         return fetching
     except Exception:
         if fetching is not None:
-            _guarded(fetching.abandon)
+            _guarded(fetching.leave)
         return None
 
 

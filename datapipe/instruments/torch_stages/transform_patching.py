@@ -60,7 +60,7 @@ def lend_slots(slots: list[Slot], undos: list[Undo]) -> None:
     for held, name in slots:
         value = held.get(name)
         if isinstance(value, (list, tuple)):
-            undos += [undo for undo in _lend_all(value) if undo is not None]
+            undos += _lend_all(value)
         elif (undo := _lend(value, held, name)) is not None:
             undos.append(undo)
 
@@ -117,15 +117,16 @@ def _call(called: object, name: str, function: Callable[..., Any], /, *args: Any
         return clock.call(function, *args, **kwargs)
     undos: list[Undo] = []
     try:
-        undos += [undo for undo in _lend_all(_parts_of(called)) if undo is not None]
+        undos += _lend_all(_parts_of(called))
         return clock.call_timed(called, name, function, *args, **kwargs)
     finally:
         take_back(undos)
 
 
-def _lend_all(parts: list[Any] | tuple[Any, ...]) -> Iterator[Undo | None]:
+def _lend_all(parts: list[Any] | tuple[Any, ...]) -> Iterator[Undo]:
     for place, part in enumerate(parts[:_MAX_PARTS]):
-        yield _lend(part, parts if isinstance(parts, list) else None, place)
+        if (undo := _lend(part, parts if isinstance(parts, list) else None, place)) is not None:
+            yield undo
 
 
 def _lend(lent: Any, holder: Any, place: Any) -> Undo | None:
