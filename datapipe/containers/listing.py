@@ -51,11 +51,6 @@ class ListedFile:
     problem: str | None = None  # why it cannot be read, if known without opening it
     etag: str = ""  # of an object in a store, which has no time
 
-    @property
-    def source(self) -> bytes:
-        """Path relative to the root."""
-        return self.directory + b"/" + self.name
-
 
 def told_of_loops(loops: Sequence[str]) -> str:
     """Return a message about `loops`, the paths of links, of which there is at least one."""

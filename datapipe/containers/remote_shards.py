@@ -55,7 +55,7 @@ def named_shards(url: str) -> ShardListing | None:
         return shards_at([parse_location(one) for one in expanded(url)], url)
     location = parse_location(url)
     if "*" in location.name or "[" in location.name:
-        prefix = _parent(location)
+        prefix = location.parent
         found = [one for one in list_objects(prefix) if fnmatch.fnmatchcase(one.name, location.name)]
         if not found:
             raise MissingDataError(f"{url}: no object matches")
@@ -64,15 +64,15 @@ def named_shards(url: str) -> ShardListing | None:
         raise FormatError(f"{url}: a pattern may stand in the last part of a URL alone; open the shards of one prefix at a time")
     if container_of(location.name) is None:
         return None
-    return _listing(_parent(location), _found([location]), url)
+    return _listing(location.parent, _found([location]), url)
 
 
 def shards_at(locations: Sequence[Location], named: str) -> ShardListing:
     """Return the shards at these places, in this order; `named` is what to call them. Raises what `named_shards` raises."""
-    prefixes = {str(_parent(location)) for location in locations}
+    prefixes = {str(location.parent) for location in locations}
     if len(prefixes) > 1:
         raise FormatError(f"{named}: names shards under {len(prefixes)} prefixes; open the shards of one prefix at a time")
-    return _listing(_parent(locations[0]), _found(locations), named)
+    return _listing(locations[0].parent, _found(locations), named)
 
 
 def shards_under(location: Location) -> ShardListing:
@@ -141,10 +141,6 @@ def _found(locations: Sequence[Location]) -> list[ListedObject]:
     """Sizes and etags of named objects. Raises MissingDataError for the first that is not there."""
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         return list(pool.map(object_facts, locations))
-
-
-def _parent(location: Location) -> Location:
-    return Location(location.scheme, location.root, location.key.rpartition("/")[0])
 
 
 def _listing(prefix: Location, objects: list[ListedObject], url: str) -> ShardListing:

@@ -26,7 +26,7 @@ from datapipe.core.waiting import reported_wait
 from datapipe.errors import FormatError, StorageError
 from datapipe.index.arrow_buffers import array_of, lists_of, values_of
 from datapipe.index.pack_windows import Field, fitted, grouped, windows_of
-from datapipe.index.packs import WINDOW, Ints, PackSettings, Segments, by_number, loss_of
+from datapipe.index.packs import WINDOW, Ints, PackSettings, Segments, by_number, losses_of
 from datapipe.index.tokens import TokenIndex
 from datapipe.order.draws import key64
 from datapipe.order.sample_order import Permutation
@@ -75,8 +75,7 @@ class PackPlan:
     def loss(self, packs: Ints, *, seed: int | None, epoch: int) -> Ints:
         if self.is_of_several or (self.repack and self._has_runs()):
             segments = self.segments(packs, seed=seed, epoch=epoch)
-            losses = loss_of(self.index, segments, self.settings.labels)
-            return np.bincount(segments.row, weights=losses, minlength=len(packs)).astype(np.int64)
+            return losses_of(self.index, segments, self.settings.labels, len(packs))
         self._windows_of(packs)
         return self.losses[packs].astype(np.int64)
 

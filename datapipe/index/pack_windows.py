@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from datapipe.index.packs import WINDOW, Ints, PackSettings, Segments, kept_documents, loss_of, refuse_long
+from datapipe.index.packs import WINDOW, Ints, PackSettings, Segments, kept_documents, losses_of, refuse_long
 from datapipe.index.tokens import TokenIndex
 from datapipe.order.packing import best_fit, like_lengths
 
@@ -40,17 +40,17 @@ def grouped(fields: Sequence[Field], number: int, first: int) -> PackedWindow:
     order, ends = like_lengths(lengths, settings.max_tokens)
     items, lengths = some[order], lengths[:, order]
     row = np.repeat(np.arange(len(ends)), np.diff(ends, prepend=0))
-    losses = np.zeros(len(items), np.int64)
+    losses = np.zeros(len(ends), np.int64)
     for (index, _), total, num in zip(fields, totals, lengths, strict=True):
         whole = Segments(row, np.full(len(items), number), first + items, np.zeros(len(items), np.int64), num, total[items])
-        losses += loss_of(index, whole, settings.labels)
+        losses += losses_of(index, whole, settings.labels, len(ends))
     costs = np.bincount(row, weights=(lengths.astype(np.float64) ** 2).sum(0), minlength=len(ends))
     return PackedWindow(
         len(ends),
         ends,
         items.astype(np.uint16),
         np.zeros(0, np.uint32),
-        np.bincount(row, weights=losses, minlength=len(ends)).astype(np.uint32),
+        losses.astype(np.uint32),
         costs.astype(np.float32),
     )
 
@@ -77,7 +77,7 @@ def fitted(index: TokenIndex, settings: PackSettings, number: int, first: int) -
     row = np.repeat(np.arange(len(ends)), np.diff(ends, prepend=0))
     num = np.minimum(total[items] - first_token, length)
     segments = Segments(row, np.full(len(items), number), first + items, first_token, num, total[items])
-    losses = np.bincount(row, weights=loss_of(index, segments, settings.labels), minlength=len(ends))
+    losses = losses_of(index, segments, settings.labels, len(ends))
     costs = np.bincount(row, weights=num.astype(np.float64) ** 2, minlength=len(ends))
     return PackedWindow(
         num_fitted, ends, items.astype(np.uint16), parts.astype(np.uint32), losses.astype(np.uint32), costs.astype(np.float32)

@@ -136,6 +136,12 @@ def loss_of(index: TokenIndex, segments: Segments, labels: Labels) -> Ints:
     return found
 
 
+def losses_of(index: TokenIndex, segments: Segments, labels: Labels, num_packs: int) -> Ints:
+    """Return (num_packs,) how many labels of each pack carry loss."""
+    losses = loss_of(index, segments, labels)
+    return np.bincount(segments.row, weights=losses, minlength=num_packs).astype(np.int64)
+
+
 def _covered(loss: LossRuns, documents: Ints, begin: Ints, end: Ints) -> Ints:
     """Return (m,) how many of the tokens from `begin` to `end` of each document lie in its runs."""
     first, num = loss.ends[documents], loss.ends[documents + 1] - loss.ends[documents]
@@ -201,8 +207,7 @@ class StreamPacks:
 
     def loss(self, packs: Ints, *, seed: int | None, epoch: int) -> Ints:
         segments = self.segments(packs, seed=seed, epoch=epoch)
-        losses = loss_of(self.index, segments, self.settings.labels)
-        return np.bincount(segments.row, weights=losses, minlength=len(packs)).astype(np.int64)
+        return losses_of(self.index, segments, self.settings.labels, len(packs))
 
     def cost(self, packs: Ints, *, seed: int | None, epoch: int) -> NDArray[np.float64]:
         segments = self.segments(packs, seed=seed, epoch=epoch)

@@ -15,7 +15,7 @@ import os
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -31,7 +31,7 @@ from datapipe.errors import FormatError, MissingDataError, OptionError, StorageE
 from datapipe.index.listed import ANY_SIZE, ListedSample, Origin, ScanNotes, SourceFacts, Workspace, divide, join, time_of_etag
 from datapipe.index.manifest import MANIFEST_NAME
 from datapipe.index.tables import ColumnKind
-from datapipe.sources.archives.members import scan_archive, split_archive_location, split_archive_path
+from datapipe.sources.archives.members import ArchiveFile, scan_archive, split_archive_location, split_archive_path
 from datapipe.sources.fields import Choices, in_order
 from datapipe.sources.file_tree import open_tree
 from datapipe.sources.spool import spooled, unpacked_chunks
@@ -193,23 +193,20 @@ class DocumentSource:
 
     def _lines(self, file: ListedFile, space: Workspace, places: Iterator[int]) -> Iterator[ListedSample]:
         path = join(file.directory, file.name)
-        held = self._held(path, file, space)
+        held, holder = self._held(path, file, space)
         if not self._kinds:
-            self._kinds = self._chosen(held.path, path)
+            self._kinds = self._chosen(held, path)
         steps = {name: member(name, is_text=kind is FieldKind.TEXT) for name, kind in self._kinds.items()}
-        for line, start, end in _lines_of(held.path):
-            origins = {
-                name: Origin(held.name, start, end - start, held.nbytes, held.mtime_ns, codec, held.is_spooled)
-                for name, codec in steps.items()
-            }
+        for line, start, end in _lines_of(held):
+            origins = {name: holder.origin(start, end - start, codec) for name, codec in steps.items()}
             yield ListedSample(path, b"line %d" % line, next(places), origins=origins)
 
-    def _held(self, path: bytes, file: ListedFile, space: Workspace) -> _Held:
-        """Return the file in which the lines can be read at random: itself, or one in the spool."""
+    def _held(self, path: bytes, file: ListedFile, space: Workspace) -> tuple[Path, ArchiveFile]:
+        """Return the file in which the lines can be read at random, itself or one in the spool, and what origins say of it."""
         compression = _compression_of(file.name)
         here = self.root / os.fsdecode(path)
         if isinstance(here, Path) and compression is None:
-            return _Held(here, path, file.nbytes, file.mtime_ns, is_spooled=False)
+            return here, ArchiveFile(path, file.nbytes, file.mtime_ns)
         if space.spool is None:
             raise FormatError(f"{here}: compressed, so its lines cannot be read one by one; unpack it, or convert it")
         mtime_ns = _time_of(file, here)
@@ -223,7 +220,7 @@ class DocumentSource:
                 raise
             raise StorageError(exc.errno, f"{here}: cannot be unpacked into {space.spool} ({exc.strerror}); free space") from exc
         kept = space.spool / os.fsdecode(writer.name)
-        return _Held(kept, writer.name, kept.stat().st_size, mtime_ns, is_spooled=True)
+        return kept, ArchiveFile(writer.name, kept.stat().st_size, mtime_ns, is_spooled=True)
 
     def _chosen(self, held: Path, path: bytes) -> dict[str, FieldKind]:
         """Return the member that is the text, from the first line. Raises OptionError if that is not clear."""
@@ -270,16 +267,6 @@ class DocumentSource:
                         if (data := _bytes_of(value)) is not None
                     }
                     yield ListedSample(path, b"row %d" % number, next(places), origins=origins)
-
-
-class _Held(NamedTuple):
-    """The file that holds lines."""
-
-    path: Path
-    name: bytes  # relative to the root, or to the spool
-    nbytes: int
-    mtime_ns: int
-    is_spooled: bool
 
 
 def _is_wanted(name: bytes) -> bool:

@@ -11,13 +11,17 @@ from hypothesis import strategies as st
 
 from datapipe.containers.listing import ListedFile, held_apart, is_image_name, list_folders, walk
 from datapipe.errors import MissingDataError
-from datapipe.index.listed import ScanNotes
+from datapipe.index.listed import ScanNotes, join
 
 
 def listing(root: Path) -> tuple[list[ListedFile], ScanNotes]:
     notes = ScanNotes()
     files = [file for name in folders(root) for file in walk(root, name, notes, is_image_name)]
     return sorted(files, key=lambda file: (file.directory.partition(b"/")[0], file.directory, file.name)), notes
+
+
+def source_of(file: ListedFile) -> bytes:
+    return join(file.directory, file.name)
 
 
 def folders(root: Path) -> list[bytes]:
@@ -49,7 +53,7 @@ def test_order_is_image_folders(paths: set[tuple[str, tuple[str, ...], str]], tm
     for label, folders, name in paths:
         touch(root.joinpath(label, *(f"{folder}.d" for folder in folders), f"{name}.jpg"))
     found, _ = listing(root)
-    assert [os.fsdecode(file.source) for file in found] == image_folder_order(root)
+    assert [os.fsdecode(source_of(file)) for file in found] == image_folder_order(root)
 
 
 def test_suffixes_are_case_insensitive_and_others_counted(tmp_path: Path) -> None:
@@ -67,7 +71,7 @@ def test_junk_is_no_sample_and_no_class(tmp_path: Path) -> None:
     touch(tmp_path / "k" / ".thumbnails" / "c.jpg")
     found, notes = listing(tmp_path)
     assert folders(tmp_path) == [b"k"]
-    assert [file.source for file in found] == [b"k/a.jpg"]
+    assert [source_of(file) for file in found] == [b"k/a.jpg"]
     assert notes.num_junk == 5
 
 
@@ -96,7 +100,7 @@ def test_links_inside_are_followed_and_links_outside_are_not(tmp_path: Path) -> 
     (root / "m" / "folder").symlink_to(outside.parent)
     (root / "m" / "shared").symlink_to(root / "k")
     found, notes = listing(root)
-    by_source = {file.source: file for file in found}
+    by_source = {source_of(file): file for file in found}
     assert by_source[b"k/inner.jpg"].nbytes == 5
     assert by_source[b"k/inner.jpg"].problem is None
     assert by_source[b"m/shared/real.jpg"].nbytes == 5
@@ -112,7 +116,7 @@ def test_a_class_that_links_outside_is_reported(tmp_path: Path) -> None:
     touch(root / "k" / "a.jpg")
     (root / "linked").symlink_to(tmp_path / "elsewhere")
     found, notes = listing(root)
-    assert [file.source for file in found] == [b"k/a.jpg"]
+    assert [source_of(file) for file in found] == [b"k/a.jpg"]
     assert [problem.source for problem in notes.problems] == [b"linked"]
 
 
@@ -121,7 +125,7 @@ def test_loops_end(tmp_path: Path) -> None:
     (tmp_path / "k" / "deep" / "up").symlink_to(tmp_path / "k")
     (tmp_path / "k" / "self").symlink_to(".")
     found, notes = listing(tmp_path)
-    assert [file.source for file in found] == [b"k/deep/a.jpg"]
+    assert [source_of(file) for file in found] == [b"k/deep/a.jpg"]
     assert sorted(notes.loops) == [b"k/deep/up", b"k/self"]
 
 
@@ -133,7 +137,7 @@ def test_a_link_to_the_root_or_a_folder_between_is_left_out(tmp_path: Path) -> N
     (tmp_path / "all").symlink_to(".")  # a class by its place, of everything by what it holds
     (tmp_path / "b" / "a").symlink_to("../a")  # another folder: followed, as far as that leads up
     found, notes = listing(tmp_path)
-    assert [file.source for file in found] == [b"a/0.jpg", b"b/a/0.jpg", b"b/c/1.jpg"]
+    assert [source_of(file) for file in found] == [b"a/0.jpg", b"b/a/0.jpg", b"b/c/1.jpg"]
     assert sorted(notes.loops) == [b"a/up", b"all", b"b/a/up", b"b/c/up"]
 
 
@@ -159,7 +163,7 @@ def test_unreadable_directory_is_reported(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(os, "scandir", refuse)
     found, notes = listing(tmp_path)
-    assert [file.source for file in found] == [b"k/a.jpg"]
+    assert [source_of(file) for file in found] == [b"k/a.jpg"]
     assert [(problem.source, problem.reason) for problem in notes.problems] == [
         (b"k/closed", "directory cannot be read: Permission denied")
     ]

@@ -22,7 +22,7 @@ from datapipe.codecs.field_values import FieldKind
 from datapipe.codecs.npy import npy_header
 from datapipe.containers import hdf5 as form
 from datapipe.containers.field_names import HEAD_NBYTES, kind_of_array, kind_of_bytes, kind_of_text
-from datapipe.containers.hdf5.rows import ArrayRows
+from datapipe.containers.hdf5.rows import DatasetRows
 from datapipe.containers.hdf5.vlen import vlen_extents
 from datapipe.containers.mapped import is_bomb
 from datapipe.errors import FormatError
@@ -135,7 +135,7 @@ def _by_rows(name: str, entry: h5py.Dataset, data: mmap.mmap, kind: FieldKind) -
     """Return the field of a dataset in chunks. Reads the first value, as a filter may not be installed."""
     check_chunks(entry, len(data))
     try:
-        first = ArrayRows(entry[:1])
+        first = DatasetRows(entry[:1])
     except (OSError, RuntimeError) as exc:
         raise ValueError(f"values that h5py cannot read ({exc})") from exc
     rows, nbytes = np.arange(len(entry), dtype=np.int64), np.full(len(entry), first.nbytes, np.int64)

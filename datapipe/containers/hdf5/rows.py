@@ -23,31 +23,20 @@ H5PY_ERRORS = (OSError, RuntimeError, KeyError, ValueError, TypeError, OverflowE
 DAMAGE = (FormatError, *H5PY_ERRORS)
 
 
-class ArrayRows:
-    """Rows of a dataset of numbers or strings, as h5py gives them; see `index.entries.Rows`."""
+class DatasetRows:
+    """Rows of a dataset; see `index.entries.Rows`. `values`: numbers or strings, as h5py gives them, or made bytes of each."""
 
     __slots__ = ("_values", "nbytes")
 
-    def __init__(self, values: NDArray[Any]) -> None:
+    def __init__(self, values: NDArray[Any] | list[bytes]) -> None:
         self._values = values
-        self.nbytes = int(values.nbytes)
+        self.nbytes = int(values.nbytes) if isinstance(values, np.ndarray) else sum(map(len, values))
 
     def __getitem__(self, row: int) -> bytes:
-        value = self._values[_checked(row, len(self._values))]
+        if not 0 <= row < len(self._values):
+            raise DecodeError(f"no row {row} of {len(self._values)}")
+        value = self._values[row]
         return bytes(value) if isinstance(value, bytes) else npy_bytes(np.asarray(value))
-
-
-class ListRows:
-    """Rows that are lists of numbers, each a `.npy` file."""
-
-    __slots__ = ("_values", "nbytes")
-
-    def __init__(self, values: list[bytes]) -> None:
-        self._values = values
-        self.nbytes = sum(map(len, values))
-
-    def __getitem__(self, row: int) -> bytes:
-        return self._values[_checked(row, len(self._values))]
 
 
 def read_rows(group: RowGroup) -> Rows:
@@ -61,17 +50,11 @@ def read_rows(group: RowGroup) -> Rows:
             return _read_lists(dataset, elements, group)
         if dataset.dtype.hasobject:
             raise ValueError("its datasets have changed")
-        return ArrayRows(dataset[group.first : group.end])
+        return DatasetRows(dataset[group.first : group.end])
 
 
-def _read_lists(dataset: h5py.Dataset, elements: np.dtype[Any], group: RowGroup) -> ListRows:
+def _read_lists(dataset: h5py.Dataset, elements: np.dtype[Any], group: RowGroup) -> DatasetRows:
     with open_file(group.path) as plain, mmap.mmap(plain.fileno(), 0, access=mmap.ACCESS_READ) as data:
         extents = vlen_extents(dataset, data, itemsize=elements.itemsize, rows=range(group.first, group.end))
         places = zip(*(numbers.tolist() for numbers in extents), strict=True)
-        return ListRows([npy_bytes(np.frombuffer(data[offset : offset + nbytes], elements)) for offset, nbytes in places])
-
-
-def _checked(row: int, num: int) -> int:
-    if not 0 <= row < num:
-        raise DecodeError(f"no row {row} of {num}")
-    return row
+        return DatasetRows([npy_bytes(np.frombuffer(data[offset : offset + nbytes], elements)) for offset, nbytes in places])

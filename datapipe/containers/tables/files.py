@@ -70,8 +70,8 @@ def open_table(source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
     ):
         scanned = list(pool.map(_scan, paths))
     columns, widened = merged([(one.file.path, one.columns) for one in scanned])
-    names = {column.name for column in columns}
-    files = tuple(_with_missing(one.file, names - one.columns.keys()) for one in scanned)
+    names = frozenset(column.name for column in columns)
+    files = tuple(dataclasses.replace(one.file, missing=names.difference(one.columns)) for one in scanned)
     places = [
         (number, group, rows) for number, one in enumerate(scanned) for group, rows in enumerate(one.group_rows) if rows > 0
     ]
@@ -257,9 +257,3 @@ def _scan_hdf5(path: str) -> _Scanned:
     groups = [min(GROUP_ROWS, rows.num_rows - first) for first in range(0, rows.num_rows, GROUP_ROWS)]
     file = TableFile(path, "hdf5", status.st_size, status.st_mtime_ns, rows.num_rows)
     return _Scanned(file, columns, groups, rows.fingerprint)
-
-
-def _with_missing(file: TableFile, missing: set[str]) -> TableFile:
-    if not missing:
-        return file
-    return dataclasses.replace(file, missing=frozenset(missing))

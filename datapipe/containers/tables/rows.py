@@ -6,6 +6,7 @@ threads read several row groups at once.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -114,45 +115,36 @@ class GroupReader:
         return opened
 
     def _open_now(self, file: TableFile) -> _OpenTable:
-        if is_url(file.path):
-            return _RemoteParquet(file, self._columns, self._dictionaries)
         if file.container == "arrow":
             return _OpenArrow(file.path, self._columns)
         if file.container == "hdf5":
             return _OpenHdf5(file.path, self._columns)
-        return _OpenParquet(file.path, self._columns, self._dictionaries)
+        return _OpenParquet(file, self._columns, self._dictionaries)
 
 
 class _OpenParquet:
-    def __init__(self, path: str, columns: list[str], dictionaries: list[str]) -> None:
+    """Some columns of a Parquet file, on a disk or in a store. `dictionaries`: columns to be read as such."""
+
+    def __init__(self, file: TableFile, columns: list[str], dictionaries: list[str]) -> None:
         self._columns = columns
-        with opened_by_name(path) as name:
+        self._remote: RemoteBytes | None = None
+        if is_url(file.path):
+            pin_object(file.path, etag=file.etag, nbytes=file.nbytes)  # which another process may have found
+            self._remote = RemoteBytes(file.path)
+        with opened_by_name(file.path) if self._remote is None else contextlib.nullcontext(RemoteFile(self._remote)) as name:
             self._file = pq.ParquetFile(
                 name, read_dictionary=dictionaries, pre_buffer=False, page_checksum_verification=True, memory_map=False
             )
 
     def read(self, number: int) -> Any:
-        return self._file.read_row_group(number, columns=self._columns, use_threads=False)
-
-
-class _RemoteParquet:
-    """Some columns of a Parquet file in a store. Not thread-safe. `dictionaries`: columns to be read as such."""
-
-    def __init__(self, file: TableFile, columns: Sequence[str], dictionaries: Sequence[str]) -> None:
-        pin_object(file.path, etag=file.etag, nbytes=file.nbytes)  # which another process may have found
-        self._data = RemoteBytes(file.path)
-        self._columns = list(columns)
-        self._file = pq.ParquetFile(
-            RemoteFile(self._data), read_dictionary=list(dictionaries), pre_buffer=False, page_checksum_verification=True
-        )
-
-    def read(self, number: int) -> Any:
         """Return a row group as a table. Raises StorageError, and what pyarrow raises for damaged files."""
-        self._data.fetch(list(_joined(self._chunks(number))))
+        if self._remote is not None:
+            self._remote.fetch(list(_joined(self._chunks(number))))
         try:
             return self._file.read_row_group(number, columns=self._columns, use_threads=False)
         finally:
-            self._data.forget()
+            if self._remote is not None:
+                self._remote.forget()
 
     def _chunks(self, number: int) -> list[tuple[int, int]]:
         """Start and end of the wanted columns' chunks."""

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.containers.field_names import SPOKEN, is_audio
-from datapipe.containers.first_shard import are_shards
 from datapipe.containers.foreign import cached_home, index_stamp, progress, stamp_of, write_stamp
 from datapipe.containers.listing import is_audio_name, is_image_name, is_video_name
 from datapipe.containers.mapped import byte_source
@@ -31,9 +30,8 @@ from datapipe.errors import FormatError, OptionError, StorageError
 from datapipe.fetch.files import Files, open_files
 from datapipe.index.entries import Extents
 from datapipe.index.media import MediaSource
-from datapipe.index.sample_index import SampleIndex
 from datapipe.index.utterances import Utterances, text_array
-from datapipe.opening.media import look_up_all
+from datapipe.opening.media import are_shards, look_up_all
 from datapipe.opening.recordings.indexing import open_recordings
 from datapipe.opening.samples import open_index
 from datapipe.sources.lists.parts import TEXTS
@@ -70,7 +68,6 @@ def open_shards(name: str) -> Utterances:
     Raises what `open_index` raises, and OptionError for samples of several sound files, or of ones that are stored otherwise.
     """
     index = open_index(name)
-    assert isinstance(index, SampleIndex)
     audio, text = spoken_fields(index.manifest.fields, name)
     has_labels = any(one.kind is FieldKind.LABEL for one in index.manifest.fields)
     files = open_files(index)

@@ -6,14 +6,13 @@ import numpy as np
 
 from datapipe.codecs.field_values import FieldKind
 from datapipe.containers.field_names import is_video
-from datapipe.containers.first_shard import are_shards
 from datapipe.containers.listing import is_image_name, is_video_name
 from datapipe.containers.tar.scanner import begins_with
 from datapipe.core.printable import listed
 from datapipe.errors import OptionError
 from datapipe.index.clips import VideoParts
 from datapipe.index.media import MediaSource
-from datapipe.opening.media import look_up_all
+from datapipe.opening.media import are_shards, look_up_all
 from datapipe.opening.samples import open_index
 from datapipe.opening.videos.indexing import open_videos
 

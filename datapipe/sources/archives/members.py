@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, overload
@@ -129,11 +128,15 @@ def opened_archive(
 ) -> Iterator[tuple[ByteSource, ArchiveFile]]:
     """Open an archive, unpacked into the spool if it is compressed; `found`: the object as it was listed, looked up if None.
 
-    Raises MissingDataError, StorageError, or FormatError for one that is empty or does not unpack.
+    Raises MissingDataError, StorageError, or FormatError for one that is empty or does not unpack, and where an object
+    has changed since it was listed.
     """
     if isinstance(root, Location):
         found = found or object_facts(root / os.fsdecode(name))
-        with opened_object(root, found, form) as data:
+        url = str(root / found.name)
+        if found.etag is not None:
+            pin_object(url, etag=found.etag, nbytes=found.nbytes)
+        with byte_source(url, form) as data:
             yield data, ArchiveFile(name, found.nbytes, 0, etag=found.etag or "")
         return
     compression = compression_of(name)
@@ -259,16 +262,6 @@ def objects_at(
     if not found:
         raise MissingDataError(f"{location}: no {what}; pass one, or the prefix that holds them")
     return location, {one.name.encode(): one for one in found}
-
-
-@contextmanager
-def opened_object(root: Location, found: ListedObject, form: str) -> Iterator[ByteSource]:
-    """Open the bytes of an object as it was listed. Raises as `byte_source` does, also where it has changed since."""
-    url = str(root / found.name)
-    if found.etag is not None:
-        pin_object(url, etag=found.etag, nbytes=found.nbytes)
-    with byte_source(url, form) as data:
-        yield data
 
 
 def _is_pattern(location: Location) -> bool:
