@@ -7,7 +7,7 @@ import functools
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +17,9 @@ from datapipe.adapt.deferral import pillow_seams, tensors, torchvision_seams
 from datapipe.adapt.deferral.blocks import COUNTED_BY_ASKING, Block, holds_its_tensors
 from datapipe.adapt.deferral.encoded_rows import blocks_of
 from datapipe.adapt.deferral.engine import Engine, Wanted
+from datapipe.adapt.deferral.paying import Cost
 from datapipe.adapt.deferral.recorder import Fetch, PendingPixels, place_of, recording
-from datapipe.adapt.deferral.reports import FetchReport, OperationCount, Stopwatch, leave_report
+from datapipe.adapt.deferral.reports import FetchReport, OperationCount, leave_report
 from datapipe.adapt.deferral.requests import BatchRequest
 from datapipe.adapt.deferral.seed_need import SeedNeed
 from datapipe.kernel.bad_samples import MAX_ATTEMPTS
@@ -28,7 +29,6 @@ from datapipe.order.draws import key64
 
 _HELD_BY_US = 2 + COUNTED_BY_ASKING  # references to a tensor that is still wanted: its holder's, the loop's name
 _MOST_FAILURES = 5  # samples of a process that raised only because they were recorded; then tensors are made at once
-_NOT_STOPPED = Stopwatch(0.0, is_plain=True, is_exact=True, is_warm=False, has_images=False)
 _FETCHES_WITH_SITES = 2  # first fetches of a process, whose steps record their call sites
 
 
@@ -140,9 +140,9 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
             watched.end_sample()
             if not watched.is_exact or num_replaced != len(torchvision_seams.TENSOR_STEPS):
                 return None
-        num = len(request) if isinstance(keys, Sized) else 1
-        stopwatch = _NOT_STOPPED._replace(has_images=True) if watched.has_traced else _NOT_STOPPED
-        leave_report(FetchReport((), num, stopwatch=stopwatch if watches else None, collation=request.collation))
+        num = len(request)
+        cost = Cost(True, True, num, has_images=watched.has_traced) if watches else None
+        leave_report(FetchReport((), num, cost=cost, collation=request.collation))
         return made
 
     def _fetch(self, request: BatchRequest) -> Any:
@@ -157,17 +157,17 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
         tensors.install()
         if self._process != os.getpid():
             self._engine, self._process, self._num_recorded, self._num_plain = None, os.getpid(), 0, 0
-        collation, num = request.collation, len(request) if isinstance(request.keys, Sized) else 1
+        collation, num = request.collation, len(request)
         if not request.is_recorded:
             watched = Fetch(is_plain=True)
             made = self._watched(calls, watched)
             if watched.is_exact:
-                is_warm, has_images = self._num_plain > 0, watched.has_traced
-                stopwatch = Stopwatch(began, is_plain=True, is_exact=True, is_warm=is_warm, has_images=has_images)
-                self._num_plain, self._has_images = self._num_plain + 1, has_images
-                leave_report(FetchReport((), num, bad=_bad_among(made), stopwatch=stopwatch, collation=collation))
+                self._has_images = watched.has_traced
+                cost, since = Cost(True, True, num, has_images=watched.has_traced), began if self._num_plain else None
+                self._num_plain += 1
+                leave_report(FetchReport((), num, bad=_bad_among(made), cost=cost, began=since, collation=collation))
                 return self._settled(made, calls)
-        is_warm, self._num_recorded = self._num_recorded > 0, self._num_recorded + 1
+        since, self._num_recorded = began if self._num_recorded else None, self._num_recorded + 1
         engine = self._engine = self._engine or Engine()
         fetch = Fetch(notes_sites=self._num_recorded <= _FETCHES_WITH_SITES, engine=engine)
         fetch.mode = tensors.TensorMode(fetch)
@@ -193,8 +193,8 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
             made[number] = self._plainly(calls[number])
         make_again = functools.partial(self.__getitems__, request.with_values()) if encoded else None
         counts = (*_counts(engine, fetch, len(again)), *self._counts_of_failures(num))
-        stopwatch = Stopwatch(began, is_plain=False, is_exact=fetch.is_exact, is_warm=is_warm)
-        leave_report(FetchReport(counts, num, blocks, _bad_among(made), make_again, stopwatch, collation))
+        cost = Cost(False, fetch.is_exact, num)
+        leave_report(FetchReport(counts, num, blocks, _bad_among(made), make_again, cost, since, collation))
         return self._settled(made, calls)
 
     def _watched(self, calls: list[_Call], watched: Fetch) -> list[Any]:

@@ -22,7 +22,7 @@ class Cost(NamedTuple):
     is_plain: bool  # whether it was made without recording
     is_exact: bool  # whether it has the pixels that the other way would give
     num_samples: int
-    seconds: float | None  # of CPU, of fetch and collation; None: the process was warming up
+    seconds: float | None = None  # of CPU, of fetch and collation; None: the process was warming up
     has_images: bool = True  # whether there was an image to record; False only of batches made without recording
 
 

@@ -59,21 +59,6 @@ class Delivered:
         return dataclasses.replace(self, batch=pin_memory(self.batch, device))  # type: ignore[no-untyped-call]
 
 
-class Stopwatch(NamedTuple):
-    """The CPU time of the thread that makes a batch, from the beginning of its fetch."""
-
-    began: float
-    is_plain: bool
-    is_exact: bool
-    is_warm: bool
-    has_images: bool = True
-
-    def stop(self, num_samples: int) -> Cost:
-        """Return the cost until now."""
-        seconds = time.thread_time() - self.began if self.is_warm else None
-        return Cost(self.is_plain, self.is_exact, num_samples, seconds, self.has_images)
-
-
 class FetchReport(NamedTuple):
     """The outcome of a fetch, for the collation that follows in the same thread."""
 
@@ -82,7 +67,8 @@ class FetchReport(NamedTuple):
     blocks: Sequence[Block] = ()
     bad: tuple[tuple[str, str], ...] = ()
     make_again: Callable[[], Any] | None = None  # returns the samples with values, if some have none because blocks need none
-    stopwatch: Stopwatch | None = None
+    cost: Cost | None = None  # its seconds are counted until the collation ends
+    began: float | None = None  # the CPU time of the thread when the fetch began; None: the process was warming up
     collation: CollationKey | None = None  # for the user's collate_fn; None: leave the random state alone
 
 
@@ -124,7 +110,9 @@ class DeliveringCollate:
                 is_made = False
             if not is_made:
                 return self(report.make_again())
-        cost = None if report.stopwatch is None else report.stopwatch.stop(report.num_samples)
+        cost = report.cost
+        if cost is not None and report.began is not None:
+            cost = cost._replace(seconds=time.thread_time() - report.began)
         return Delivered(batch, report.operations, report.num_samples, report.bad, cost)
 
     def _collated(self, samples: Any, key: CollationKey | None) -> Any:

@@ -44,7 +44,8 @@ class BatchRequest:
     collation: CollationKey | None = None  # for the user's collate_fn; None: leave the random state alone
 
     def __len__(self) -> int:
-        return len(self.keys)
+        """Return the number of samples; 1 for a key of another kind, which the dataset's `__getitems__` may take."""
+        return len(self.keys) if isinstance(self.keys, Sized) else 1
 
     def __reduce__(self) -> tuple[Any, ...]:
         about = self.keys, self.seeds, self.may_be_encoded, self.is_recorded, self.collation

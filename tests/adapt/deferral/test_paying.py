@@ -16,7 +16,6 @@ from torch.utils.data import DataLoader
 
 import datapipe as dp
 from datapipe.adapt.deferral.paying import MIN_SAMPLES, TRIED_AGAIN, Cost, Paying
-from datapipe.adapt.deferral.reports import Stopwatch
 from datapipe.adapt.deferral.requests import BatchRequest
 
 NUM, BATCH = 16, 8
@@ -100,12 +99,13 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 @pytest.fixture
 def costs(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Set what the two ways cost, in seconds per sample, wherever a batch is made."""
+    take = Paying.take
 
     def set_costs(*, recorded: float, plain: float) -> None:
-        def stop(self: Stopwatch, num_samples: int) -> Cost:
-            return Cost(self.is_plain, self.is_exact, num_samples, num_samples * (plain if self.is_plain else recorded))
+        def learn(self: Paying, cost: Cost) -> None:
+            take(self, cost._replace(seconds=cost.num_samples * (plain if cost.is_plain else recorded), has_images=True))
 
-        monkeypatch.setattr(Stopwatch, "stop", stop)
+        monkeypatch.setattr(Paying, "take", learn)
 
     return set_costs
 
