@@ -16,7 +16,7 @@ from datapipe.analysis.judge.verdict import Verdict, VerdictKind, figures_of
 from datapipe.analysis.predict.candidates import Candidates, candidates_for
 from datapipe.analysis.predict.instructions import place_of
 from datapipe.analysis.predict.measured_workload import workload_from
-from datapipe.analysis.predict.needs import needs_of, situation_of
+from datapipe.analysis.predict.needs import LoaderSituation, needs_of, sample_nbytes_of
 from datapipe.analysis.predict.remedies import NO_REMEDY, WORTH_IT, Prediction, Ranking, rank_remedies
 from datapipe.analysis.predict.trying import Trials
 from datapipe.analysis.predict.workload import Workload
@@ -120,9 +120,9 @@ def _remedies(worst: Analysis | None, workload: Workload | str, try_out: Try) ->
         if worst.attribution.holder is not None:
             places["lock"] = place_of(worst.attribution.holder.where)
         contention = candidates.contention
-        situation = situation_of(
-            worst.profiles,
+        situation = LoaderSituation(
             num_workers=worst.loader.num_workers or 0,
+            sample_nbytes=sample_nbytes_of(worst.profiles),
             has_own_sampler="sampler" in worst.loader.places,
             workers_wait=contention is not None and contention.grows,
             video_library=worst.loader.video_library,

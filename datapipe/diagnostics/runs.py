@@ -44,10 +44,8 @@ def _scratch_in(out: Path) -> Iterator[Path]:
 def _run_any(command: Sequence[str], results: Path, settings: Settings, *, quiet: bool) -> CommandResult:
     """Run a script, a module or another command; `quiet`: its output goes to standard error."""
     sys.stdout.flush()
-    stdout = sys.stderr if quiet else None
-    if command[0] == "--":
-        return run_command(command[1:], results, settings=settings, stdout=stdout)
-    return run_script(command, results, settings=settings, stdout=stdout)
+    run, argv = (run_command, command[1:]) if command[0] == "--" else (run_script, command)
+    return run(argv, results, settings=settings, stdout=sys.stderr if quiet else None)
 
 
 def diagnose_command(

@@ -9,7 +9,7 @@ import pytest
 from diagnosis_processes import process
 
 from datapipe.analysis.judge.fault import Fault, StageOfWait
-from datapipe.analysis.predict.needs import LoaderSituation, advice_for, needs_of, situation_of
+from datapipe.analysis.predict.needs import LoaderSituation, advice_for, needs_of, sample_nbytes_of
 from datapipe.analysis.predict.replay import Delivery, Setup
 from datapipe.analysis.predict.workload import Workload
 
@@ -116,6 +116,5 @@ def test_how_our_loader_collates_is_not_the_users_to_change() -> None:
 
 def test_the_size_of_a_sample_is_measured() -> None:
     profiles = process(make_s=0.03, work_s=0.01).profiles  # batches of 8 samples, 1000 bytes
-    found = situation_of(profiles, num_workers=2, has_own_sampler=True, workers_wait=False)
-    assert found == LoaderSituation(2, 125.0, True, False)
-    assert situation_of((), num_workers=0, has_own_sampler=False, workers_wait=True).sample_nbytes is None
+    assert sample_nbytes_of(profiles) == 125.0
+    assert sample_nbytes_of(()) is None

@@ -66,17 +66,10 @@ class LoaderSituation:
     video_library: str | None = None  # by which the Dataset's own code decodes videos
 
 
-def situation_of(
-    profiles: Sequence[BatchProfile],
-    *,
-    num_workers: int,
-    has_own_sampler: bool,
-    workers_wait: bool,
-    video_library: str | None = None,
-) -> LoaderSituation:
-    """Return the situation of a loader. `profiles`: of its batches."""
+def sample_nbytes_of(profiles: Sequence[BatchProfile]) -> float | None:
+    """Return the mean size of a sample in these batches; None: unknown."""
     sizes = [one.made.nbytes / one.made.num_samples for one in profiles if one.made.nbytes is not None and one.made.num_samples]
-    return LoaderSituation(num_workers, float(np.mean(sizes)) if sizes else None, has_own_sampler, workers_wait, video_library)
+    return float(np.mean(sizes)) if sizes else None
 
 
 def needs_of(

@@ -79,9 +79,7 @@ class Ranking:
         return None if self.measured_step_s is None else self.replayed_s / self.measured_step_s - 1
 
 
-def rank_remedies(
-    workload: Workload, remedies: Sequence[Remedy], *, measured_step_s: float | None = None, seed: int = 0
-) -> Ranking:
+def rank_remedies(workload: Workload, remedies: Sequence[Remedy], *, measured_step_s: float | None = None) -> Ranking:
     """Predict each remedy and order them by their step.
 
     Among those that cannot be distinguished, the earlier one in `remedies` is best: list the easier ones first.
@@ -94,7 +92,7 @@ def rank_remedies(
 
     @functools.cache  # several remedies may be the same change
     def replayed(change: Change) -> Replayed:
-        course = course_of(workload, change, num_replicates=_NUM_REPLICATES, num_steps=_NUM_STEPS, seed=seed)
+        course = course_of(workload, change, num_replicates=_NUM_REPLICATES, num_steps=_NUM_STEPS)
         return replay(course, change.setup or workload.setup, num_settling=_NUM_SETTLING)
 
     replayed_s = float(replayed(Change()).step_s[0])

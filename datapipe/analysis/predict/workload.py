@@ -136,23 +136,23 @@ def _host_cpu_s(rows: Steps, host_s: Floats, made_here_cpu_s: float | None) -> f
     return max(0.0, float(cpu_s.mean()) - made_here_cpu_s)
 
 
-def course_of(workload: Workload, change: Change, *, num_replicates: int, num_steps: int, seed: int = 0) -> Course:
+def course_of(workload: Workload, change: Change, *, num_replicates: int, num_steps: int) -> Course:
     """Return replicates of the workload under the change, drawn in blocks from the measurements.
 
-    The first replicate is the measurement, repeated as often as needed. The same seed draws the same for any change, so that
+    The first replicate is the measurement, repeated as often as needed. The draws are the same for any change, so that
     differences between changes are not chance.
     """
     shape = (num_replicates, num_steps)
-    made = _rows_of(workload.production_s, shape, workload.setup.num_workers, seed)
-    used = _rows_of(workload.host_s + workload.work_s, shape, 1, seed + 1)
-    delivered = _rows_of(workload.delivery_s, shape, 1, seed + 3)
+    made = _rows_of(workload.production_s, shape, workload.setup.num_workers, seed=0)
+    used = _rows_of(workload.host_s + workload.work_s, shape, 1, seed=1)
+    delivered = _rows_of(workload.delivery_s, shape, 1, seed=3)
     stall, cpu = production_parts(workload)
     stall = _stalls_with(stall, change.stall_added_s)
     pace = _pace(workload) if change.setup is not None and change.setup.delivery is Delivery.COMPLETION else None
     if pace is not None and workload.made_by is not None:  # each worker at its own pace
         stall, cpu = stall / pace[workload.made_by], cpu / pace[workload.made_by]
     spread = math.sqrt(math.log1p(change.production_spread**2))
-    drawn = np.random.default_rng(seed + 2).standard_normal(num_replicates)
+    drawn = np.random.default_rng(2).standard_normal(num_replicates)
     drawn[0] = 0.0
     factor = change.production_factor * change.batch_factor * np.exp(spread * drawn)[:, None]
     has_device = bool(workload.work_s.any())
@@ -189,7 +189,7 @@ def _pace(workload: Workload) -> Floats | None:
     return pace
 
 
-def _rows_of(series: Floats, shape: tuple[int, int], unit: int, seed: int) -> NDArray[np.int64]:
+def _rows_of(series: Floats, shape: tuple[int, int], unit: int, *, seed: int) -> NDArray[np.int64]:
     """Return (replicates, steps) indices of the series; blocks hold whole rounds of `unit` workers, and start with one.
 
     A replicate is another run as long as the measured one, repeated as often as needed: a mean over more steps than were

@@ -40,11 +40,6 @@ def lanes_of(spans: Sequence[Span]) -> list[Lane]:
     return [Lane(worker, number, tuple(lane)) for worker in workers for number, lane in enumerate(by_worker[worker])]
 
 
-def worker_name(worker: int | None) -> str:
-    """Return the name of a worker; None is the main process."""
-    return "main" if worker is None else f"worker {worker}"
-
-
 _LOOP, _LOADER = 1, 2  # processes of the trace: the training, and the work for it
 _STEPS, _WAITS, _GAPS = 1, 2, 3  # threads of the first
 
@@ -60,25 +55,26 @@ def trace(diagnosis: Readable) -> dict[str, Any]:
     read = read_document(diagnosis)
     steps = read.steps.rows if read.steps is not None else ()
     origin_s = min([row.start_s for row in steps] + [span.start_s for span in read.spans], default=0.0)
-    events = [*_step_events(steps, origin_s), *_span_events(lanes_of(read.spans), origin_s)]
+    lanes = lanes_of(read.spans)
+    events = [*_step_events(steps, origin_s), *_span_events(lanes, origin_s)]
     events.sort(key=lambda event: (event["ts"], -event["dur"]))
     return {
-        "traceEvents": [*_names(read), *events],
+        "traceEvents": [*_names(read, lanes), *events],
         "displayTimeUnit": "ms",
         "otherData": {"verdict": read.verdict.kind.value, "command": " ".join(map(plain, read.command)), "clock": read.clock},
     }
 
 
-def _names(read: Document) -> Iterator[Event]:
+def _names(read: Document, lanes: Sequence[Lane]) -> Iterator[Event]:
     rank = "" if read.verdict.rank is None else f" of rank {read.verdict.rank}"
     if read.steps:
         yield _metadata("process_name", _LOOP, 0, f"training{rank}")
         for thread, name in ((_STEPS, "steps"), (_WAITS, "loop in next()"), (_GAPS, "GPU waits for data")):
             yield _metadata("thread_name", _LOOP, thread, name)
-    if read.spans:
+    if lanes:
         yield _metadata("process_name", _LOADER, 0, f"loader{rank}")
-        for thread, lane in enumerate(lanes_of(read.spans), 1):
-            name = worker_name(lane.worker) + (f" ({lane.number + 1})" if lane.number else "")
+        for thread, lane in enumerate(lanes, 1):
+            name = ("main" if lane.worker is None else f"worker {lane.worker}") + (f" ({lane.number + 1})" if lane.number else "")
             yield _metadata("thread_name", _LOADER, thread, name)
 
 

@@ -282,26 +282,28 @@ def saving_line(saving: Saving, wall_s: float) -> str:
 
 def need_line(need: Need) -> str:
     """Return how much faster a stage must become."""
-    stage = short(need.stage if need.name is None else f"{need.stage} {need.name}")
-    where = f" in {short(need.where, 60)}" if need.where else ""
+    stage = _stage_and_place(need)
     if need.step_s is None:
-        return f"{stage}{where}: how much faster it must be could not be predicted"
+        return f"{stage}: how much faster it must be could not be predicted"
     free = f"if it cost nothing, a step would take {seconds(need.step_s)}"
     free += "" if need.gain is None else f", {need.gain:.0%} shorter at most"
     if need.times_faster is None:
-        return f"{stage}{where}: {free}, and the loop would still wait"
+        return f"{stage}: {free}, and the loop would still wait"
     if need.times_faster > _NEARLY_FREE:
-        return f"{stage}{where}: the loop would not wait if it cost next to nothing; {free}"
-    return f"{stage}{where}: {need.times_faster:.1f} times as fast, and the loop would not wait; {free}"
+        return f"{stage}: the loop would not wait if it cost next to nothing; {free}"
+    return f"{stage}: {need.times_faster:.1f} times as fast, and the loop would not wait; {free}"
 
 
 def by_hand(need: Need) -> str | None:
     """Return what to try for a stage, and the most that it can gain; None if there is no general advice."""
     if need.advice is None or need.gain is None:
         return None
+    return f"{_stage_and_place(need)} (at most {need.gain:.0%} shorter): {plain(need.advice)}"
+
+
+def _stage_and_place(need: Need) -> str:
     stage = short(need.stage if need.name is None else f"{need.stage} {need.name}")
-    where = f" in {short(need.where, 60)}" if need.where else ""
-    return f"{stage}{where} (at most {need.gain:.0%} shorter): {plain(need.advice)}"
+    return f"{stage} in {short(need.where, 60)}" if need.where else stage
 
 
 def no_gain(outlook: Outlook, called: str) -> str:

@@ -68,7 +68,7 @@ def settings_from(environment: Mapping[str, str]) -> Settings:
 
 
 def child_environment(
-    environment: Mapping[str, str], results: Path, *, open_watch: str, settings: Settings | None = None
+    environment: Mapping[str, str], results: Path, *, open_watch: str = RECORDING, settings: Settings | None = None
 ) -> dict[str, str]:
     """Return `environment` with what attaches Python processes that get it.
 
@@ -95,25 +95,15 @@ class CommandResult:
 
 
 def run_script(
-    argv: Sequence[str],
-    results: Path,
-    *,
-    open_watch: str = RECORDING,
-    settings: Settings | None = None,
-    stdout: IO[str] | None = None,
+    argv: Sequence[str], results: Path, *, settings: Settings | None = None, stdout: IO[str] | None = None
 ) -> CommandResult:
     """Run `SCRIPT ARGS` or `-m MODULE ARGS` with this Python; results of each process go to `results`."""
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    return run_command([sys.executable, *flags, *argv], results, open_watch=open_watch, settings=settings, stdout=stdout)
+    return run_command([sys.executable, *flags, *argv], results, settings=settings, stdout=stdout)
 
 
 def run_command(
-    argv: Sequence[str],
-    results: Path,
-    *,
-    open_watch: str = RECORDING,
-    settings: Settings | None = None,
-    stdout: IO[str] | None = None,
+    argv: Sequence[str], results: Path, *, settings: Settings | None = None, stdout: IO[str] | None = None
 ) -> CommandResult:
     """Run a command, such as torchrun, and wait for it. It shares terminal, working directory and process group.
 
@@ -121,9 +111,9 @@ def run_command(
     Ctrl-C reaches the command anyway. Raises MissingDataError if it cannot be started.
     """
     results.mkdir(parents=True, exist_ok=True)
-    environment = child_environment(os.environ, results, open_watch=open_watch, settings=settings)
+    environment = child_environment(os.environ, results, settings=settings)
     try:
-        process = subprocess.Popen(list(argv), env=environment, stdout=stdout)
+        process = subprocess.Popen(argv, env=environment, stdout=stdout)
     except OSError as exc:
         raise MissingDataError(f"{argv[0]}: cannot be run ({exc.strerror}); is it installed and on PATH?") from exc
     with _passing_signals_to(process):
