@@ -68,7 +68,7 @@ class ClockBracket:
         if totals.num_on_device:
             waited_s, worked_s = totals.gap_s + totals.copy_s, totals.work_s
         else:
-            waited_s, worked_s = totals.first_wait_s + totals.host_wait_s, totals.host_work_s
+            waited_s, worked_s = totals.host_wait_s, totals.host_work_s
         return waited_s / max(waited_s + worked_s, 1e-9) if totals.num_steps else None
 
 

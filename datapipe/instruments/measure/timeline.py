@@ -44,9 +44,8 @@ class Totals:
     """Exact sums over all training steps, however many are kept."""
 
     num_steps: int = 0
-    first_wait_s: float = 0.0  # host, in the first next() of passes
-    host_wait_s: float = 0.0  # host, all others
-    host_work_s: float = 0.0
+    host_wait_s: float = 0.0  # the host in next(),
+    host_work_s: float = 0.0  # and in the steps between
     num_on_device: int = 0  # steps whose gap and work were measured; the sums below are over these
     gap_s: float = 0.0
     copy_s: float = 0.0
@@ -54,10 +53,7 @@ class Totals:
 
     def add(self, step: dict[str, Any]) -> None:
         self.num_steps += 1
-        if step["is_first"]:
-            self.first_wait_s += step["host_wait_s"]
-        else:
-            self.host_wait_s += step["host_wait_s"]
+        self.host_wait_s += step["host_wait_s"]
         self.host_work_s += step["host_work_s"]
         if not math.isnan(step["gap_s"]) and not math.isnan(step["work_s"]):
             self.num_on_device += 1
