@@ -8,9 +8,10 @@ either all of it or none.
 
 from __future__ import annotations
 
+import itertools
 import os
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from fractions import Fraction
 from pathlib import Path
 
@@ -148,7 +149,8 @@ def _write_shards(connection: sqlite3.Connection, options: ConvertOptions, sets:
         " first_position INTEGER, first_slot INTEGER, num_slots INTEGER, nbytes INTEGER)"
     )
     connection.execute("BEGIN")
-    number = start = 0
+    numbers = itertools.count()
+    start = 0
     for planned in sets:
         span = (start, start + planned.num_slots)
         total = connection.execute("SELECT sum(nbytes) FROM slots WHERE position >= ? AND position < ?", span).fetchone()[0]
@@ -156,17 +158,26 @@ def _write_shards(connection: sqlite3.Connection, options: ConvertOptions, sets:
         num_shards = max(-(-total // options.shard_nbytes), -(-planned.num_slots // MAX_SHARD_SAMPLES), 1)
         share = -(-total // num_shards) or 1
         cursor = connection.execute("SELECT nbytes FROM slots WHERE position >= ? AND position < ? ORDER BY position", span)
-        done, in_set, first, in_shard = 0, 0, 0, 0
-        for slot, (nbytes,) in enumerate(cursor):
-            is_full = done // share > (done - in_shard) // share or slot - first == MAX_SHARD_SAMPLES
-            if slot > first and is_full:
-                _insert_shard(connection, number, in_set, planned, start, (first, slot), in_shard)
-                number, in_set, first, in_shard = number + 1, in_set + 1, slot, 0
-            done += nbytes
-            in_shard += nbytes
-        _insert_shard(connection, number, in_set, planned, start, (first, planned.num_slots), in_shard)
-        number, start = number + 1, span[1]
+        for in_set, (first, end, nbytes) in enumerate(_cuts(itertools.chain.from_iterable(cursor), share)):
+            stem = f"{planned.name or _WHOLE}-{in_set:06d}"
+            row = (next(numbers), stem, planned.name, start + first, first, end - first, nbytes)
+            connection.execute("INSERT INTO shards VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+        start = span[1]
     connection.execute("COMMIT")
+
+
+def _cuts(sizes: Iterable[int], share: int) -> Iterator[tuple[int, int, int]]:
+    """Yield (first sample, the one after its last, bytes) of each shard. `sizes`: bytes of the samples, at least one."""
+    first = end = done = in_shard = 0
+    for slot, nbytes in enumerate(sizes):
+        is_full = done // share > (done - in_shard) // share or slot - first == MAX_SHARD_SAMPLES
+        if slot > first and is_full:
+            yield first, slot, in_shard
+            first, in_shard = slot, 0
+        done += nbytes
+        in_shard += nbytes
+        end = slot + 1
+    yield first, end, in_shard
 
 
 def _refuse_tiny_shards(shard_nbytes: int, nbytes: int, num_samples: int) -> None:
@@ -176,15 +187,6 @@ def _refuse_tiny_shards(shard_nbytes: int, nbytes: int, num_samples: int) -> Non
             f"--shard-size is {counted(shard_nbytes, 'byte')}, and a sample takes {round(nbytes / num_samples):,} on average:"
             f" each of {num_samples:,} samples would be a shard of its own; pass a size with its unit, such as 256MB"
         )
-
-
-def _insert_shard(
-    connection: sqlite3.Connection, number: int, in_set: int, planned: PlannedSet, start: int, slots: tuple[int, int], nbytes: int
-) -> None:
-    first, end = slots
-    stem = f"{planned.name or _WHOLE}-{in_set:06d}"
-    row = (number, stem, planned.name, start + first, first, end - first, nbytes)
-    connection.execute("INSERT INTO shards VALUES (?, ?, ?, ?, ?, ?, ?)", row)
 
 
 def _write_facts(

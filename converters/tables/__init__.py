@@ -7,18 +7,13 @@ are parsed to Arrow arrays. Imports no torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-
-A = TypeVar("A")
-B = TypeVar("B")
 
 MAX_SHOWN = 200  # characters of a bad row in errors.jsonl
 MAX_COLUMNS = 10_000  # of JSON lines, whose keys may be values: a new one in each line
@@ -119,22 +114,6 @@ class RowSource(Protocol):
 
     def lines_of(self, block: RowBlock) -> NDArray[np.int64] | None:
         """Return (rows,) the line at which each row of the block begins, bad rows included; None if the source is no text."""
-
-
-def in_order(function: Callable[[A], B], values: Iterable[A], *, num_threads: int) -> Iterator[B]:
-    """Yield `function` of each value in order, computed a few ahead by threads. Closing it waits for those under way."""
-    waiting: list[Future[B]] = []
-    iterator = iter(values)
-    with ThreadPoolExecutor(max_workers=num_threads) as pool:
-        try:
-            waiting += [pool.submit(function, value) for value in islice(iterator, num_threads + 1)]
-            while waiting:
-                result = waiting.pop(0).result()
-                waiting += [pool.submit(function, value) for value in islice(iterator, 1)]
-                yield result
-        finally:
-            for future in waiting:
-                future.cancel()
 
 
 def plain(array: Any) -> pa.Array:

@@ -17,12 +17,13 @@ from numpy.typing import NDArray
 
 from converters.options import OnError
 from converters.runs import read_record, to_json
-from converters.tables import MAX_COLUMNS, MAX_SHOWN, BadTableRow, Kinds, Misfit, Parsed, Place, RowBlock, RowSource, in_order
+from converters.tables import MAX_COLUMNS, MAX_SHOWN, BadTableRow, Kinds, Misfit, Parsed, Place, RowBlock, RowSource
 from converters.tables.casting import as_type
 from converters.tables.kinds import OBJECT, are_together, called, columns_of, together
 from converters.tables.options import TableConversion
 from converters.tables.types import Facts, check_used, facts_of, is_left_out, row_nbytes, types_of
 from datapipe.core import atomic
+from datapipe.core.ordered import in_order
 from datapipe.errors import DecodeError, FormatError, MissingDataError, OptionError
 from datapipe.order.draws import key64
 

@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from converters.tables import RowSource, in_order
+from converters.tables import RowSource, plain
 from converters.tables.options import TableConversion
 from converters.tables.plan import TablePlan, rows_of
 from converters.tables.writing import WrittenFile
 from datapipe.columns.values import values_of
 from datapipe.containers.tables.types import leaves_of
 from datapipe.core import atomic
+from datapipe.core.ordered import in_order
 from datapipe.errors import OptionError
 from datapipe.index.tables import ColumnKind, TableColumn
 
@@ -104,8 +105,7 @@ def matrices_of(plan: TablePlan) -> list[RowMatrix]:
 
 def _write(table: pa.Table, matrix: RowMatrix, target: Any) -> None:
     for number, column in enumerate(matrix.columns):
-        array = table.column(column.name).combine_chunks()
-        values = values_of(array.chunk(0) if isinstance(array, pa.ChunkedArray) else array, column)
+        values = values_of(plain(table.column(column.name)), column)
         target[:, number] = values.data
         if values.valid is not None:
             np.copyto(target[:, number], np.nan, where=~values.valid)

@@ -18,10 +18,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from converters.runs import read_record, to_json
-from converters.tables import RowSource, in_order
+from converters.tables import RowSource
 from converters.tables.options import TableConversion
 from converters.tables.plan import TablePlan, rows_of
 from datapipe.core import arrow_maps, atomic
+from datapipe.core.ordered import in_order
 from datapipe.errors import FormatError
 from datapipe.order.row_permutation import RowPermutation
 

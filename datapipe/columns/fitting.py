@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +17,7 @@ from datapipe.columns.chains import Chain, Fitted, Vocabulary
 from datapipe.columns.operations import Categorify, FillMissing, Normalize, Operation, needs_fitting
 from datapipe.columns.values import ColumnValues, values_of
 from datapipe.containers.tables.rows import GroupReader
+from datapipe.core.ordered import in_order
 from datapipe.errors import OptionError
 from datapipe.index.tables import ColumnKind, TableColumn, TableIndex
 
@@ -89,31 +89,22 @@ class Moments:
         return math.ldexp(math.sqrt(self.scaled_squares / self.num), self.exponent) if self.num else 0.0
 
 
-class Histogram:
-    """Counts of values by their first 20 bits in order, for a median. Exact for whole numbers up to 4,095, else to 1 in 2,048."""
+def histogram_of(values: NDArray[Any]) -> NDArray[np.int64]:
+    """Return (2^20,) counts of values without NaN, by their first 20 bits in order."""
+    bits = (values.astype(np.float32) + np.float32(0)).view(np.uint32)
+    ordered = np.where(bits & _SIGN, ~bits, bits | _SIGN) >> _SHIFT
+    return np.bincount(ordered, minlength=1 << _BIN_BITS)
 
-    def __init__(self) -> None:
-        self.counts: NDArray[np.int64] = np.zeros(1 << _BIN_BITS, np.int64)
 
-    def add(self, other: NDArray[np.int64]) -> None:
-        """Add the counts of a part."""
-        self.counts += other
+def median_of(histogram: NDArray[np.int64]) -> float:
+    """Return the mean of the middle two of the values, of which there is one, each cut to 12 bits of mantissa.
 
-    @staticmethod
-    def counts_of(values: NDArray[Any]) -> NDArray[np.int64]:
-        """Return (2^20,) counts of values without NaN."""
-        bits = (values.astype(np.float32) + np.float32(0)).view(np.uint32)
-        ordered = np.where(bits & _SIGN, ~bits, bits | _SIGN) >> _SHIFT
-        return np.bincount(ordered, minlength=1 << _BIN_BITS)
-
-    def median(self) -> float:
-        """Return the mean of the middle two values, each cut to 12 bits of mantissa. Raises ValueError if there are none."""
-        ends = np.cumsum(self.counts)
-        num = int(ends[-1])
-        if not num:
-            raise ValueError("no values")
-        bins = np.searchsorted(ends, [(num - 1) // 2, num // 2], side="right")
-        return float(np.mean([_value_of(int(one)) for one in bins]))
+    It is exact for whole numbers up to 4,095, else to 1 in 2,048.
+    """
+    ends = np.cumsum(histogram)
+    num = int(ends[-1])
+    bins = np.searchsorted(ends, [(num - 1) // 2, num // 2], side="right")
+    return float(np.mean([_value_of(int(one)) for one in bins]))
 
 
 def _value_of(number: int) -> float:
@@ -171,7 +162,7 @@ class _Part:
 
     num_missing: int = 0
     stored: Moments = field(default_factory=Moments)  # of the values as they are stored
-    counts: NDArray[np.int64] | None = None  # for a median
+    histogram: NDArray[np.int64] | None = None  # for a median
     reached: Moments = field(default_factory=Moments)  # of the values as they reach Normalize
     different: pa.Table | None = None  # for a vocabulary
 
@@ -179,18 +170,20 @@ class _Part:
 class _Whole:
     """The statistics of one column, merged part by part."""
 
-    def __init__(self, operations: Sequence[Operation]) -> None:
+    def __init__(self) -> None:
         self.num_missing = 0
         self.stored, self.reached = Moments(), Moments()
-        self.histogram = Histogram() if _fill_of(operations) == "median" else None
+        self.histogram: NDArray[np.int64] | None = None  # of a column that is filled with its median
         self.counts = ValueCounts()
 
     def add(self, part: _Part) -> None:
         self.num_missing += part.num_missing
         self.stored = self.stored.merged(part.stored)
         self.reached = self.reached.merged(part.reached)
-        if self.histogram is not None and part.counts is not None:
-            self.histogram.add(part.counts)
+        if self.histogram is None:
+            self.histogram = part.histogram
+        elif part.histogram is not None:
+            self.histogram += part.histogram
         if part.different is not None:
             self.counts.add(part.different)
 
@@ -210,7 +203,7 @@ def fit_columns(
     wanted = {name: tuple(operations) for name, operations in chains.items() if any(map(needs_fitting, operations))}
     columns = {name: index.column(name) for name in wanted}
     index.check_present(wanted)
-    found = {name: _Whole(operations) for name, operations in wanted.items()}
+    found = {name: _Whole() for name in wanted}
     if wanted:
         texts = [name for name, column in columns.items() if column.kind is ColumnKind.TEXT]
         readers: deque[GroupReader] = deque(GroupReader(list(wanted), dictionaries=texts) for _ in range(max(1, num_workers)))
@@ -223,27 +216,11 @@ def fit_columns(
                 readers.append(reader)
             return {name: _part_of(arrays[name], columns[name], operations) for name, operations in wanted.items()}
 
-        for number, parts in enumerate(_in_order(look, index.num_groups, max(1, num_workers))):
+        for number, parts in enumerate(in_order(look, range(index.num_groups), num_threads=max(1, num_workers))):
             for name, part in parts.items():
                 found[name].add(part)
             on_rows(index.group(number).num_rows)
     return {name: _fitted(columns[name], wanted[name], found[name]) if name in wanted else Fitted() for name in chains}
-
-
-def _in_order(look: Callable[[int], Any], num: int, num_workers: int) -> Any:
-    """Yield the results for 0 to num - 1 in order, computing a few ahead."""
-    with ThreadPoolExecutor(max_workers=num_workers) as pool:
-        waiting: deque[Future[Any]] = deque()
-        try:
-            for number in range(num):
-                waiting.append(pool.submit(look, number))
-                if len(waiting) > num_workers:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        finally:
-            for future in waiting:
-                future.cancel()
 
 
 def _fill_of(operations: Sequence[Operation]) -> str | None:
@@ -275,7 +252,7 @@ def _part_of(array: pa.Array, column: TableColumn, operations: tuple[Operation, 
     return _Part(
         num_missing=len(array) - len(data),
         stored=Moments.of(data) if fill is not None else Moments(),
-        counts=Histogram.counts_of(data) if fill == "median" else None,
+        histogram=histogram_of(data) if fill == "median" else None,
         reached=reached,
     )
 
@@ -304,7 +281,7 @@ def _fitted(column: TableColumn, operations: tuple[Operation, ...], whole: _Whol
     fill = _fill_of(operations)
     if fill is not None and not whole.stored.num:
         raise OptionError(f"column {column.name!r} has no value, so there is no {fill} with which to fill it; pass a number")
-    value = None if fill is None else whole.stored.mean if fill == "mean" else whole.histogram.median()  # type: ignore[union-attr]
+    value = None if fill is None else whole.stored.mean if fill == "mean" else median_of(whole.histogram)  # type: ignore[arg-type]
     if value is not None and not math.isfinite(value):
         raise OptionError(f"column {column.name!r} has infinite values, and their {fill} is {value}; pass a number to fill with")
     before = _before_normalize(operations)
