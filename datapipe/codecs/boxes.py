@@ -9,14 +9,13 @@ boxes has (0, 5).
 
 from __future__ import annotations
 
-import io
 import json
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from datapipe.codecs.npy import read_npy_array
+from datapipe.codecs.npy import npy_bytes, read_npy_array
 from datapipe.errors import DecodeError
 
 MAX_LABEL = 1 << 24  # from here on float32 is not exact
@@ -56,6 +55,4 @@ def checked_boxes(table: NDArray[Any]) -> NDArray[np.float64]:
 
 def store_boxes(boxes: NDArray[np.float64]) -> bytes:
     """Return (n, 5) boxes as a `.npy` file of float32."""
-    sink = io.BytesIO()
-    np.lib.format.write_array(sink, np.ascontiguousarray(boxes, "<f4"), version=(1, 0), allow_pickle=False)
-    return sink.getvalue()
+    return npy_bytes(boxes.astype("<f4"))

@@ -42,9 +42,6 @@ class Decoder(Protocol):
         """
 
 
-DECODER_NAMES = ("nvimgcodec", "simplejpeg", "pillow")
-
-
 def open_decoder(name: str = "auto") -> Decoder:
     """Return a decoder for the calling thread.
 
@@ -201,6 +198,7 @@ _DECODERS: dict[str, Callable[[], Decoder]] = {
     "simplejpeg": SimpleJpegDecoder,
     "pillow": PillowDecoder,
 }
+DECODER_NAMES = tuple(_DECODERS)
 
 
 def _is_common_jpeg(header: ImageHeader) -> bool:

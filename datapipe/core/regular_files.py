@@ -79,29 +79,31 @@ def range_in_memory(descriptor: int, start: int, nbytes: int) -> int:
 
     The caller closes it. It is shorter where the file ends before the range.
     """
-    copy = os.memfd_create("datapipe-range", os.MFD_CLOEXEC)
-    try:
+    with _in_memory("datapipe-range") as copy:
         while nbytes and (num := os.sendfile(copy, descriptor, start, nbytes)):
             start, nbytes = start + num, nbytes - num
-        os.lseek(copy, 0, os.SEEK_SET)
-    except BaseException:
-        os.close(copy)
-        raise
     return copy
 
 
 def bytes_in_memory(data: bytes) -> int:
     """Return the descriptor of a file in memory that holds these bytes, for libraries that read files. The caller closes it."""
-    copy = os.memfd_create("datapipe-bytes", os.MFD_CLOEXEC)
     view = memoryview(data)
-    try:
+    with _in_memory("datapipe-bytes") as copy:
         while view:
             view = view[os.write(copy, view) :]
-        os.lseek(copy, 0, os.SEEK_SET)
-    except BaseException:
-        os.close(copy)
-        raise
     return copy
+
+
+@contextlib.contextmanager
+def _in_memory(name: str) -> Iterator[int]:
+    """Open a file in memory to be filled in the block, after which it is at its beginning; closes it only if that fails."""
+    descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
+    try:
+        yield descriptor
+        os.lseek(descriptor, 0, os.SEEK_SET)
+    except BaseException:
+        os.close(descriptor)
+        raise
 
 
 def refuse_irregular(path: AnyPath) -> None:

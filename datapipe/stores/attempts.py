@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeVar
 
 from datapipe.core.waiting import Wait, reported_wait
 from datapipe.errors import DatapipeError
 from datapipe.stores.failures import NO_ANSWER, TIMEOUT_S, Failure, examine, given_up, pause_s, retry_s, told
 from datapipe.stores.location import WEB_SCHEMES, Location
+from datapipe.stores.opening import open_store
 from datapipe.stores.reachability import note_reached
 from datapipe.stores.redirects import LOOK_S, with_target
 from datapipe.stores.requests import requests
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
 
 T = TypeVar("T")
 
@@ -82,3 +86,8 @@ def retried(attempt: Callable[[float], T], location: Location, *, timeout_s: flo
             else:
                 attempts.succeeded()
                 return found
+
+
+def answered(ask: Callable[[ObjectStore], Awaitable[T]], location: Location, *, timeout_s: float = TIMEOUT_S) -> T:
+    """Return what a location's store answers, asked again as `retried` does it. `ask`: makes one request of the store."""
+    return retried(lambda left_s: requests().call(lambda: ask(open_store(location)), left_s), location, timeout_s=timeout_s)

@@ -12,7 +12,7 @@ from typing import Any
 from datapipe.core.printable import listed
 from datapipe.core.waiting import reported_wait
 from datapipe.errors import DatapipeError, MissingDataError, OptionError
-from datapipe.stores.attempts import Attempts, retried
+from datapipe.stores.attempts import Attempts, answered
 from datapipe.stores.failures import NO_ANSWER, examine
 from datapipe.stores.location import WEB_SCHEMES, Location
 from datapipe.stores.opening import open_store
@@ -60,22 +60,15 @@ def list_objects(location: Location) -> list[ListedObject]:
 
 def _directly_under(location: Location) -> tuple[Any, str]:
     """Return what the store lists directly under a prefix, and what its keys begin with."""
-    shared, prefix = requests(), f"{location.key}/" if location.key else ""
-
-    def attempt(left_s: float) -> Any:
-        return shared.call(lambda: open_store(location).list_with_delimiter_async(prefix), left_s)
-
-    return retried(attempt, location, timeout_s=open_timeout_s()), prefix
+    prefix = f"{location.key}/" if location.key else ""
+    found = answered(lambda store: store.list_with_delimiter_async(prefix), location, timeout_s=open_timeout_s())
+    return found, prefix
 
 
 def object_facts(location: Location, *, timeout_s: float | None = None) -> ListedObject:
     """Return the size and etag of an object. Raises MissingDataError and StorageError."""
-    shared, timeout_s = requests(), open_timeout_s() if timeout_s is None else timeout_s
-
-    def attempt(left_s: float) -> Any:
-        return shared.call(lambda: open_store(location).head_async(location.key), left_s)
-
-    meta = retried(attempt, location, timeout_s=timeout_s)
+    timeout_s = open_timeout_s() if timeout_s is None else timeout_s
+    meta = answered(lambda store: store.head_async(location.key), location, timeout_s=timeout_s)
     return ListedObject(location.name, meta["size"], meta["e_tag"])
 
 

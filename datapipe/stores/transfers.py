@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from datapipe.core.atomic import write_at
 from datapipe.core.regular_files import open_file
 from datapipe.errors import DatapipeError, MissingDataError, OptionError, StorageError
-from datapipe.stores.attempts import Attempts, retried
+from datapipe.stores.attempts import Attempts, answered
 from datapipe.stores.failures import TIMEOUT_S, Cause, ChangedError, ShortBodyError, WholeObjectError, examine
 from datapipe.stores.location import Location
 from datapipe.stores.objects import ListedObject, next_of, object_facts
@@ -210,4 +210,4 @@ def delete(location: Location) -> None:
     """Delete an object; does nothing if it does not exist. Raises StorageError."""
     requests().check_process()
     with contextlib.suppress(MissingDataError):
-        retried(lambda left_s: requests().call(lambda: open_store(location).delete_async(location.key), left_s), location)
+        answered(lambda store: store.delete_async(location.key), location)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -223,8 +224,28 @@ class RandomCrop:
         return chain.crop(cuts, box, fill=self.fill)
 
 
+class _RandomFlip:
+    """Shared part of flips, which each sample gets with probability `p`."""
+
+    p: float
+    axis: ClassVar[int]  # 0: top and bottom, 1: left and right
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "p", check_probability(self, self.p))
+
+    __repr__ = source_repr
+
+    def output_size(self, size: Size | None, /) -> Size | None:
+        return size
+
+    def fold(self, cuts: list[Cuts], draws: Draws, operation: int, /) -> list[Cuts]:
+        flags = np.zeros((len(draws), 2), np.bool_)
+        flags[:, self.axis] = draws.uniform(operation, 1)[:, 0] < self.p
+        return chain.flip(cuts, flags)
+
+
 @dataclass(frozen=True, repr=False)
-class RandomHorizontalFlip:
+class RandomHorizontalFlip(_RandomFlip):
     """Mirror left and right with probability `p`.
 
     >>> T.RandomHorizontalFlip(p=0.5)
@@ -232,20 +253,11 @@ class RandomHorizontalFlip:
 
     p: float = 0.5
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "p", check_probability(self, self.p))
-
-    __repr__ = source_repr
-
-    def output_size(self, size: Size | None, /) -> Size | None:
-        return size
-
-    def fold(self, cuts: list[Cuts], draws: Draws, operation: int, /) -> list[Cuts]:
-        return _flip(cuts, draws, operation, axis=1, p=self.p)
+    axis: ClassVar[int] = 1
 
 
 @dataclass(frozen=True, repr=False)
-class RandomVerticalFlip:
+class RandomVerticalFlip(_RandomFlip):
     """Mirror top and bottom with probability `p`.
 
     >>> T.RandomVerticalFlip(p=0.5)
@@ -253,27 +265,11 @@ class RandomVerticalFlip:
 
     p: float = 0.5
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "p", check_probability(self, self.p))
-
-    __repr__ = source_repr
-
-    def output_size(self, size: Size | None, /) -> Size | None:
-        return size
-
-    def fold(self, cuts: list[Cuts], draws: Draws, operation: int, /) -> list[Cuts]:
-        return _flip(cuts, draws, operation, axis=0, p=self.p)
+    axis: ClassVar[int] = 0
 
 
 RESAMPLES_NOTHING = (CenterCrop, Pad, RandomCrop, RandomHorizontalFlip, RandomVerticalFlip)  # these only move pixels
 DRAWS_NOTHING = (Resize, CenterCrop, Pad)  # a sample gets the same cut in every epoch
-
-
-def _flip(cuts: list[Cuts], draws: Draws, operation: int, *, axis: int, p: float) -> list[Cuts]:
-    """Flip each sample along `axis` (0 vertically, 1 horizontally) with probability `p`."""
-    flags = np.zeros((len(draws), 2), np.bool_)
-    flags[:, axis] = draws.uniform(operation, 1)[:, 0] < p
-    return chain.flip(cuts, flags)
 
 
 def _check_padding(owner: object, padding: object) -> tuple[int, int, int, int]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -23,15 +23,11 @@ from datapipe.transforms.cuts import whole
 from datapipe.transforms.geometry import DRAWS_NOTHING, Pad, RandomHorizontalFlip, RandomVerticalFlip
 from datapipe.transforms.lowering import Kind, described, flatten, is_albumentations
 from datapipe.transforms.pixels.dtype import ScaleAndShift
+from datapipe.transforms.pixels.mix import MixUp
 from datapipe.transforms.protocols import BatchOp, Cuts, GeometryOp
 from datapipe.transforms.sorting import PixelStep, Sorted, fuse
 
 Size = tuple[int, int]  # height, width in pixels
-
-
-@runtime_checkable
-class _ChecksDtype(Protocol):
-    def check_dtype(self, dtype: torch.dtype, /) -> None: ...
 
 
 @dataclass(frozen=True, repr=False)
@@ -78,7 +74,7 @@ class Recipe:
             else:
                 found = found.with_transform(transform)
         for _, op in found.batch:
-            if isinstance(op, _ChecksDtype):
+            if isinstance(op, MixUp):
                 op.check_dtype(found.dtype)
         return cls(
             (*found.ops, *found.rest),

@@ -27,8 +27,44 @@ OPERATIONS = (
 _SIGNED = np.array([1 <= number <= 9 for number in range(len(OPERATIONS))])
 
 
+class _AutoAugment:
+    """Shared part of both: chosen operations, each applied to the samples that drew it."""
+
+    num_magnitude_bins: int
+    interpolation: str
+    fill: Fill | None
+
+    locality: ClassVar[Locality] = Locality.PLACE
+    moves_pixels: ClassVar[bool] = True  # some of the operations do
+
+    def __post_init__(self) -> None:
+        if not is_count(self.num_magnitude_bins):
+            raise refusal(self, "num_magnitude_bins", self.num_magnitude_bins, "it must be a positive int")
+        if getattr(self.interpolation, "value", self.interpolation) not in ("nearest", 0):  # 0: PIL's constant
+            raise refusal(self, "interpolation", self.interpolation, "only 'nearest' is available; drop the argument")
+        object.__setattr__(self, "interpolation", "nearest")
+        object.__setattr__(self, "fill", None if self.fill is None else check_fill(self, self.fill))
+
+    __repr__ = source_repr
+
+    def apply(self, images: torch.Tensor, params: Params, /) -> torch.Tensor:
+        choice, magnitude = params["choice"], params["magnitude"].astype(np.float64)
+        fill = self.fill or (0, 0, 0)
+        for rows in groups(images):
+            for turn in range(choice.shape[1]):
+                for number in np.unique(choice[rows, turn]).tolist():
+                    chosen = np.flatnonzero(choice[rows, turn] == number)
+                    strengths = magnitude[rows, turn][chosen]
+                    name = OPERATIONS[number]
+                    on_rows(images[rows], chosen, lambda some, name=name, by=strengths: apply_operation(some, name, by, fill))
+        return images
+
+    def output_dtype(self, dtype: torch.dtype, /) -> torch.dtype:
+        return check_uint8(self, dtype)
+
+
 @dataclass(frozen=True, repr=False)
-class RandAugment:
+class RandAugment(_AutoAugment):
     """Apply `num_ops` of fourteen operations, each chosen at random, all at strength `magnitude` of `num_magnitude_bins`.
 
     >>> T.RandAugment(num_ops=2, magnitude=9)
@@ -42,18 +78,12 @@ class RandAugment:
     interpolation: str = "nearest"
     fill: Fill | None = None
 
-    locality: ClassVar[Locality] = Locality.PLACE
-    moves_pixels: ClassVar[bool] = True  # some of the operations do
-
     def __post_init__(self) -> None:
         if not is_count(self.num_ops) and self.num_ops != 0:
             raise refusal(self, "num_ops", self.num_ops, "it must be an int of at least 0")
-        _check_bins(self, self.num_magnitude_bins)
+        super().__post_init__()
         if not isinstance(self.magnitude, int) or not 0 <= self.magnitude < self.num_magnitude_bins:
             raise refusal(self, "magnitude", self.magnitude, f"it must be an int from 0 to {self.num_magnitude_bins - 1}")
-        _check_sampling(self, self.interpolation, self.fill)
-
-    __repr__ = source_repr
 
     def draw(self, draws: Draws, operation: int, size: tuple[int, int], /) -> Params:
         """Return choice (n, num_ops), indices into OPERATIONS, and magnitude (n, num_ops)."""
@@ -62,15 +92,9 @@ class RandAugment:
         magnitude = _rand_augment_table(self.num_magnitude_bins, *size)[choice, self.magnitude]
         return {"choice": choice, "magnitude": _signed(magnitude, choice, uniform[:, :, 1])}
 
-    def apply(self, images: torch.Tensor, params: Params, /) -> torch.Tensor:
-        return _augment(images, params, self.fill or (0, 0, 0))
-
-    def output_dtype(self, dtype: torch.dtype, /) -> torch.dtype:
-        return check_uint8(self, dtype)
-
 
 @dataclass(frozen=True, repr=False)
-class TrivialAugmentWide:
+class TrivialAugmentWide(_AutoAugment):
     """Apply one of fourteen operations, chosen at random, at a random one of `num_magnitude_bins` strengths.
 
     >>> T.TrivialAugmentWide()
@@ -82,15 +106,6 @@ class TrivialAugmentWide:
     interpolation: str = "nearest"
     fill: Fill | None = None
 
-    locality: ClassVar[Locality] = Locality.PLACE
-    moves_pixels: ClassVar[bool] = True  # some of the operations do
-
-    def __post_init__(self) -> None:
-        _check_bins(self, self.num_magnitude_bins)
-        _check_sampling(self, self.interpolation, self.fill)
-
-    __repr__ = source_repr
-
     def draw(self, draws: Draws, operation: int, size: tuple[int, int], /) -> Params:
         """Return choice (n, 1), indices into OPERATIONS, and magnitude (n, 1)."""
         uniform = draws.uniform(operation, 3)
@@ -98,12 +113,6 @@ class TrivialAugmentWide:
         strength = (uniform[:, 1:2] * self.num_magnitude_bins).astype(np.int64)
         magnitude = _trivial_augment_table(self.num_magnitude_bins)[choice, strength]
         return {"choice": choice, "magnitude": _signed(magnitude, choice, uniform[:, 2:])}
-
-    def apply(self, images: torch.Tensor, params: Params, /) -> torch.Tensor:
-        return _augment(images, params, self.fill or (0, 0, 0))
-
-    def output_dtype(self, dtype: torch.dtype, /) -> torch.dtype:
-        return check_uint8(self, dtype)
 
 
 def apply_operation(images: torch.Tensor, name: str, magnitude: Float, fill: Fill) -> None:
@@ -140,18 +149,6 @@ _ON_PLANES: dict[str, Callable[[torch.Tensor, torch.Tensor, float], None]] = {
     "Contrast": adjust.adjust_contrast,
     "Sharpness": adjust.adjust_sharpness,
 }
-
-
-def _augment(images: torch.Tensor, params: Params, fill: Fill) -> torch.Tensor:
-    choice, magnitude = params["choice"], params["magnitude"].astype(np.float64)
-    for rows in groups(images):
-        for turn in range(choice.shape[1]):
-            for number in np.unique(choice[rows, turn]).tolist():
-                chosen = np.flatnonzero(choice[rows, turn] == number)
-                strengths = magnitude[rows, turn][chosen]
-                name = OPERATIONS[number]
-                on_rows(images[rows], chosen, lambda some, name=name, by=strengths: apply_operation(some, name, by, fill))
-    return images
 
 
 def _signed(magnitude: Float, choice: NDArray[np.int64], uniform: Float) -> Float:
@@ -192,18 +189,6 @@ def _linspace(start: float, end: float, num: int) -> Float:
     number = np.arange(num)
     upwards, downwards = first + step * number, last - step * (num - 1 - number)
     return np.where(number < max(num // 2, 1), upwards, downwards).astype(np.float32).astype(np.float64)
-
-
-def _check_bins(owner: object, num_bins: object) -> None:
-    if not is_count(num_bins):
-        raise refusal(owner, "num_magnitude_bins", num_bins, "it must be a positive int")
-
-
-def _check_sampling(owner: object, interpolation: object, fill: object) -> None:
-    if getattr(interpolation, "value", interpolation) not in ("nearest", 0):  # 0: PIL's constant
-        raise refusal(owner, "interpolation", interpolation, "only 'nearest' is available; drop the argument")
-    object.__setattr__(owner, "interpolation", "nearest")
-    object.__setattr__(owner, "fill", None if fill is None else check_fill(owner, fill))
 
 
 # -- shear, translation and rotation, with nearest-neighbour sampling, as torchvision's affine does them
