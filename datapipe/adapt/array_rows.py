@@ -12,11 +12,10 @@ import numpy as np
 import torch
 import torch.utils.data
 from numpy.typing import NDArray
-from torch.utils.data import Subset
 
 from datapipe.adapt.deferral.requests import BatchRequest
 from datapipe.adapt.loaders import length_of
-from datapipe.adapt.number_rows import places_of_subset
+from datapipe.adapt.number_rows import inside_of_subsets
 from datapipe.core.readahead import announce
 from datapipe.formulas.evaluation import RowFormula, formula_of
 
@@ -54,7 +53,8 @@ class ArrayRows(torch.utils.data.Dataset[Any]):
         self.num_compared = self.num_batches = self.num_plain = 0
         self.difference = ""  # which sample differed
         self._collate = collate_fn
-        self._inner, self._places = _taken_apart(dataset)
+        # What -1 means is up to the dataset. A `Subset` that is not taken apart has no formula.
+        self._inner, self._places = inside_of_subsets(dataset, counts_back=False) or (dataset, None)
         self._formula: RowFormula | None = None
         self._is_new = False  # whether no sample has been compared since the code was read
 
@@ -186,22 +186,6 @@ def _row(batch: Any, place: int) -> Any:
     if isinstance(batch, dict):
         return {name: _row(values, place) for name, values in batch.items()}
     return [_row(values, place) for values in batch]
-
-
-def _taken_apart(dataset: Any) -> tuple[Any, NDArray[np.int64] | None]:
-    """Return the dataset inside of `Subset`s, and its indices (n,) that make up the outermost; None: all of them.
-
-    A `Subset` that selects by anything but places counted from the start is left as it is, and has no formula.
-    """
-    places: NDArray[np.int64] | None = None
-    inner = dataset
-    while type(inner) is Subset:
-        chosen = places_of_subset(inner.indices, inner.dataset)
-        if chosen is None or min(inner.indices, default=0) < 0:  # what -1 means is up to the dataset
-            return dataset, None
-        places = chosen if places is None else chosen[places]
-        inner = inner.dataset
-    return inner, places
 
 
 def _cheapest(way: Callable[[Any], Any], keys: list[int]) -> float:

@@ -14,12 +14,8 @@ from datapipe.adapt.loaders import Collation
 from datapipe.core.readahead import Span
 
 _MODULE, _NAME = "datasets.arrow_dataset", "Dataset"
-_DTYPES: dict[tuple[Collation, str | None], dict[str, str]] = {  # collation, format -> kind of numpy's dtype -> dtype of batches
-    ("torch", None): {"b": "bool", "i": "int64", "u": "int64", "f": "float64"},
-    ("torch", "torch"): {"b": "bool", "i": "int64", "u": "int64", "f": "float32"},
-    ("transformers", None): {"b": "bool", "i": "int64", "u": "int64", "f": "float32"},
-    ("transformers", "torch"): {"b": "bool", "i": "int64", "u": "int64", "f": "float32"},
-}
+_DTYPES = {"b": "bool", "i": "int64", "u": "int64", "f": "float32"}  # of batches, by the kind of numpy's dtype
+_OF_PYTHON = {**_DTYPES, "f": "float64"}  # of batches that torch makes of Python's numbers
 _OF_LABELS = {"b": "int64", "i": "int64", "u": "int64", "f": "float32"}  # of the column that transformers calls "labels"
 
 
@@ -153,10 +149,10 @@ def columns_of(dataset: Any, collation: Collation) -> dict[str, Column] | None:
     None if one is neither numbers nor lists of numbers without nulls.
     """
     form = dataset.format
-    dtypes = _DTYPES.get((collation, form["type"]))
+    dtypes = _OF_PYTHON if collation == "torch" and form["type"] is None else _DTYPES
     if collation == "transformers" and torch.get_default_dtype() is not torch.float32:
         return None  # to which it makes tensors of Python's numbers
-    if dtypes is None or form["format_kwargs"] or form["output_all_columns"] or not form["columns"]:
+    if form["type"] not in (None, "torch") or form["format_kwargs"] or form["output_all_columns"] or not form["columns"]:
         return None
     names = [name for name in dataset.column_names if name in form["columns"]]
     given = {name: (name, dtypes) for name in names}

@@ -93,14 +93,10 @@ def rows_of(dataset: object, collation: Collation = "torch") -> NumberRows | Non
 
     None for all else, subclasses included. `collation`: whose function makes batches of samples.
     """
-    whole = dataset
-    places: NDArray[np.int64] | None = None
-    while type(dataset) is Subset:
-        chosen = places_of_subset(dataset.indices, dataset.dataset)
-        if chosen is None:
-            return None
-        places = chosen if places is None else chosen[places]
-        dataset = dataset.dataset
+    whole, taken_apart = dataset, inside_of_subsets(dataset)
+    if taken_apart is None:
+        return None
+    dataset, places = taken_apart
     if is_of_hub(dataset):
         return _rows_of_hub(whole, dataset, places, collation)
     if collation != "torch" or type(dataset) is not TensorDataset or not dataset.tensors:
@@ -112,7 +108,22 @@ def rows_of(dataset: object, collation: Collation = "torch") -> NumberRows | Non
     return NumberRows(dataset.tensors, places)
 
 
-def places_of_subset(indices: object, dataset: Any) -> NDArray[np.int64] | None:
+def inside_of_subsets(dataset: Any, *, counts_back: bool = True) -> tuple[Any, NDArray[np.int64] | None] | None:
+    """Return the dataset inside of `Subset`s, and its indices (n,) that make up the outermost; None for these: all of them.
+
+    None if a `Subset` selects by anything but places in what is inside. `counts_back`: whether these may be negative.
+    """
+    places: NDArray[np.int64] | None = None
+    while type(dataset) is Subset:
+        chosen = _places_of_subset(dataset.indices, dataset.dataset)
+        if chosen is None or not (counts_back or min(dataset.indices, default=0) >= 0):
+            return None
+        places = chosen if places is None else chosen[places]
+        dataset = dataset.dataset
+    return dataset, places
+
+
+def _places_of_subset(indices: object, dataset: Any) -> NDArray[np.int64] | None:
     """Return a subset's indices, counted from the start; None if they are not a plain list, or lead out of the dataset."""
     try:
         places = np.asarray(indices)

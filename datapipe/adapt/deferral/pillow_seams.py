@@ -25,16 +25,6 @@ from datapipe.errors import DecodeError
 
 MAX_CAPTURED_NBYTES = 64 << 20  # larger files are left to Pillow, which reads them piece by piece
 
-# The original methods, by the names of the steps.
-PILLOW_STEPS: dict[str, Callable[..., Any]] = {
-    "convert": Image.Image.convert,
-    "copy": Image.Image.copy,
-    "crop": Image.Image.crop,
-    "filter": Image.Image.filter,
-    "point": Image.Image.point,
-    "resize": Image.Image.resize,
-    "transpose": Image.Image.transpose,
-}
 _TURNS = (Image.Transpose.ROTATE_90, Image.Transpose.ROTATE_270, Image.Transpose.TRANSPOSE, Image.Transpose.TRANSVERSE)
 _lock = threading.RLock()  # one thread at a time turns stand-ins into pixels
 if hasattr(os, "register_at_fork"):
@@ -83,14 +73,9 @@ def install() -> None:
     _im = Image.Image.__dict__["im"]
     put: Any = setattr
     put(Image.Image, "im", property(functools.partial(_pixels, _im.fget), _im.fset, _im.fdel))
-    put(Image.Image, "convert", recording_method(PILLOW_STEPS["convert"], _convert))
-    put(Image.Image, "copy", recording_method(PILLOW_STEPS["copy"], _copy))
+    for name, plan in _PLANS.items():
+        put(Image.Image, name, recording_method(PILLOW_STEPS[name], plan))
     put(Image.Image, "__copy__", Image.Image.copy)
-    put(Image.Image, "crop", recording_method(PILLOW_STEPS["crop"], _crop))
-    put(Image.Image, "filter", recording_method(PILLOW_STEPS["filter"], _filter))
-    put(Image.Image, "point", recording_method(PILLOW_STEPS["point"], _point))
-    put(Image.Image, "resize", recording_method(PILLOW_STEPS["resize"], _resize))
-    put(Image.Image, "transpose", recording_method(PILLOW_STEPS["transpose"], _transpose))
     put(Image.Image, "load", _lazy_load(Image.Image.load))
     put(ImageFile.ImageFile, "load", _lazy_load(ImageFile.ImageFile.load))
 
@@ -331,3 +316,16 @@ def _transpose(image: Image.Image, method: Any) -> Planned | None:
         return None
     width, height = image.size
     return ("transpose", (turn,), image.mode, (height, width) if turn in _TURNS else (width, height), int(turn))
+
+
+_PLANS: dict[str, Planner] = {
+    "convert": _convert,
+    "copy": _copy,
+    "crop": _crop,
+    "filter": _filter,
+    "point": _point,
+    "resize": _resize,
+    "transpose": _transpose,
+}
+# The original methods, by the names of the steps; `torchvision_seams` adds its functions.
+PILLOW_STEPS: dict[str, Callable[..., Any]] = {name: getattr(Image.Image, name) for name in _PLANS}

@@ -199,18 +199,8 @@ class TensorMode(TorchFunctionMode):
 
 
 _GETTERS = (
-    "shape",
-    "dtype",
-    "device",
-    "ndim",
-    "layout",
-    "is_cuda",
-    "is_sparse",
-    "is_quantized",
-    "is_meta",
-    "requires_grad",
-    "is_leaf",
-)
+    "shape", "dtype", "device", "ndim", "layout", "is_cuda", "is_sparse", "is_quantized", "is_meta", "requires_grad", "is_leaf",
+)  # fmt: skip
 _NEEDS_NO_VALUES = frozenset(
     [
         *(getattr(torch.Tensor, name).__get__ for name in _GETTERS),
