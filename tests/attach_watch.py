@@ -25,8 +25,8 @@ class Calls:
         self.syncs: list[str] = []
         self.num_copies = self.num_updates = self.num_finished = 0
 
-    def open_pass(self, *, loader: int = 0, is_evaluation: bool = False) -> MeteredCalls:
-        self.passes.append(MeteredCalls(self, len(self.passes), loader, is_evaluation))
+    def open_pass(self, *, loader: int = 0) -> MeteredCalls:
+        self.passes.append(MeteredCalls(self, len(self.passes), loader))
         return self.passes[-1]
 
     def note_sync(self, name: str, host_s: float) -> None:
@@ -60,9 +60,9 @@ class Calls:
 
 
 class MeteredCalls:
-    def __init__(self, calls: Calls, number: int, loader: int, is_evaluation: bool) -> None:
+    def __init__(self, calls: Calls, number: int, loader: int) -> None:
         self._calls, self._number = calls, number
-        self.loader, self.is_evaluation = loader, is_evaluation
+        self.loader, self.is_evaluation = loader, False
         self.num_ready: list[int | None] = []
 
     def begin(self, num_ready: int | None = None) -> None:

@@ -68,7 +68,7 @@ def _run_time(found: Analysis) -> RunTime | None:
     run = account_of(found.recorded)
     if run is None:
         return None
-    production = [profile.made.ready_ns - profile.made.start_ns for profile in found.profiles]
+    production = [profile.made.total_ns for profile in found.profiles]
     production_s = float(np.mean(production)) * 1e-9 if production else None
     return msgspec.structs.replace(run, savings=tuple(savings_of(found.recorded, run, production_s)))
 

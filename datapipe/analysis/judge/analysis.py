@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -103,12 +103,14 @@ def _attributed(found: Analysis, loader: LoaderFacts, raw: Steps) -> Fault | str
 
 def main_loader(process: Process) -> LoaderFacts | None:
     """Return the loader that training steps waited for longest in total; without waiting, the one with the most steps."""
-    waited: defaultdict[int, tuple[float, int]] = defaultdict(lambda: (0.0, 0))
-    for step in process.steps[~process.steps["is_evaluation"]]:
-        seconds, num = waited[int(step["loader"])]
-        waited[int(step["loader"])] = (seconds + float(step["host_wait_s"]), num + 1)
-    known = [key for key in waited if key in process.loaders]
-    return process.loaders[max(known, key=lambda key: waited[key])] if known else None
+    steps = process.steps[~process.steps["is_evaluation"]]
+
+    def waited(key: int) -> tuple[float, int]:
+        own = steps["host_wait_s"][steps["loader"] == key]
+        return float(own.sum()), len(own)
+
+    known = [key for key in dict.fromkeys(steps["loader"].tolist()) if key in process.loaders]
+    return process.loaders[max(known, key=waited)] if known else None
 
 
 def steady_waits(steps: Steps, figures: Figures) -> list[Wait]:
@@ -123,11 +125,11 @@ def steady_waits(steps: Steps, figures: Figures) -> list[Wait]:
 def steady_profiles(found: Analysis) -> list[BatchProfile]:
     """Return profiles of batches handed out in steady steps; if these are few, of all but the first of each pass."""
     steps = found.recorded.steps[found.steady_rows]
-    chosen = list(_within(steps, found.profiles))
+    chosen = _within(steps, found.profiles)
     return chosen if len(chosen) >= MIN_STEPS else [profile for profile in found.profiles if profile.step >= MIN_STEPS // 2]
 
 
-def _within(steps: Steps, profiles: list[BatchProfile] | tuple[BatchProfile, ...]) -> list[BatchProfile]:
+def _within(steps: Steps, profiles: Sequence[BatchProfile]) -> list[BatchProfile]:
     """Return the profiles requested within the `next()` of one of the steps."""
     if not len(steps):
         return []

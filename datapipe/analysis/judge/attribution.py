@@ -199,7 +199,7 @@ def _slow_worker(profiles: Sequence[BatchProfile], waited_for: Sequence[tuple[Wa
     waits: defaultdict[int, int] = defaultdict(int)
     for profile in profiles:
         if profile.made.worker is not None:
-            times[profile.made.worker].append(profile.made.ready_ns - profile.made.start_ns)
+            times[profile.made.worker].append(profile.made.total_ns)
     for (start_ns, end_ns), profile in waited_for:
         if profile.made.worker is not None:
             waits[profile.made.worker] += end_ns - start_ns

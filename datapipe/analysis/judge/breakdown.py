@@ -93,16 +93,13 @@ def places_of(profiles: Sequence[BatchProfile]) -> dict[str, str]:
 
 def _helpers_share(made: Making) -> float:
     """Return the CPU time of other threads of the worker, which the thread making the batch may have waited for, as a share."""
-    fetch_ns = made.ready_ns - made.start_ns
-    if made.process_cpu_ns is None or fetch_ns <= 0:
-        return 0.0
-    return max(0.0, (made.process_cpu_ns - made.dataset_cpu_ns - made.collate_cpu_ns) / fetch_ns)
+    return made.helpers_cpu_ns / made.total_ns if made.total_ns > 0 else 0.0
 
 
 def _queued_share(made: Making) -> float:
     """Return the share of the whole making; the kernel's count cannot be divided further."""
-    fetch_ns = made.ready_ns - made.start_ns
-    return 0.0 if made.counters.queued_ns is None or fetch_ns <= 0 else min(1.0, made.counters.queued_ns / fetch_ns)
+    queued_ns = made.counters.queued_ns
+    return 0.0 if queued_ns is None or made.total_ns <= 0 else min(1.0, queued_ns / made.total_ns)
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,12 +39,12 @@ def workload_from(found: Analysis) -> Workload | str:
             steps,
             setup_of(loader, cores),
             production_s=_seconds(_making_ns(profile, is_crowded=(loader.num_workers or 0) + 1 > cores) for profile in profiles),
-            production_cpu_s=_seconds(_making_cpu_ns(profile) for profile in profiles) if loader.num_workers else None,
+            production_cpu_s=_seconds(one.made.cpu_ns for one in profiles) if loader.num_workers else None,
             made_by=np.array([profile.made.worker for profile in profiles], np.int64) if loader.num_workers else None,
             delivery_s=_deliveries(profiles) if profiles else None,
             floor_s=floor_s,
-            made_here_cpu_s=0.0 if loader.num_workers else _mean_s(_making_cpu_ns(one) for one in profiles),
-            helpers_cpu_s=_mean_s(_helpers_cpu_ns(one) for one in profiles),
+            made_here_cpu_s=0.0 if loader.num_workers else _mean_s(one.made.cpu_ns for one in profiles),
+            helpers_cpu_s=_mean_s(one.made.helpers_cpu_ns for one in profiles),
         )
     if workload is not None:
         return workload
@@ -58,7 +58,7 @@ def supply_s(found: Analysis) -> float:
     slowest_s = 0.0
     for key in found.others:
         num_workers = found.process.loaders[key].num_workers
-        made = [one.made.ready_ns - one.made.start_ns for one in found.process.profiles if one.loader == key]
+        made = [one.made.total_ns for one in found.process.profiles if one.loader == key]
         if made and num_workers:
             slowest_s = max(slowest_s, float(np.mean(made)) * 1e-9 / num_workers)
     return slowest_s
@@ -79,17 +79,7 @@ def _making_ns(profile: BatchProfile, *, is_crowded: bool) -> int:
     """Return the time to make a batch. `is_crowded`: more workers than cores; excludes time without a core, which replay adds."""
     made = profile.made
     is_left_out = is_crowded and made.worker is not None
-    return made.ready_ns - made.start_ns - (made.counters.queued_ns or 0 if is_left_out else 0)
-
-
-def _making_cpu_ns(profile: BatchProfile) -> int:
-    return profile.made.dataset_cpu_ns + profile.made.collate_cpu_ns
-
-
-def _helpers_cpu_ns(profile: BatchProfile) -> int:
-    """Return the core time of the worker's other threads while it made the batch."""
-    all_ns = profile.made.process_cpu_ns
-    return 0 if all_ns is None else max(0, all_ns - _making_cpu_ns(profile))
+    return made.total_ns - (made.counters.queued_ns or 0 if is_left_out else 0)
 
 
 def _mean_s(values: Iterable[int]) -> float:

@@ -92,8 +92,8 @@ class HookedMeter:
         self.taps, self.ends_after, self.recorder, self.counter = taps, ends_after, recorder, counter
         self.num_done = 0  # training steps begun
 
-    def open_pass(self, *, loader: int = 0, is_evaluation: bool = False) -> HookedPass:
-        return HookedPass(self, self._meter.open_pass(loader=loader, is_evaluation=is_evaluation))
+    def open_pass(self, *, loader: int = 0) -> HookedPass:
+        return HookedPass(self, self._meter.open_pass(loader=loader))
 
 
 class HookedPass:

@@ -76,10 +76,10 @@ class ThreadBracket:
         self._syncs: dict[str, Syncs] = {}
         self._has_device = False
 
-    def open_pass(self, *, loader: int = 0, is_evaluation: bool = False) -> MeasuredPass:
+    def open_pass(self, *, loader: int = 0) -> MeasuredPass:
         """Return a pass over a loader; create it with its iterator. `loader`: any number that identifies the loader."""
         self._num_passes += 1
-        return MeasuredPass(self, self._num_passes - 1, loader, is_evaluation=is_evaluation)
+        return MeasuredPass(self, self._num_passes - 1, loader)
 
     def note_sync(self, name: str, host_s: float) -> None:
         """Record that the host has just waited `host_s` seconds for the device, in the function that users call `name`."""
@@ -243,11 +243,11 @@ class MeasuredPass:
 
     __slots__ = ("_bracket", "is_evaluation", "is_fresh", "loader", "pass_id")
 
-    def __init__(self, bracket: ThreadBracket, pass_id: int, loader: int, *, is_evaluation: bool) -> None:
+    def __init__(self, bracket: ThreadBracket, pass_id: int, loader: int) -> None:
         self._bracket = bracket
         self.pass_id = pass_id
         self.loader = loader
-        self.is_evaluation = is_evaluation  # may be changed until the step is read
+        self.is_evaluation = False  # may be changed until the step is read
         self.is_fresh = True  # none of its steps has been read yet
 
     def begin(self, num_ready: int | None = None) -> None:
@@ -272,7 +272,8 @@ def watch(
     count_ready: Callable[[], int] | None = None,
 ) -> Iterator[T]:
     """Yield the batches of one pass, with each `next()` measured. `count_ready`: batches that could be handed out at once."""
-    watched = bracket.open_pass(loader=loader, is_evaluation=is_evaluation)
+    watched = bracket.open_pass(loader=loader)
+    watched.is_evaluation = is_evaluation
     try:
         iterator = iter(batches)
         while True:

@@ -31,7 +31,7 @@ class MeteredPass(Protocol):
 class Meter(Protocol):
     """Measures steps. Only training threads call it: one thread at a time for passes of one loader."""
 
-    def open_pass(self, *, loader: int = 0, is_evaluation: bool = False) -> MeteredPass: ...
+    def open_pass(self, *, loader: int = 0) -> MeteredPass: ...
 
     def note_sync(self, name: str, host_s: float) -> None:
         """Record that the host has just waited for the device, in the function that users call `name`."""

@@ -83,6 +83,19 @@ class Making:
     def collate_ns(self) -> int:
         return self.ready_ns - self.collate_start_ns
 
+    @property
+    def total_ns(self) -> int:
+        return self.ready_ns - self.start_ns
+
+    @property
+    def cpu_ns(self) -> int:
+        return self.dataset_cpu_ns + self.collate_cpu_ns
+
+    @property
+    def helpers_cpu_ns(self) -> int:
+        """The CPU time of the process's other threads meanwhile; 0 if that is unknown."""
+        return max(0, (self.process_cpu_ns or 0) - self.cpu_ns)
+
 
 @dataclass(frozen=True, slots=True)
 class Passage:

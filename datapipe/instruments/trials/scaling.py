@@ -38,8 +38,8 @@ def mostly_waits(made: Sequence[Making]) -> bool:
 
 def waiting_share(made: Sequence[Making]) -> float:
     """Return the share of the time to make batches that is spent neither on a core nor waiting for one."""
-    busy_ns = sum(one.dataset_cpu_ns + one.collate_cpu_ns + (one.counters.queued_ns or 0) for one in made)
-    all_ns = sum(one.ready_ns - one.start_ns for one in made)
+    busy_ns = sum(one.cpu_ns + (one.counters.queued_ns or 0) for one in made)
+    all_ns = sum(one.total_ns for one in made)
     return 1 - busy_ns / all_ns if all_ns else 0.0
 
 
