@@ -13,6 +13,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from converters.engines import run_shards
@@ -51,7 +52,7 @@ from converters.runs import Fence, LockGoneError, begin_run, hold, is_held, tran
 from converters.samples.examine import AudioTreatment, Treatment, VideoTreatment
 from converters.shards import DONE_NAME, DoneShard, ShardJob, clear_leftovers, forget_done, read_done, shard_files
 from converters.sources import open_source, resolved
-from converters.writers import TARGETS
+from converters.writers import TARGETS, Target
 from datapipe.containers.forms import AUDIO, VIDEOS
 from datapipe.core.environment import num_usable_cores
 from datapipe.errors import DatapipeError, DecodeError, IntegrityError, StorageError
@@ -127,29 +128,28 @@ def preview(options: ConvertOptions, on_progress: OnProgress = ignore_progress) 
         )
 
 
+@dataclass(slots=True)
 class _Conversion:
     """One run in an open building directory."""
 
-    def __init__(
-        self,
-        options: ConvertOptions,
-        destination: Path,
-        source: Source,
-        on_progress: OnProgress,
-        started: float,
-        delivery: StoreDelivery | None,
-    ) -> None:
-        self.options = options
-        self.destination = destination
-        self.building = destination / BUILDING_NAME
-        self.source = source  # not listed yet
-        self.on_progress = on_progress
-        self.started = started
-        self.delivery = delivery
-        self.workers = Workers(None if options.tokens is None or options.tokens.template else options.tokens)
-        self._num_listed = 0
-        self.target = TARGETS[options.to]
-        self.part = options.part or Part()
+    options: ConvertOptions
+    destination: Path
+    source: Source  # not listed yet
+    on_progress: OnProgress
+    started: float
+    delivery: StoreDelivery | None
+    building: Path = field(init=False)
+    target: Target = field(init=False)
+    part: Part = field(init=False)
+    workers: Workers = field(init=False)
+    num_listed: int = 0
+
+    def __post_init__(self) -> None:
+        tokens = self.options.tokens
+        self.building = self.destination / BUILDING_NAME
+        self.target = TARGETS[self.options.to]
+        self.part = self.options.part or Part()
+        self.workers = Workers(None if tokens is None or tokens.template else tokens)
 
     def run(self) -> Report:
         with contextlib.closing(self.workers), hold(self._part_lock(self.part), wait=False) as is_mine:
@@ -200,9 +200,9 @@ class _Conversion:
     def _on_listed(self, advance: Advance) -> None:
         """Report what was listed, and start workers while more is: opening a tokenizer takes as long as listing 10,000 lines."""
         self.on_progress(advance)
-        self._num_listed += advance.num_samples
+        self.num_listed += advance.num_samples
         if self.options.engine == "local" and self._num_workers > 1:
-            self.workers.start(min(self._num_workers, self._num_listed // _SAMPLES_PER_WORKER))
+            self.workers.start(min(self._num_workers, self.num_listed // _SAMPLES_PER_WORKER))
 
     def _refuse_other_division(self) -> None:
         """Raise StorageError while runs that divide the shards differently are in progress."""

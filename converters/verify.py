@@ -12,7 +12,7 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -91,9 +91,13 @@ def verify(
     problems += run_checks(checks, num_workers)
     for found in sets:
         problems += _check_errors(found)
+    return _report([found.manifest for found in sets], problems, meter, started)
+
+
+def _report(manifests: Sequence[Manifest], problems: Sequence[Problem], meter: ByteMeter, started: float) -> VerifyReport:
     return VerifyReport(
-        num_samples=sum(found.manifest.num_samples for found in sets),
-        num_shards=sum(len(found.manifest.shards) for found in sets),
+        num_samples=sum(manifest.num_samples for manifest in manifests),
+        num_shards=sum(len(manifest.shards) for manifest in manifests),
         nbytes=meter.nbytes,
         elapsed_s=time.monotonic() - started,
         problems=tuple(problems),
@@ -114,16 +118,8 @@ def _verify_table(directory: Path, started: float, meter: ByteMeter, num_workers
 
 def run_checks(checks: Iterable[Callable[[], list[Problem]]], num_workers: int | None) -> list[Problem]:
     """Run the checks in threads, as many as the usable cores for None; return what they find, in the order of the checks."""
-    problems: list[Problem] = []
     with ThreadPoolExecutor(num_workers or num_usable_cores()) as pool:
-        jobs = [pool.submit(check) for check in checks]
-        try:
-            for job in jobs:
-                problems += job.result()
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
-    return problems
+        return [problem for found in pool.map(lambda check: check(), checks) for problem in found]
 
 
 def _problem(path: Path, exc: FormatError) -> Problem:
@@ -263,13 +259,7 @@ def verify_remote(
     manifest, _ = open_set(location)
     meter = ByteMeter(on_bytes)
     problems = run_checks([partial(_check, manifest, location, shard, meter) for shard in manifest.shards], num_workers)
-    return VerifyReport(
-        num_samples=manifest.num_samples,
-        num_shards=len(manifest.shards),
-        nbytes=meter.nbytes,
-        elapsed_s=time.monotonic() - started,
-        problems=tuple(problems),
-    )
+    return _report([manifest], problems, meter, started)
 
 
 def _check(manifest: Manifest, location: Location, shard: ShardInfo, meter: ByteMeter) -> list[Problem]:

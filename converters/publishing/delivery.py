@@ -88,7 +88,9 @@ class StoreDelivery:
         self._running, ended = [one for one in self._running if not one.done()], [one for one in self._running if one.done()]
         for one in ended:
             one.result()
-        self._running.append(self._pool.submit(self._taken, shard))
+        future = self._pool.submit(self._write, shard)
+        future.add_done_callback(lambda _: self._free.release())
+        self._running.append(future)
 
     def settle(self, plan: ConversionPlan) -> None:
         """Wait for all shards, and look whether they are still there as they were written.
@@ -131,12 +133,6 @@ class StoreDelivery:
 
     def _note_of(self, shard: PlannedShard) -> Path:
         return self._building / _STORED_NAME / f"{shard.stem}.json"
-
-    def _taken(self, shard: PlannedShard) -> None:
-        try:
-            self._write(shard)
-        finally:
-            self._free.release()
 
     def _write(self, shard: PlannedShard) -> None:
         """Write the objects of a shard, note that, and remove its files."""

@@ -85,15 +85,11 @@ class Mp4Writer:
 
     def finish(self, shown: Shown) -> bytes:
         """Return the file."""
+        shift = self._shift or 0
         try:
             self.output.close()
-        except self._av.error.FFmpegError as exc:
-            raise DecodeError(f"cannot be kept in an mp4 ({exc}); encode it again: --video-size N") from exc
-        shift = self._shift or 0
-        edit = shown._replace(start=shown.start + shift, end=shown.end + shift)
-        try:
-            return _arranged(self._sink.getbuffer(), edit)
-        except DAMAGE as exc:
+            return _arranged(self._sink.getbuffer(), shown._replace(start=shown.start + shift, end=shown.end + shift))
+        except (self._av.error.FFmpegError, *DAMAGE) as exc:
             raise DecodeError(f"cannot be kept in an mp4 ({exc}); encode it again: --video-size N") from exc
 
 

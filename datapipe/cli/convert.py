@@ -11,10 +11,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import converters
-from converters import Advance, Check, ConvertOptions, OnError, Preview, Report, recognise
+from converters import Advance, Check, ConvertOptions, OnError, Phase, Preview, Report, recognise
 from converters.report import Overview, SampleShown
 from converters.to_store import convert_to_store
 from converters.tokenizer import Tokenizing
@@ -148,36 +147,31 @@ class _Display:
     """Shows a conversion's progress: one bar per phase."""
 
     def __init__(self, unit: str) -> None:
-        self._unit = unit
-        self._phase: Any = None
         self.has_warned = False  # the warnings about the source have been said
-        self._progress: Progress | None = None
+        self._unit = unit
+        self._phase: Phase | None = None
+        self._progress = Progress(None, unit, "")  # of the phase
+        self._shown = contextlib.ExitStack()  # closed, it is no longer shown
 
     def __enter__(self) -> _Display:
         return self
 
     def __exit__(self, *unused: object) -> None:
-        self._close()
+        self._shown.close()
 
     def __call__(self, advance: Advance, /) -> None:
         if advance.overview is not None:
-            self._close()
+            self._shown.close()
             self._phase = None
             _say_overview(advance.overview)
             self.has_warned = True
             return
         if advance.phase is not self._phase:
-            self._close()
+            self._shown.close()
             self._phase = advance.phase
             unit = "files" if advance.total is None and self._unit == "samples" else self._unit
-            self._progress = Progress(advance.total, unit, advance.phase.value).__enter__()
-        if self._progress is not None:
-            self._progress.update(advance.num_samples, errors=advance.num_errors)
-
-    def _close(self) -> None:
-        if self._progress is not None:
-            self._progress.__exit__(None, None, None)
-            self._progress = None
+            self._progress = self._shown.enter_context(Progress(advance.total, unit, advance.phase.value))
+        self._progress.update(advance.num_samples, errors=advance.num_errors)
 
 
 def _print_report(report: Report, *, as_json: bool, shown_as: str, has_warned: bool) -> None:

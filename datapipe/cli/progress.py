@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from types import TracebackType
 from typing import Any, Self, TextIO
 
 from datapipe.core.printable import counted
@@ -26,14 +25,10 @@ class Progress:
         self._stream = sys.stderr if stream is None else stream
         self._done = self._errors = 0
         self._bar: Any = None
-        self._begin()
-
-    def _begin(self) -> None:
         self._started = time.monotonic()
         self._next_line = self._started + SILENT_S
 
     def __enter__(self) -> Self:
-        self._begin()
         if self._stream.isatty():
             from tqdm import tqdm
 
@@ -50,7 +45,7 @@ class Progress:
             )
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *unused: object) -> None:
         if self._bar is not None:
             self._bar.close()
 

@@ -224,18 +224,13 @@ def fit_columns(
 
 
 def _fill_of(operations: Sequence[Operation]) -> str | None:
-    for operation in operations:
-        if isinstance(operation, FillMissing) and isinstance(operation.value, str):
-            return operation.value
-    return None
+    return next((one.value for one in operations if isinstance(one, FillMissing) and isinstance(one.value, str)), None)
 
 
 def _before_normalize(operations: Sequence[Operation]) -> tuple[Operation, ...] | None:
     """Return the operations before Normalize; None if it is absent."""
-    for place, operation in enumerate(operations):
-        if isinstance(operation, Normalize):
-            return tuple(operations[:place])
-    return None
+    place = next((place for place, one in enumerate(operations) if isinstance(one, Normalize)), None)
+    return None if place is None else tuple(operations[:place])
 
 
 def _part_of(array: pa.Array, column: TableColumn, operations: tuple[Operation, ...]) -> _Part:

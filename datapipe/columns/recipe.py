@@ -23,7 +23,7 @@ from datapipe.core.atomic import atomic_writer, write_json
 from datapipe.core.environment import num_usable_cores
 from datapipe.core.printable import listed
 from datapipe.errors import FormatError, IntegrityError, MissingDataError, OptionError
-from datapipe.index.tables import TableColumn, TableIndex
+from datapipe.index.tables import TableColumn
 
 _VERSION = 1
 _STATISTICS = ("fill", "mean", "std")
@@ -109,7 +109,7 @@ class Columns:
         chains = {column.name: chain for column in index.columns if (chain := self._operations_of(column.name)) is not None}
         for name, chain in chains.items():
             Chain(chain).dtype_of(index.column(name))  # raises for unsuitable operations
-        self._check_patterns(index)
+        index.matching(list(self._operations))  # raises for a pattern that matches nothing
         fitted = Columns(self._operations)
         workers = num_usable_cores() if num_workers is None else num_workers
         fitted._fitted = fit_columns(index, chains, num_workers=workers, on_rows=on_rows)
@@ -197,10 +197,7 @@ class Columns:
     # -- columns --------------------------------------------------------------------------------
 
     def _operations_of(self, name: str) -> tuple[Operation, ...] | None:
-        for pattern, chain in self._operations.items():
-            if fnmatch.fnmatchcase(name, pattern):
-                return chain
-        return None
+        return next((chain for pattern, chain in self._operations.items() if fnmatch.fnmatchcase(name, pattern)), None)
 
     def _found(self, name: str, operations: Sequence[Operation]) -> Fitted:
         if not any(map(needs_fitting, operations)):
@@ -213,11 +210,6 @@ class Columns:
         if name not in self._fitted:
             raise OptionError(f"column {name!r} was not in the table that the recipe was fitted to; fit it to one that has it")
         return self._fitted[name]
-
-    def _check_patterns(self, index: TableIndex) -> None:
-        for pattern in self._operations:
-            if not any(fnmatch.fnmatchcase(column.name, pattern) for column in index.columns):
-                index.matching([pattern])  # raises, listing the columns
 
 
 def _to_json(operation: Operation) -> dict[str, Any]:
