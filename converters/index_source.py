@@ -238,9 +238,7 @@ def _chosen(fields: tuple[FieldSpec, ...], form: Form, where: str) -> tuple[dict
     kinds: dict[str, FieldKind] = {}
     label: str | None = None
     for spec in fields:
-        choice = choices.take(spec.name)
-        if choice is not None:
-            Choices.refuse_kind(spec.name, choice, ("label", "none") if spec.kind is FieldKind.LABEL else _CHOICES)
+        choice = choices.take(spec.name, ("label", "none") if spec.kind is FieldKind.LABEL else _CHOICES)
         if spec.kind is FieldKind.LABEL or choice == "none":
             continue
         if choice != "label":

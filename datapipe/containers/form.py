@@ -6,7 +6,7 @@ import contextlib
 import enum
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,11 @@ class FieldChoice:
 
     def __str__(self) -> str:
         return f"{self.name}={self.kind}"
+
+    def refuse_unless(self, allowed: Iterable[str]) -> None:
+        """Raise OptionError unless its kind is one of those that the source can make."""
+        if self.kind not in allowed:
+            raise OptionError(f"--field {self}: not possible here; choose one of: {', '.join(allowed)}")
 
 
 @dataclass(frozen=True, slots=True)

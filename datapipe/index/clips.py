@@ -21,7 +21,7 @@ from datapipe.codecs.video.track import VideoTrack
 from datapipe.core.checks import real_number, whole_number
 from datapipe.core.printable import counted
 from datapipe.errors import OptionError
-from datapipe.index.entries import Description, RowGroup
+from datapipe.index.entries import Description, RowGroup, place_in
 from datapipe.index.videos import VideoIndex
 
 Ints = NDArray[np.int64]
@@ -288,9 +288,9 @@ class ClipIndex(AnyClips):
         return lines
 
     def frames(self, clip: int, camera: int = 0) -> ClipFrames:
-        part = int(np.searchsorted(self.starts, clip, side="right")) - 1
+        part, number = place_in(self.starts, clip)
         settings, grid = self.settings, _grid_of(self, part)
-        begin = (clip - int(self.starts[part])) * settings.distance
+        begin = number * settings.distance
         places = begin + settings.stride * np.arange(settings.frames, dtype=np.int64)
         is_pad = places >= grid.num
         return ClipFrames(int(self.parts.video[part]), grid.frames(np.minimum(places, grid.num - 1)), is_pad)

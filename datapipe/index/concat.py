@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from datapipe.codecs.field_values import FieldSpec
 from datapipe.codecs.stored import PLAIN
 from datapipe.errors import OptionError
-from datapipe.index.entries import WHOLE_FILE, Description, Entries, Extents, RowGrouping, check_positions
+from datapipe.index.entries import WHOLE_FILE, Description, Entries, Extents, RowGrouping, by_number, check_positions, place_in
 from datapipe.index.file_list import FileListIndex
 from datapipe.index.manifest import Manifest
 from datapipe.index.sample_index import SampleIndex
@@ -177,14 +177,12 @@ class ConcatIndex:
         return labels
 
     def describe(self, id: int) -> Description:
-        place = int(np.searchsorted(self._first_id, id, side="right")) - 1
-        there = self.parts[place].describe(id - int(self._first_id[place]))
-        return Description(id, there.path, there.key, there.source)
+        place, there = place_in(self._first_id, id)
+        return replace(self.parts[place].describe(there), id=id)
 
     def _shared_out(self, numbers: Ints, starts: Ints) -> list[tuple[int, Ints]]:
         """Return the datasets to which ids or positions belong, and the rows of those in each."""
-        places = np.searchsorted(starts, numbers, side="right") - 1
-        return [(int(place), np.flatnonzero(places == place)) for place in np.unique(places)]
+        return by_number(np.searchsorted(starts, numbers, side="right") - 1)
 
 
 def _concat_manifest(parts: Sequence[PartIndex]) -> Manifest:

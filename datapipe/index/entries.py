@@ -128,3 +128,19 @@ def check_positions(positions: NDArray[np.int64], num_samples: int) -> None:
     """Raise OptionError for positions that a dataset of so many samples does not have."""
     if len(positions) and (positions.min() < 0 or positions.max() >= num_samples):
         raise OptionError(f"positions {positions.min()}..{positions.max()} reach beyond the dataset's {num_samples} samples")
+
+
+def place_in(starts: NDArray[np.int64], number: int) -> tuple[int, int]:
+    """Return the part that a number lies in, and the number there. `starts`: (p + 1,) where parts begin, and the end."""
+    part = int(np.searchsorted(starts, number, side="right")) - 1
+    return part, number - int(starts[part])
+
+
+def by_number(numbers: NDArray[np.int64]) -> list[tuple[int, NDArray[np.int64]]]:
+    """Return the different ones among `numbers`, ascending, each with its places."""
+    if not len(numbers):
+        return []
+    first = int(numbers[0])
+    if (numbers == first).all():
+        return [(first, np.arange(len(numbers)))]
+    return [(number, np.flatnonzero(numbers == number)) for number in sorted(set(numbers.tolist()))]

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from datapipe.codecs.video.depth import Depth
 from datapipe.core.printable import counted
 from datapipe.index.clips import AnyClips, Camera, ClipFrames, track_of
-from datapipe.index.entries import Description, RowGroup
+from datapipe.index.entries import Description, RowGroup, place_in
 from datapipe.index.videos import VideoIndex
 
 Ints = NDArray[np.int64]
@@ -141,9 +141,9 @@ class EpisodeIndex(AnyClips):
     def image(self, camera: int, row: int) -> tuple[RowGroup, int]:
         images = self._cameras[camera]
         assert isinstance(images, EpisodeImages)
-        number = int(np.searchsorted(images.starts, row, side="right")) - 1
+        number, there = place_in(images.starts, row)
         group = images.groups[number]
-        return group, group.first + row - int(images.starts[number])
+        return group, group.first + there
 
     def values(self, column: str, clips: Ints) -> Any:
         rows = self._rows(clips)

@@ -13,7 +13,7 @@ import numpy as np
 from datapipe.core.printable import counted, listed
 from datapipe.errors import OptionError
 from datapipe.index.clips import AnyClips, Camera, ClipFrames, Ints
-from datapipe.index.entries import Description, RowGroup
+from datapipe.index.entries import Description, RowGroup, by_number, place_in
 from datapipe.index.videos import VideoIndex
 
 _NAME_LENGTH = 10  # of a line of `explain`
@@ -55,7 +55,7 @@ class JoinedClips(AnyClips):
         return int(self.starts[-1])
 
     def frames(self, clip: int, camera: int) -> ClipFrames:
-        part, clip = _place(self.starts, clip)
+        part, clip = place_in(self.starts, clip)
         names = [one.name for one in self.parts[part].cameras]
         found = self.parts[part].frames(clip, names.index(self.cameras[camera].name))
         if self.cameras[camera].is_of_images:
@@ -65,8 +65,7 @@ class JoinedClips(AnyClips):
     def values(self, column: str, clips: Ints) -> Any:
         if column == "id" and self.choices is None:
             return clips
-        part_of = np.searchsorted(self.starts, clips, side="right") - 1
-        shares = [(int(part), np.flatnonzero(part_of == part)) for part in np.unique(part_of)]
+        shares = by_number(np.searchsorted(self.starts, clips, side="right") - 1)
         found = [self.parts[part].values(column, clips[rows] - self.starts[part]) for part, rows in shares]
         if column == "id" and self.choices is not None:
             first = np.cumsum([0, *(len(one) - 1 for one in self.choices)])
@@ -84,7 +83,7 @@ class JoinedClips(AnyClips):
         return int(self._first_rows[-1])
 
     def image(self, camera: int, row: int) -> tuple[RowGroup, int]:
-        part, row = _place(self._first_rows, row)
+        part, row = place_in(self._first_rows, row)
         names = [one.name for one in self.parts[part].cameras]
         return self.parts[part].image(names.index(self.cameras[camera].name), row)
 
@@ -97,7 +96,7 @@ class JoinedClips(AnyClips):
         return [starts for part in self.parts for starts in part.run_starts(num_clips)]
 
     def describe(self, clip: int) -> Description:
-        part, there = _place(self.starts, clip)
+        part, there = place_in(self.starts, clip)
         number = int(self.values("id", np.array([clip], np.int64))[0])
         return dataclasses.replace(self.parts[part].describe(there), id=number)
 
@@ -141,9 +140,3 @@ def _joined_cameras(parts: Sequence[AnyClips]) -> list[Camera]:
 
 def _common(names: Sequence[Sequence[str]]) -> tuple[str, ...]:
     return tuple(name for name in names[0] if all(name in others for others in names[1:]))
-
-
-def _place(starts: Ints, number: int) -> tuple[int, int]:
-    """Return the part that has a number, and the number there."""
-    part = int(np.searchsorted(starts, number, side="right")) - 1
-    return part, number - int(starts[part])

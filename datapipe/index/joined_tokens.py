@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from datapipe.errors import OptionError
 from datapipe.index.concat import concatenated
-from datapipe.index.packs import Ints, Packs, Segments, by_number
+from datapipe.index.entries import by_number, place_in
+from datapipe.index.packs import Ints, Packs, Segments
 from datapipe.index.tokens import TokenIndex, TokenShard
 
 
@@ -28,8 +29,8 @@ def joined_index(indexes: Sequence[TokenIndex]) -> TokenIndex:
     starts = np.cumsum([0, *(index.num_shards for index in indexes)])
 
     def open_shard(number: int) -> TokenShard:
-        part = int(np.searchsorted(starts, number, side="right")) - 1
-        return indexes[part].shard(number - int(starts[part]))
+        part, there = place_in(starts, number)
+        return indexes[part].shard(there)
 
     samples = [index.samples for index in indexes if index.samples is not None]
     digest = hashlib.sha256(" ".join(index.fingerprint for index in indexes).encode()).hexdigest()

@@ -25,8 +25,9 @@ from datapipe.core.user_cache import one_at_a_time
 from datapipe.core.waiting import reported_wait
 from datapipe.errors import FormatError, StorageError
 from datapipe.index.arrow_buffers import array_of, lists_of, values_of
+from datapipe.index.entries import by_number
 from datapipe.index.pack_windows import Field, fitted, grouped, windows_of
-from datapipe.index.packs import WINDOW, Ints, PackSettings, Segments, by_number, losses_of
+from datapipe.index.packs import WINDOW, Ints, PackSettings, Segments, losses_of
 from datapipe.index.tokens import TokenIndex
 from datapipe.order.draws import key64
 from datapipe.order.sample_order import Permutation

@@ -19,6 +19,7 @@ from datapipe.codecs.tokens import TokenFacts
 from datapipe.core.checks import whole_number
 from datapipe.core.printable import counted
 from datapipe.errors import OptionError
+from datapipe.index.entries import by_number
 from datapipe.index.tokens import LossRuns, TokenIndex
 from datapipe.order.draws import key64
 
@@ -87,16 +88,6 @@ class Segments(NamedTuple):
     def by_shard(self) -> list[tuple[int, Ints]]:
         """Return the shards in which parts lie, each with its parts."""
         return by_number(self.shard)
-
-
-def by_number(numbers: Ints) -> list[tuple[int, Ints]]:
-    """Return the different ones among `numbers`, ascending, each with its places."""
-    if not len(numbers):
-        return []
-    first = int(numbers[0])
-    if (numbers == first).all():
-        return [(first, np.arange(len(numbers)))]
-    return [(number, np.flatnonzero(numbers == number)) for number in sorted(set(numbers.tolist()))]
 
 
 class Packs(Protocol):

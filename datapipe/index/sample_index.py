@@ -18,7 +18,17 @@ from numpy.typing import NDArray
 from datapipe.codecs.stored import PLAIN, absent, prefixed
 from datapipe.core.regular_files import leads_out, path_inside
 from datapipe.errors import FormatError
-from datapipe.index.entries import Codec, Description, Entries, Extents, RowGroup, RowGrouping, check_positions, why_bad
+from datapipe.index.entries import (
+    Codec,
+    Description,
+    Entries,
+    Extents,
+    RowGroup,
+    RowGrouping,
+    by_number,
+    check_positions,
+    why_bad,
+)
 from datapipe.index.manifest import Manifest
 from datapipe.index.open_sidecars import OpenSidecars, Sidecar
 from datapipe.index.remote_set import RemoteSet
@@ -192,9 +202,8 @@ class SampleIndex:
             ids = self.ids(np.arange(len(self), dtype=np.int64))
         shards, rows = self._locate(ids)
         labels = np.empty(len(ids), np.int64)
-        for shard in np.unique(shards):
-            here = shards == shard
-            labels[here] = self._sidecars[int(shard)].labels[rows[here]]
+        for shard, here in by_number(shards):
+            labels[here] = self._sidecars[shard].labels[rows[here]]
         return labels
 
     def describe(self, id: int) -> Description:

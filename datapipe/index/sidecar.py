@@ -54,7 +54,6 @@ class FieldExtent:
     crc32c: int | None  # None: not computed
     path: bytes = b""  # of the file that holds it, relative to the dataset, where that is not the shard, nor the sample's source
     codec: str = PLAIN  # how it is stored; see `codecs/stored`
-    runs: bytes = b""  # of tokens that carry loss: (k, 2) int32, the first of each and the one after the last
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +66,7 @@ class FieldColumn:
     column: str | None = None  # the name in the shard of a field that is addressed by rows
     encoding: str = ""  # as of `FieldExtent`
     crc32c: NDArray[np.uint32] | None = None  # (n,)
-    runs: Sequence[bytes] = ()  # n of them, as of `FieldExtent`; or none
+    runs: Sequence[bytes] = ()  # n of them, of tokens that carry loss: (k, 2) int32, the first of each and the one after the last
 
 
 @dataclass(slots=True)
@@ -155,7 +154,7 @@ class SidecarRows:
         if name in self.columns:
             return ["runs"] if any(self.columns[name].runs) else []
         extents = self.extents[name]
-        return [part for part in FURTHER if any(map(operator.attrgetter(part), extents))]
+        return [part for part in ("path", "codec") if any(map(operator.attrgetter(part), extents))]
 
     def _of_extents(self, name: str) -> dict[str, pa.Array]:
         extents = self.extents[name]
@@ -163,7 +162,6 @@ class SidecarRows:
         columns = {
             "path": lambda: [one.path for one in extents],
             "codec": lambda: [one.codec.encode() for one in extents],
-            "runs": lambda: [one.runs for one in extents],
         }
         return {
             f"{name}.encoding": strings_of([extent.encoding.encode() for extent in extents], pa.string()),

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from datapipe.index.concat import AnyIndex, ConcatIndex, Selection, wholes
+from datapipe.index.entries import by_number
 from datapipe.index.file_list import FileListIndex
 from datapipe.index.sample_index import SampleIndex
 
@@ -34,9 +35,8 @@ class StoredOrder:
         if self._positions is not None:
             return self._positions[places]
         positions = np.empty(len(places), np.int64)
-        which = np.searchsorted(self._part_starts, places, side="right") - 1
-        for number in np.unique(which).tolist():
-            here, first = which == number, self._part_starts[number]
+        for number, here in by_number(np.searchsorted(self._part_starts, places, side="right") - 1):
+            first = self._part_starts[number]
             part, is_in_order = self._parts[number]
             within = places[here] - first
             positions[here] = first + (within if is_in_order else part.positions_as_stored(within))

@@ -18,7 +18,7 @@ from datapipe.codecs.tokens import TokenFacts
 from datapipe.core.arrow_maps import map_file
 from datapipe.errors import FormatError, IntegrityError, MissingDataError, StorageError
 from datapipe.index.concat import AnyIndex
-from datapipe.index.entries import Description, Extents
+from datapipe.index.entries import Description, Extents, by_number, place_in
 from datapipe.index.open_sidecars import Sidecar
 from datapipe.index.sample_index import SampleIndex
 
@@ -178,15 +178,14 @@ class TokenIndex:
         """Return (m,) the number of tokens of each document."""
         shards, within = self.locate(documents)
         found = np.empty(len(documents), np.int64)
-        for number in set(shards.tolist()):
-            here = shards == number
+        for number, here in by_number(shards):
             found[here] = self.shard(number).num_tokens[within[here]]
         return found
 
     def describe(self, document: int) -> Description:
         """Return a description of one document, for messages."""
-        shards, within = self.locate(np.array([document], np.int64))
-        shard, number = self.shard(int(shards[0])), int(within[0])
+        part, number = place_in(self.starts, document)
+        shard = self.shard(part)
         source = "" if shard.describe is None else shard.describe(number)
         return Description(document, shard.path, f"document {number}".encode(), source)
 

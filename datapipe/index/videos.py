@@ -28,6 +28,7 @@ from datapipe.core import arrow_maps
 from datapipe.core.printable import listed
 from datapipe.errors import FormatError
 from datapipe.index.arrow_buffers import array_of, lists_of, strings_of, values_of
+from datapipe.index.entries import place_in
 from datapipe.index.media import MediaSource, read_batches, urls_among
 
 VERSION = "2"
@@ -161,8 +162,8 @@ class VideoIndex:
         return VideoEntry(self.source(number), *self.stamp(number), None if problem else self.track(number), problem)
 
     def _place(self, number: int) -> tuple[_Columns, int]:
-        batch = int(np.searchsorted(self._starts, number, side="right")) - 1
-        return self._batches[batch], number - int(self._starts[batch])
+        batch, row = place_in(self._starts, number)
+        return self._batches[batch], row
 
 
 class _Place(NamedTuple):

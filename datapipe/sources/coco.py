@@ -19,7 +19,7 @@ from datapipe.containers.form import Form
 from datapipe.core.database import open_scratch
 from datapipe.errors import FormatError, OptionError
 from datapipe.index.listed import ListedSample, Origin, ScanNotes, SourceFacts, Workspace, divide
-from datapipe.sources.fields import Choices, in_order, is_finite, place_labels
+from datapipe.sources.fields import in_order, is_finite, place_labels
 from datapipe.sources.json_stream import array_elements
 from datapipe.sources.lists import refuse_class_from
 from datapipe.sources.lists.named_files import list_and_root, open_files, refuse_missing_root, root_of
@@ -49,9 +49,9 @@ class CocoSource:
         self.root = root_of(self._place)
         refuse_class_from(form)
         self._class_map = form.class_map
-        self._members = [choice.name for choice in form.fields if choice.kind == "json"]
         for choice in form.fields:
-            Choices.refuse_kind(choice.name, choice.kind, ("json",))
+            choice.refuse_unless(("json",))
+        self._members = [choice.name for choice in form.fields]
         refuse_missing_root(self._place)
         self._met: set[str] = set()  # members of annotations
         self._classes: tuple[str, ...] = ()

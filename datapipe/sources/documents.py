@@ -32,7 +32,7 @@ from datapipe.index.listed import ANY_SIZE, ListedSample, Origin, ScanNotes, Sou
 from datapipe.index.manifest import MANIFEST_NAME
 from datapipe.index.tables import ColumnKind
 from datapipe.sources.archives.members import ArchiveFile, scan_archive, split_archive_location, split_archive_path
-from datapipe.sources.fields import Choices, in_order
+from datapipe.sources.fields import in_order
 from datapipe.sources.file_tree import open_tree
 from datapipe.sources.spool import spooled, unpacked_chunks
 from datapipe.stores.location import Location, Place
@@ -89,7 +89,7 @@ class DocumentSource:
             if getattr(form, name) is not None:
                 raise OptionError(f"--{name.replace('_', '-')} has no effect with --from documents, which have no labels")
         for choice in form.fields:
-            Choices.refuse_kind(choice.name, choice.kind, ("text", "json"))
+            choice.refuse_unless(("text", "json"))
         self._place = place
         self._kinds = {choice.name: FieldKind(choice.kind) for choice in form.fields}
         self._inner: bytes | None = None  # the folder in an archive

@@ -13,6 +13,7 @@ from typing import Any
 from datapipe.codecs.field_values import IMAGE_FIELD, LABEL_FIELD, NO_LABEL, FieldKind, FieldSpec
 from datapipe.containers.field_names import checked_fields
 from datapipe.containers.form import ClassFrom, FieldChoice, Form
+from datapipe.containers.forms import FIELD_KINDS
 from datapipe.core import regular_files
 from datapipe.errors import MissingDataError, OptionError, StorageError
 
@@ -31,28 +32,26 @@ class Choices:
     """The user's `--field NAME=KIND` options, taken one by one as a source encounters the names."""
 
     def __init__(self, choices: tuple[FieldChoice, ...]) -> None:
-        self._kinds = {choice.name: choice.kind for choice in choices}
-        self._left = set(self._kinds)
+        self._choices = {choice.name: choice for choice in choices}
+        self._left = set(self._choices)
 
     def __bool__(self) -> bool:
-        return bool(self._kinds)
+        return bool(self._choices)
 
-    def take(self, name: str) -> str | None:
-        """Return the user's choice for the source's `name`; None if there is none."""
+    def take(self, name: str, allowed: Iterable[str] = FIELD_KINDS) -> str | None:
+        """Return the user's choice for the source's `name`; None if there is none. Raises as `FieldChoice.refuse_unless`."""
         self._left.discard(name)
-        return self._kinds.get(name)
+        choice = self._choices.get(name)
+        if choice is None:
+            return None
+        choice.refuse_unless(allowed)
+        return choice.kind
 
     def refuse_unmet(self, where: str, names: Iterable[str]) -> None:
         """Raise OptionError for choices of names that the source lacks."""
         if self._left:
             has = ", ".join(sorted(names)) or "nothing"
             raise OptionError(f"{where}: has no {sorted(self._left)[0]!r} (has: {has}); check --field")
-
-    @staticmethod
-    def refuse_kind(name: str, kind: str, allowed: Iterable[str]) -> None:
-        """Raise OptionError unless the source can make `kind` of `name`."""
-        if kind not in allowed:
-            raise OptionError(f"--field {name}={kind}: not possible here; choose one of: {', '.join(allowed)}")
 
 
 MAX_CLASSES = 1 << 20  # with more different labels, they are not classes

@@ -104,9 +104,7 @@ class PairedFiles:
             found.append((MASK, FieldKind.MASK.value))
         for name, group in groupby(sorted(found), key=lambda row: row[0]):
             kinds = [FieldKind(kind) for _, kind in group]
-            choice = self._choices.take(name)
-            if choice is not None:
-                Choices.refuse_kind(name, choice, _CHOICES)
+            choice = self._choices.take(name, _CHOICES)
             if choice == "none":
                 continue
             if choice is None and len(kinds) > 1:

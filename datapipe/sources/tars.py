@@ -153,9 +153,7 @@ class TarSource:
                 raise OptionError(
                     f"{self.root}: members of more than {_MAX_SUFFIXES} suffixes, such as {suffix!r}; have the keys dots in them?"
                 )
-            choice = self._choices.take(suffix)
-            if choice is not None:
-                Choices.refuse_kind(suffix, choice, _CHOICES)
+            choice = self._choices.take(suffix, _CHOICES)
             known = self._kinds.get(suffix.rpartition(".")[0])
             head = bytes(data[member.offset : member.offset + min(member.nbytes, HEAD_NBYTES)])
             self._fields[suffix] = _field_of(suffix, choice or (known and known.value), head)
