@@ -110,7 +110,7 @@ class RunTime(msgspec.Struct, frozen=True, kw_only=True):
     savings: tuple[Saving, ...] = ()  # the largest first
 
 
-class StepRow(msgspec.Struct, frozen=True, kw_only=True):
+class StepRow(msgspec.Struct, frozen=True):
     """The times of one step."""
 
     start_s: Number
@@ -140,9 +140,8 @@ class StepColumns(msgspec.Struct, frozen=True, kw_only=True):
     def rows(self) -> tuple[StepRow, ...]:
         """The steps in order of time."""
         nothing = (None,) * len(self.start_s)
-        columns = (getattr(self, name) or nothing for name in self.__struct_fields__)
-        rows = (StepRow(**dict(zip(self.__struct_fields__, row, strict=True))) for row in zip(*columns, strict=True))
-        return tuple(sorted(rows, key=lambda row: row.start_s))
+        columns = (getattr(self, name) or nothing for name in StepRow.__struct_fields__)
+        return tuple(sorted(map(StepRow, *columns), key=lambda row: row.start_s))
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):

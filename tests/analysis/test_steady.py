@@ -88,7 +88,7 @@ def test_of_passes_that_are_too_short_the_second_half_of_all_is_judged() -> None
     gaps = RNG(5).normal(0.03, 0.003, (4, 16))
     steps = np.concatenate([made(one, pass_id=number) for number, one in enumerate(gaps)])
     steady = find_steady(steps)
-    assert (steady.is_settled, steady.num_first, steady.num_steps, steady.num_unsettled) == (False, 4, 30, 30)
+    assert (steady.is_settled, steady.num_first, steady.chosen.sum(), steady.num_unsettled) == (False, 4, 30, 30)
     assert set(steps["pass_id"][steady.chosen]) == {2, 3}
     verdict = judge(figures_of(steps))
     assert verdict.kind is VerdictKind.DATA_BOUND
@@ -115,7 +115,7 @@ def test_passes_are_looked_at_one_by_one_and_evaluation_not_at_all() -> None:
     steady = find_steady(steps)
     assert steady.num_first == 3
     assert steady.num_evaluation == 100
-    assert steady.num_steps + steady.num_unsettled + steady.num_first + steady.num_evaluation == len(steps)
+    assert steady.chosen.sum() + steady.num_unsettled + steady.num_first + steady.num_evaluation == len(steps)
     assert set(steps["pass_id"][steady.chosen]) == {0, 3}
     assert steps["gap_s"][steady.chosen].mean() == pytest.approx(0.010, rel=0.02)
     assert not find_steady(steps[:0]).is_settled

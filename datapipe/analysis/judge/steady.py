@@ -39,10 +39,6 @@ class Steady:
     num_evaluation: int
     is_settled: bool  # at least one pass has settled
 
-    @property
-    def num_steps(self) -> int:
-        return int(self.chosen.sum())
-
 
 def find_steady(steps: Steps) -> Steady:
     """Find the steady part of all training passes together.

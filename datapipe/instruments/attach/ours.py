@@ -12,7 +12,7 @@ from pathlib import Path
 from datapipe.core.printable import printable
 
 _told: set[str] = set()
-_listeners: list[Callable[[str], None]] = []
+LISTENERS: list[Callable[[str], None]] = []  # called with later complaints
 
 
 def complain(what: str, exc: BaseException | None = None) -> None:
@@ -23,19 +23,8 @@ def complain(what: str, exc: BaseException | None = None) -> None:
         if key not in _told:
             _told.add(key)
             print(f"datapipe diagnose: {message}; the script continues", file=sys.stderr)
-            for listener in _listeners:
+            for listener in LISTENERS:
                 listener(message)
-
-
-def add_listener(listener: Callable[[str], None]) -> None:
-    """Call `listener` with later complaints."""
-    _listeners.append(listener)
-
-
-def remove_listener(listener: Callable[[str], None]) -> None:
-    """Stop calling `listener`."""
-    with suppress(ValueError):
-        _listeners.remove(listener)
 
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -12,7 +12,7 @@ from typing import Any
 from datapipe.core.environment import is_of_datapipe
 from datapipe.core.observe import StageEvent
 from datapipe.instruments.attach import cuda_hooks
-from datapipe.instruments.attach.ours import add_listener, complain, remove_listener
+from datapipe.instruments.attach.ours import LISTENERS, complain
 from datapipe.instruments.attach.sites import facts_of
 from datapipe.instruments.measure.watching import LoaderFacts, Meter, OpenWatch, Watch
 
@@ -46,7 +46,7 @@ class Session:
                 hooks = cuda_hooks.install(self.meter)
                 self._watch = self._open_watch(hooks)
                 self._at_exit()
-                add_listener(self._watch.sink.note_trouble)
+                LISTENERS.append(self._watch.sink.note_trouble)
             except Exception as exc:
                 self.fail("nothing is measured", exc)
         return self._watch
@@ -87,7 +87,7 @@ class Session:
         """Write the results, if there are any. May be called again."""
         if self._watch is not None and self._pid == os.getpid():
             watch, self._watch, self._has_failed = self._watch, None, True
-            remove_listener(watch.sink.note_trouble)
+            LISTENERS.remove(watch.sink.note_trouble)
             try:
                 watch.sink.finish()
             except Exception as exc:
