@@ -16,12 +16,12 @@ from datapipe.errors import FormatError, MissingDataError, OptionError
 from datapipe.index.manifest import MANIFEST_NAME, Manifest
 from datapipe.index.tokens import TOKENS_CONTAINER, ShardFacts, TokenIndex, index_of_set
 from datapipe.opening.samples import open_index
-from datapipe.opening.tokens import datatrove, megatron, plain
+from datapipe.opening.tokens import indexed, plain
 from datapipe.stores.location import is_url
 
 TokenSource = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 MEGATRON, DATATROVE, PLAIN = "Megatron's", "datatrove's", "bare"
-_SUFFIXES = (megatron.DATA_SUFFIX, datatrove.SUFFIX, ".npy", ".u16", ".u32")  # of files in a directory
+_SUFFIXES = (indexed.MEGATRON_DATA, indexed.DATATROVE_DATA, ".npy", ".u16", ".u32")  # of files in a directory
 
 
 def open_tokens(
@@ -60,17 +60,17 @@ def token_fields(manifest: Manifest) -> list[str]:
 
 def _data_file(path: Path) -> Path | None:
     """Return the file of ids to which an index of Megatron or datatrove belongs; None for any other file."""
-    if path.suffix == megatron.INDEX_SUFFIX:
-        return path.with_suffix(megatron.DATA_SUFFIX)
-    return path.with_suffix("") if path.name.endswith(datatrove.INDEX_SUFFIX) else None
+    if path.suffix == indexed.MEGATRON_INDEX:
+        return path.with_suffix(indexed.MEGATRON_DATA)
+    return path.with_suffix("") if path.name.endswith(indexed.DATATROVE_INDEX) else None
 
 
 def form_of(path: Path) -> str:
     """Return whose file of token ids this is."""
-    if path.suffix == datatrove.SUFFIX:
+    if path.suffix == indexed.DATATROVE_DATA:
         return DATATROVE
-    has_index = path.suffix == megatron.DATA_SUFFIX and path.with_suffix(megatron.INDEX_SUFFIX).exists()
-    return MEGATRON if has_index or path.suffix == megatron.INDEX_SUFFIX else PLAIN
+    has_index = path.suffix == indexed.MEGATRON_DATA and path.with_suffix(indexed.MEGATRON_INDEX).exists()
+    return MEGATRON if has_index or path.suffix == indexed.MEGATRON_INDEX else PLAIN
 
 
 def _of_set(path: str, field: str | None) -> TokenIndex:
@@ -128,5 +128,5 @@ def _of_files(paths: Sequence[Path], dtype: str | None, eos: int | None, vocab_s
 
 def _looked(path: Path, form: str, dtype: str | None, eos: int | None) -> ShardFacts:
     if form == MEGATRON:
-        return megatron.look(path)
-    return datatrove.look(path) if form == DATATROVE else plain.look(path, dtype, eos)
+        return indexed.look_at_megatron(path)
+    return indexed.look_at_datatrove(path) if form == DATATROVE else plain.look(path, dtype, eos)
