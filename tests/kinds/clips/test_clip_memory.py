@@ -7,6 +7,7 @@ import weakref
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 av = pytest.importorskip("av")
@@ -114,7 +115,7 @@ def test_lanes_are_chosen_within_bounds() -> None:
 
 
 def test_explain_says_when_clips_take_much(tmp_path: Path) -> None:
-    write_video(tmp_path / "a.mp4", frames=pictures(8, 1920, 1088), options=x264("bframes=0"))
+    write_video(tmp_path / "a.mp4", frames=[np.zeros((1088, 1920, 3), np.uint8)] * 8, options=x264("bframes=0"))
     data = dp.Clips([tmp_path / "a.mp4"] * 60, frames=4, step=1)
     said = str(dp.explain(dp.DataLoader(data, 32, shuffle=True)))
     assert "25.07 MB a clip" in said
