@@ -25,6 +25,7 @@ from converters.planning.plan import PLAN_NAME, SPOOL_NAME, ConversionPlan, Plan
 from converters.publishing import finalise, placing
 from converters.publishing.delivery import StoreDelivery
 from converters.publishing.destination import (
+    FoundSet,
     already_ended,
     compare_finished,
     find_sets,
@@ -57,7 +58,7 @@ from datapipe.containers.forms import AUDIO, VIDEOS
 from datapipe.core.environment import num_usable_cores
 from datapipe.errors import DatapipeError, DecodeError, IntegrityError, StorageError
 from datapipe.index.listed import Source
-from datapipe.index.manifest import BUILDING_NAME, Manifest
+from datapipe.index.manifest import BUILDING_NAME
 from datapipe.stores.location import Location
 
 _PLAN_LOCK = "plan.lock"
@@ -82,12 +83,12 @@ def convert(
     options = resolved(options)
     source = open_source(options)
     building = destination / BUILDING_NAME
-    manifests = already_ended(destination, options)
+    sets = already_ended(destination, options)
     compared: str | None = None
-    if manifests is not None:
+    if sets is not None:
         with tempfile.TemporaryDirectory(prefix="datapipe-") as scratch:
             listing = list_source(Path(scratch) / PLAN_NAME, source, on_samples=_telling(on_progress))
-        compared = compare_finished(manifests, listing, destination, options.source)
+        compared = compare_finished(sets, listing, destination, options.source)
     else:
         try:
             with translated(destination):
@@ -96,8 +97,8 @@ def convert(
         except DatapipeError:
             if building.is_dir() or not holds_dataset(destination):
                 raise  # else another part finished it in the meantime
-        manifests = [(found.name, found.manifest) for found in find_sets(destination)]
-    return _report(destination, manifests, (), (0, 0), started, compared)
+        sets = find_sets(destination)
+    return _report(destination, sets, (), (0, 0), started, compared)
 
 
 def preview(options: ConvertOptions, on_progress: OnProgress = ignore_progress) -> Preview:
@@ -348,11 +349,10 @@ class _Conversion:
                 finalise.prepare(self.destination, plan, done, target=self.target, options=self.options.as_typed())
             if self.delivery is None:
                 placing.place(self.destination)
-                manifests = [(found.name, found.manifest) for found in find_sets(self.destination)]
+                sets = find_sets(self.destination)
             else:
-                manifests = self.delivery.finish(plan)
-        num_shards = (num_written, num_resumed)
-        return _report(self.destination, manifests, warnings_of(plan), num_shards, self.started)
+                sets = self.delivery.finish(plan)
+        return _report(self.destination, sets, warnings_of(plan), (num_written, num_resumed), self.started)
 
 
 def _plan(directory: Path, options: ConvertOptions, source: Source, on_progress: OnProgress, *, spool: Path) -> ConversionPlan:
@@ -373,24 +373,24 @@ def _telling(on_progress: OnProgress) -> Callable[[int], None]:
 
 def _report(
     destination: Path,
-    manifests: list[tuple[str, Manifest]],
+    sets: list[FoundSet],
     warnings: tuple[str, ...],
     num_shards: tuple[int, int],
     started: float,
     compared: str | None = None,
 ) -> Report:
-    sets = tuple(
+    reports = tuple(
         SetReport(
-            name=name,
-            directory=destination / name,
-            num_samples=manifest.num_samples,
-            num_shards=len(manifest.shards),
-            nbytes=sum(shard.nbytes for shard in manifest.shards),
-            num_errors=manifest.num_slots - manifest.num_samples,
+            name=found.name,
+            directory=found.directory,
+            num_samples=found.manifest.num_samples,
+            num_shards=len(found.manifest.shards),
+            nbytes=sum(shard.nbytes for shard in found.manifest.shards),
+            num_errors=found.manifest.num_slots - found.manifest.num_samples,
         )
-        for name, manifest in manifests
+        for found in sets
     )
-    classes = manifests[0][1].classes
+    classes = sets[0].manifest.classes
     num_classes = None if classes is None else len(classes)
     elapsed_s = time.monotonic() - started
-    return Report(destination, sets, num_classes, num_shards[0], num_shards[1], 0, warnings, elapsed_s, compared)
+    return Report(destination, reports, num_classes, *num_shards, 0, warnings, elapsed_s, compared)

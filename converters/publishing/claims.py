@@ -44,7 +44,7 @@ class Present:
 
     def place_of(self, name: str) -> Location:
         """Return the prefix of a set."""
-        return self.location / name if name else self.location
+        return _place(self.location, name)
 
     def replaced_by(self, claim: Claim) -> list[str]:
         """Return the sets that were there when `claim` was made, and are to be deleted."""
@@ -68,9 +68,8 @@ def find_present(location: Location) -> Present:
     """Return the manifests at `location` and one level below. Raises StorageError."""
     found: dict[str, bytes] = {}
     for name in ("", *(name.rstrip("/") for name in list_names(location) if name.endswith("/"))):
-        place = (location / name if name else location) / MANIFEST_NAME
         if not name or MANIFEST_NAME in list_names(location / name):
-            text = _read_if_there(place)
+            text = _read_if_there(_place(location, name) / MANIFEST_NAME)
             if text is not None:
                 found[name] = text
     return Present(location, found)
@@ -153,7 +152,7 @@ def _begun(location: Location, sets: list[str]) -> set[str]:
     """Return the names of the shards that another conversion of these sets may have written."""
     found: set[str] = set()
     for name in sets:
-        names = list_names(location / name if name else location, at_most=1_000_000)
+        names = list_names(_place(location, name), at_most=1_000_000)
         found |= {f"{name}/{one}" if name else one for one in names if _SHARD_NAME.fullmatch(one)}
     return found
 
@@ -169,6 +168,11 @@ def _digest_of(plan: ConversionPlan) -> str:
         "made_from": plan.made_from,
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode(errors="surrogateescape")).hexdigest()
+
+
+def _place(location: Location, name: str) -> Location:
+    """Return the prefix of a set."""
+    return location / name if name else location
 
 
 def _read_if_there(location: Location) -> bytes | None:

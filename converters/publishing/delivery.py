@@ -14,7 +14,7 @@ from typing import TypeVar
 from converters.options import OnError
 from converters.planning.plan import ConversionPlan, PlannedShard
 from converters.publishing.claims import Claim, Present, find_present, make_claim, refuse_lost_claim, release_claim
-from converters.publishing.destination import ERRORS_NAME
+from converters.publishing.destination import ERRORS_NAME, FoundSet
 from converters.publishing.finalise import DOCUMENTS_NAME
 from converters.shards import QUARANTINE_NAME, DoneShard, forget_done, read_done, shard_files
 from converters.writers import Target
@@ -22,7 +22,7 @@ from datapipe.core import atomic, regular_files
 from datapipe.core.printable import get_logger
 from datapipe.core.waiting import reported_wait
 from datapipe.errors import StorageError
-from datapipe.index.manifest import BUILDING_NAME, MANIFEST_NAME, Manifest, read_document
+from datapipe.index.manifest import BUILDING_NAME, MANIFEST_NAME, read_document
 from datapipe.index.sidecar import SIDECAR_SUFFIX
 from datapipe.stores.location import Location
 from datapipe.stores.objects import ListedObject, list_objects
@@ -102,14 +102,14 @@ class StoreDelivery:
                 one.result()
         self._refuse_replaced(plan)
 
-    def finish(self, plan: ConversionPlan) -> list[tuple[str, Manifest]]:
-        """Write the rest, the manifests last, and remove what they replace; return the manifests by set.
+    def finish(self, plan: ConversionPlan) -> list[FoundSet]:
+        """Write the rest, the manifests last, and remove what they replace; return the sets, which local paths name.
 
         Raises StorageError also if another conversion has taken the location over meanwhile.
         """
         documents = {planned.name: self._building / DOCUMENTS_NAME / planned.name for planned in plan.sets}
-        manifests = [(name, read_document(directory)) for name, directory in documents.items()]
-        for name, manifest in manifests:
+        sets = [FoundSet(name, self._building.parent / name, read_document(path)) for name, path in documents.items()]
+        for name, manifest in ((one.name, one.manifest) for one in sets):
             place = self._present.place_of(name)
             if (documents[name] / ERRORS_NAME).exists():
                 upload(documents[name] / ERRORS_NAME, place / ERRORS_NAME, overwrite=self._is_replacing)
@@ -121,7 +121,7 @@ class StoreDelivery:
             if not upload(directory / MANIFEST_NAME, place, overwrite=False):
                 logger.warning("%s: another process has finished the same conversion first", place)
         release_claim(find_present(self._location), self._claim)
-        return manifests
+        return sets
 
     def close(self) -> None:
         """Begin no further object, and wait for those that are being written."""

@@ -103,8 +103,8 @@ _FIELD_OVERHEAD = 1024  # bytes per field of a sample: header and padding
 MUTABLE_OPTIONS = ("on_error", "max_errors")  # may change between runs: they decide about bad samples only
 
 
-def already_ended(destination: Path, options: ConvertOptions) -> list[tuple[str, Manifest]] | None:
-    """Return the manifests of a dataset that was made with these options; None if there is something to do.
+def already_ended(destination: Path, options: ConvertOptions) -> list[FoundSet] | None:
+    """Return the finished datasets that were made with these options; None if there is something to do.
 
     Raises OptionError for a destination that is in use, naming the options if it was converted with others.
     """
@@ -141,14 +141,13 @@ def _stage_of(destination: Path) -> _Stage:
     return _Stage.WRITING if building.is_dir() else _Stage.NONE
 
 
-def _ended_at(stage: _Stage, destination: Path, options: ConvertOptions) -> list[tuple[str, Manifest]] | None:
+def _ended_at(stage: _Stage, destination: Path, options: ConvertOptions) -> list[FoundSet] | None:
     """Return what `already_ended` does, for a conversion that has come to `stage`."""
     was_swept = stage is _Stage.NONE and placing.sweep(destination)
     sets = find_sets(destination) if holds_dataset(destination) else []
-    manifests = [(found.name, found.manifest) for found in sets]
-    changed = _changed_options(manifests, options)
+    changed = _changed_options(sets, options)
     if was_swept and sets and not changed:  # with --overwrite, too: the killed run only had to clean up
-        return manifests
+        return sets
     if stage is _Stage.PLACING:
         return None
     if sets and not options.overwrite:
@@ -161,7 +160,7 @@ def _ended_at(stage: _Stage, destination: Path, options: ConvertOptions) -> list
                 f"{destination}: holds a finished dataset, made with other options: {'; '.join(changed)};"
                 " pass --overwrite to replace it, or choose another place"
             )
-        return manifests
+        return sets
     strange = strange_files(destination, sets)
     if strange:
         shown = ", ".join(strange[:3]) + (f" and {len(strange) - 3} more" if len(strange) > 3 else "")
@@ -169,34 +168,34 @@ def _ended_at(stage: _Stage, destination: Path, options: ConvertOptions) -> list
     return None
 
 
-def _changed_options(manifests: list[tuple[str, Manifest]], options: ConvertOptions) -> list[str]:
+def _changed_options(sets: list[FoundSet], options: ConvertOptions) -> list[str]:
     """Return how `options` differ from those of the existing datasets."""
-    if not manifests:
+    if not sets:
         return []
-    changed = changed_options(manifests[0][1].options, options.as_typed())
-    found, expected = {name for name, _ in manifests}, {split.name for split in options.split} or {""}
+    changed = changed_options(sets[0].manifest.options, options.as_typed())
+    found, expected = {one.name for one in sets}, {split.name for split in options.split} or {""}
     if found != expected and not changed:
         changed.append(f"of {', '.join(sorted(expected))} there is {', '.join(sorted(found))}")
     return changed
 
 
-def compare_finished(manifests: list[tuple[str, Manifest]], listing: ListingSummary, destination: Path, source: Place) -> str:
+def compare_finished(sets: list[FoundSet], listing: ListingSummary, destination: Path, source: Place) -> str:
     """Return which properties of a finished dataset and its source were found unchanged.
 
     Raises IntegrityError if a shard is missing or truncated, or if the source changed.
     """
-    for name, manifest in manifests:
-        for shard in manifest.shards:
-            path = destination / name / shard.name
-            found = path.stat().st_size if path.exists() else None
-            if found != shard.nbytes:
-                state = "is missing" if found is None else f"has {found} bytes, {shard.nbytes} were written"
+    for found in sets:
+        for shard in found.manifest.shards:
+            path = found.directory / shard.name
+            nbytes = path.stat().st_size if path.exists() else None
+            if nbytes != shard.nbytes:
+                state = "is missing" if nbytes is None else f"has {nbytes} bytes, {shard.nbytes} were written"
                 raise IntegrityError(f"{path}: {state}; `datapipe verify` shows details; pass --overwrite to convert again")
-    known = {manifest.source_digest for _, manifest in manifests}
+    known = {found.manifest.source_digest for found in sets}
     if known == {""}:
         return "with the same options; the source was not compared, since the dataset does not record it"
     if known != {listing.digest}:
-        num = sum(manifest.num_slots for _, manifest in manifests)
+        num = sum(found.manifest.num_slots for found in sets)
         raise IntegrityError(
             f"{destination}: holds a finished dataset, made of {num} samples; {source} now has {listing.num_samples}, or other"
             " names, sizes or labels; pass --overwrite to convert again, or choose another place"

@@ -104,7 +104,7 @@ def train_epoch(
                 metrics = _interval(state, lr=float(lr), bracket=bracket, since_s=since_s)
                 since_s = time.perf_counter()
                 logger.step(metrics)
-            stopping.after_step(state)
+            stopping.after_step()
     if state.place.batches_done < num_batches:
         done = state.place.batches_done
         raise StateError(f"the loader ended after {done} batches of epoch {epoch} or soon after; its length says {num_batches}")

@@ -75,7 +75,7 @@ def fit(
         raise OptionError(f"patience is {options.patience} and there is no validation data; pass val_loader as well")
     with note_signals() as stop_signal:
         state, notes = _prepared(model, loader, options, criterion, optimizer, val_loader)
-        run = _Run(state, val_loader, criterion or cross_entropy, Stopping(stop_signal, options, state.ranks))
+        run = _Run(state, val_loader, criterion or cross_entropy, Stopping(stop_signal, state))
         report, signal = run(bracket or functools.partial(ClockBracket, state.device), notes=notes, on_step=on_step, about=about)
         del run, state  # an exception's traceback would keep them alive, and with them the process group
     if signal:
@@ -187,7 +187,7 @@ class _Run:
         logger.epoch(metrics, state.best)
         state.place = Place(state.place.step, epoch + 1)
         state.total.zero_()
-        stopping.save(state)
+        stopping.save()
 
     def _validate(self) -> Means | None:
         if self._val_loader is None:
@@ -203,7 +203,7 @@ class _Run:
             stop=self._stopping.asks_to_stop if self._stops_between else None,
         )
         if means is None:
-            self._stopping.end(state)
+            self._stopping.end()
         return means
 
     def _judge(self, val: Means, epoch: int) -> None:

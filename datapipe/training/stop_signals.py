@@ -12,8 +12,7 @@ from types import FrameType
 from typing import NoReturn
 
 from datapipe.training.checkpoint import TrainingState
-from datapipe.training.options import TrainOptions
-from datapipe.training.process_group import Agreement, ProcessGroup
+from datapipe.training.process_group import Agreement
 
 _HEEDED = (signal.SIGTERM, signal.SIGINT)
 _ONE_AND_THE_SAME_S = 1.0  # a terminal and a launcher both deliver the same Ctrl-C
@@ -71,24 +70,25 @@ class InterruptedRun(Exception):  # noqa: N818  (nothing went wrong)
 class Stopping:
     """Saves when due, and ends the run when a rank was told to stop. All ranks make the same calls."""
 
-    def __init__(self, stop_signal: StopSignal, options: TrainOptions, ranks: ProcessGroup) -> None:
-        self._stop_signal, self._options, self._ranks = stop_signal, options, ranks
-        self._agreement = Agreement(ranks)
+    def __init__(self, stop_signal: StopSignal, state: TrainingState) -> None:
+        self._stop_signal, self._state = stop_signal, state
+        self._agreement = Agreement(state.ranks)
         self._signal = 0
         self._saved_s = time.monotonic()
 
-    def after_step(self, state: TrainingState) -> None:
+    def after_step(self) -> None:
         """Save if due. Raises InterruptedRun, with the state saved, if a rank was told to stop."""
-        every_s, every_steps = self._options.save_every_minutes, self._options.save_every_steps
-        is_hour = self._ranks.leads and every_s is not None and time.monotonic() - self._saved_s > 60 * every_s
+        state, options = self._state, self._state.options
+        every_minutes, every_steps = options.save_every_minutes, options.save_every_steps
+        is_hour = state.ranks.leads and every_minutes is not None and time.monotonic() - self._saved_s > 60 * every_minutes
         signal, save = self._agreement(self._stop_signal.number, is_hour)
         if signal:
-            self.end(state, signal)
+            self.end(signal)
         if save or (every_steps is not None and state.place.step % every_steps == 0):
-            self.save(state)
+            self.save()
 
-    def save(self, state: TrainingState) -> None:
-        state.save()
+    def save(self) -> None:
+        self._state.save()
         self._saved_s = time.monotonic()
 
     def asks_to_stop(self) -> bool:
@@ -96,11 +96,11 @@ class Stopping:
         self._signal = self._agreement(self._stop_signal.number, False)[0]
         return self._signal != 0
 
-    def end(self, state: TrainingState, signal: int = 0) -> None:
+    def end(self, signal: int = 0) -> None:
         """Save the state and raise InterruptedRun once every rank has arrived."""
         self._agreement.settle()
-        state.save()
-        self._ranks.gather(None)  # a launcher that sees one rank end kills the others, and rank 0 may still be writing
+        self._state.save()
+        self._state.ranks.gather(None)  # a launcher that sees one rank end kills the others, and rank 0 may still be writing
         raise InterruptedRun(signal or self._signal)
 
     def close(self) -> None:
