@@ -143,7 +143,7 @@ def examine(exc: BaseException, location: Location) -> Failure:
 def _without_answer(text: str, location: Location) -> Failure:
     """Classify a failure without a status: no credentials, no such host, no connection, a timeout."""
     if "redirect without LOCATION" in text:
-        return Failure(Cause.DENIED, "the bucket is in another region; set AWS_REGION to it")
+        return Failure(*_OTHER_REGION)
     plain = _PLAIN_TARGET.search(text)
     if plain is not None:
         return Failure(Cause.BROKEN, _TO_PLAIN, redacted(plain.group(1)))
@@ -180,9 +180,11 @@ _CREDENTIALS = {
 _NO_BUCKET = "no bucket {root!r}; check its name, and the endpoint and region (AWS_ENDPOINT_URL, AWS_REGION)"
 _REFUSED = "forbidden (403{code}); the credentials lack the right to read it, or it does not exist"
 _SLOW = "the store throttles requests; use fewer ranks, or lower dp.Remote(requests=...)"
+_OTHER_REGION = (Cause.DENIED, "the bucket is in another region; set AWS_REGION to it")
+_EXPIRED = (Cause.DENIED, "the credentials have expired; renew them, and resume from the saved state")
 _BY_STATUS: dict[int, tuple[Cause, str]] = {
-    301: (Cause.DENIED, "the bucket is in another region; set AWS_REGION to it"),
-    307: (Cause.DENIED, "the bucket is in another region; set AWS_REGION to it"),
+    301: _OTHER_REGION,
+    307: _OTHER_REGION,
     401: (Cause.DENIED, "the credentials are missing or not accepted (401{code}); check them"),
     403: (Cause.DENIED, _REFUSED),
     404: (Cause.MISSING, "no such object; check the URL"),
@@ -194,16 +196,13 @@ _BY_STATUS: dict[int, tuple[Cause, str]] = {
 _BY_CODE: dict[str, tuple[Cause, str]] = {
     "NoSuchBucket": (Cause.MISSING, _NO_BUCKET),
     "ContainerNotFound": (Cause.MISSING, "no container {root!r}; check its name and AZURE_STORAGE_ACCOUNT_NAME"),
-    "PermanentRedirect": (Cause.DENIED, "the bucket is in another region; set AWS_REGION to it"),
-    "AuthorizationHeaderMalformed": (Cause.DENIED, "the bucket is in another region; set AWS_REGION to it"),
-    "IllegalLocationConstraintException": (Cause.DENIED, "the bucket is in another region; set AWS_REGION to it"),
+    "PermanentRedirect": _OTHER_REGION,
+    "AuthorizationHeaderMalformed": _OTHER_REGION,
+    "IllegalLocationConstraintException": _OTHER_REGION,
     "RequestTimeTooSkewed": (Cause.DENIED, "this machine's clock differs too much from the store's; set the clock (NTP)"),
-    "ExpiredToken": (Cause.DENIED, "the credentials have expired; renew them, and resume from the saved state"),
-    "TokenRefreshRequired": (Cause.DENIED, "the credentials have expired; renew them, and resume from the saved state"),
-    "InvalidAccessKeyId": (
-        Cause.DENIED,
-        "the store does not know the access key; check AWS_ACCESS_KEY_ID and the endpoint",
-    ),
+    "ExpiredToken": _EXPIRED,
+    "TokenRefreshRequired": _EXPIRED,
+    "InvalidAccessKeyId": (Cause.DENIED, "the store does not know the access key; check AWS_ACCESS_KEY_ID and the endpoint"),
     "SignatureDoesNotMatch": (Cause.DENIED, "the secret key does not fit the access key; check AWS_SECRET_ACCESS_KEY"),
     "AuthenticationFailed": (Cause.DENIED, "the credentials are not accepted; check the account's key or token"),
     "SlowDown": (Cause.THROTTLED, _SLOW),

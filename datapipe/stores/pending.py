@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING
 
 from datapipe.errors import copied
@@ -28,42 +28,31 @@ class RemoteObject:
     nbytes: int = -1  # -1 until the first response
 
 
+@dataclass(slots=True, eq=False, repr=False, weakref_slot=True)
 class PendingBytes:
     """A request for the bytes from `start` to `end` of an object, or for all of it. Thread-safe.
 
     The caller must keep a reference: a request without references is not made any more.
     """
 
-    __slots__ = (
-        "__weakref__", "_data", "_done", "_error", "_lock", "attempts", "end", "has_checksum", "is_hedged", "is_urgent", "object",
-        "start", "started_s", "task", "timeout_s", "trouble",
-    )  # fmt: skip
+    object: RemoteObject
+    start: int = 0
+    end: int | None = None  # exclusive; None: the whole object
+    _: KW_ONLY
+    is_urgent: bool = False  # a thread waits for it already
+    has_checksum: bool = False  # the reader compares the bytes with one, so their etag need not be compared
+    timeout_s: float | None = None  # without success, after which it has failed; None: the default
+    started_s: float = field(default=0.0, init=False)  # of the current attempt
+    attempts: int = field(default=0, init=False)
+    trouble: str = field(default="", init=False)  # the failure of the last attempt, for users
+    is_hedged: bool = field(default=False, init=False)
+    task: asyncio.Task[None] | None = field(default=None, init=False)
+    _data: bytes = field(default=b"", init=False)
+    _error: BaseException | None = field(default=None, init=False)
+    _done: bool = field(default=False, init=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
-    def __init__(
-        self,
-        target: RemoteObject,
-        start: int = 0,
-        end: int | None = None,
-        *,
-        is_urgent: bool = False,
-        has_checksum: bool = False,
-        timeout_s: float | None = None,
-    ) -> None:
-        self.object = target
-        self.start = start
-        self.end = end  # exclusive; None: the whole object
-        self.is_urgent = is_urgent  # a thread waits for it already
-        self.has_checksum = has_checksum  # the reader compares the bytes with one, so their etag need not be compared
-        self.timeout_s = timeout_s  # without success, after which it has failed; None: the default
-        self.started_s = 0.0  # of the current attempt
-        self.attempts = 0
-        self.trouble = ""  # the failure of the last attempt, for users
-        self.is_hedged = False
-        self.task: asyncio.Task[None] | None = None
-        self._data = b""
-        self._error: BaseException | None = None
-        self._done = False
-        self._lock = threading.Lock()
+    def __post_init__(self) -> None:
         self._lock.acquire()
 
     @property

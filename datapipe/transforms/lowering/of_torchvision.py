@@ -202,25 +202,15 @@ def _mix(made: type[MixUp] | type[CutMix], kind: Kind, *, alpha: float, num_clas
 
 _V1, _V2 = "torchvision.transforms.", "torchvision.transforms.v2."
 _V1_FUNCTIONS, _V2_FUNCTIONS = _V1 + "functional.", _V2 + "functional."
+_SAME_ARGUMENTS: tuple[type, ...] = (  # as ours of the same name
+    CenterCrop, Pad, RandomHorizontalFlip, RandomVerticalFlip, ColorJitter, RandomGrayscale, GaussianBlur, RandAugment,
+    TrivialAugmentWide, RandomInvert, RandomPosterize, RandomSolarize, RandomAutocontrast, RandomEqualize, RandomAdjustSharpness,
+)  # fmt: skip
 _ALIKE: dict[str, Rule] = {  # in v1 and v2
+    **{ours.__name__: ours for ours in _SAME_ARGUMENTS},
     "Resize": _resize,
     "RandomResizedCrop": random_resized_crop,
-    "CenterCrop": CenterCrop,
-    "Pad": Pad,
-    "RandomHorizontalFlip": RandomHorizontalFlip,
-    "RandomVerticalFlip": RandomVerticalFlip,
-    "ColorJitter": ColorJitter,
     "Grayscale": _grayscale,
-    "RandomGrayscale": RandomGrayscale,
-    "GaussianBlur": GaussianBlur,
-    "RandAugment": RandAugment,
-    "TrivialAugmentWide": TrivialAugmentWide,
-    "RandomInvert": RandomInvert,
-    "RandomPosterize": RandomPosterize,
-    "RandomSolarize": RandomSolarize,
-    "RandomAutocontrast": RandomAutocontrast,
-    "RandomEqualize": RandomEqualize,
-    "RandomAdjustSharpness": RandomAdjustSharpness,
     "Normalize": normalize,
 }
 _FUNCTIONS: dict[str, Rule] = {  # in v1's and v2's modules of functions, called by partials
