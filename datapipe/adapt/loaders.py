@@ -180,6 +180,12 @@ def is_in_order(loader: TorchDataLoader) -> bool:
     return type(sampler) is SequentialSampler and len(sampler.data_source) == length_of(loader.dataset)
 
 
+def batch_size_of(loader: TorchDataLoader) -> int | None:
+    """Return the size of batches: the loader's, or that of a batch sampler of the user's which has one."""
+    size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
+    return size if isinstance(size, int) else None
+
+
 def length_of(dataset: Any) -> int | None:
     """Return the length of a dataset; None if it has none, which torch accepts with a sampler."""
     try:

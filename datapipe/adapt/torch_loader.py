@@ -20,7 +20,7 @@ from datapipe.adapt.deferral.reports import DeliveringCollate, Tally
 from datapipe.adapt.deferral.requests import BatchRequest
 from datapipe.adapt.explaining import lines_about, lines_about_rows
 from datapipe.adapt.keys import KeyPass, KeySource, SampleDataset
-from datapipe.adapt.loaders import TorchDataLoader, length_of, rebuilt_loader, sampler_of
+from datapipe.adapt.loaders import TorchDataLoader, batch_size_of, length_of, rebuilt_loader, sampler_of
 from datapipe.adapt.number_rows import WHOLE_BATCHES
 from datapipe.adapt.torch_iteration import TorchIterator
 from datapipe.adapt.whole_batches import GatheredRows
@@ -69,7 +69,7 @@ class TorchLoader:
         self._fingerprint = fingerprint
         self.origin = origin  # what was taken over, and how, for `explain`
         self._epochs = Epochs()
-        self._batches = _Batches(open_source, self._checksum, batch_size=inner.batch_size or _size_of(inner.batch_sampler))
+        self._batches = _Batches(open_source, self._checksum, batch_size=batch_size_of(inner))
         changes = WHOLE_BATCHES if isinstance(dataset, GatheredRows) else {}
         self._tally = Tally()
         self._loader = rebuilt_loader(inner, dataset=dataset, batch_sampler=self._batches, changes=changes)
@@ -260,11 +260,6 @@ class _Batches:
 
     def __len__(self) -> int:
         return self._open_source(self._checksum).num_steps
-
-
-def _size_of(batch_sampler: object) -> int | None:
-    size = getattr(batch_sampler, "batch_size", None)
-    return size if isinstance(size, int) else None
 
 
 def _length(dataset: Any) -> int:

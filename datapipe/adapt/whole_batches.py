@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch.utils.data import IterableDataset
 
 from datapipe.adapt.array_rows import ArrayRows, array_rows_of
-from datapipe.adapt.loaders import TorchDataLoader, collation_of
+from datapipe.adapt.loaders import TorchDataLoader, batch_size_of, collation_of
 from datapipe.adapt.number_rows import NumberRows, rows_of
 
 GatheredRows = NumberRows | ArrayRows
@@ -23,7 +23,5 @@ def gathered_rows(loader: TorchDataLoader, *, tries: bool = True) -> GatheredRow
     prepares = loader.worker_init_fn is not None and loader.num_workers > 0  # the copies of the Dataset in workers
     if rows is not None or not tries or prepares:
         return rows
-    size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
-    return array_rows_of(
-        loader.dataset, loader.collate_fn, batch_size=size if isinstance(size, int) else 1, num_workers=loader.num_workers
-    )
+    size = batch_size_of(loader) or 1
+    return array_rows_of(loader.dataset, loader.collate_fn, batch_size=size, num_workers=loader.num_workers)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -48,22 +48,6 @@ class Way(NamedTuple):
 FAST = Way(fold, by_engine)  # resizes within their tolerance
 EXACT = Way(functools.partial(fold, resizes=False), by_pillow)  # bit for bit as Pillow, which resizes
 PILLOW = Way(lambda source, steps: None, by_pillow)  # which decodes too
-
-
-class Uses(Protocol):
-    """Decides which pixels of a family to keep, and for how long."""
-
-    def keeps(self, node: Node) -> bool:
-        """Return whether the pixels of a node are kept once they are made."""
-
-    def is_last(self, node: Node) -> bool:
-        """Count a use of a node that is kept, and return whether it was the last."""
-
-    def region(self, asked: list[int]) -> list[int]:
-        """Count a look at a region, and return the one to decode and keep if its pixels are not there yet."""
-
-    def is_only_look(self, asked: list[int]) -> bool:
-        """Return whether most of the image is asked for, as far as is known for the only time: Pillow's images cost less then."""
 
 
 class Family:
@@ -156,7 +140,7 @@ def _covers(outer: list[int], inner: list[int]) -> bool:
     )
 
 
-# -- uses ------------------------------------------------------------------------------------------------
+# -- uses: which pixels of a family to keep, and for how long ---------------------------------------------
 
 
 class KnownUses:
@@ -188,20 +172,20 @@ class KnownUses:
         self._region = _union(regions)
 
     def keeps(self, node: Node) -> bool:
-        """See `Uses`."""
+        """Return whether the pixels of a node are kept once they are made."""
         return id(node) in self._kept
 
     def is_last(self, node: Node) -> bool:
-        """See `Uses`."""
+        """Count a use of a node that is kept, and return whether it was the last."""
         self._left[id(node)] -= 1
         return self._left[id(node)] == 0
 
     def region(self, asked: list[int]) -> list[int]:
-        """See `Uses`."""
+        """Count a look at a region, and return the one to decode and keep if its pixels are not there yet."""
         return self._region
 
     def is_only_look(self, asked: list[int]) -> bool:
-        """See `Uses`."""
+        """Return whether most of the image is asked for, as far as is known for the only time: Pillow's images cost less then."""
         return False
 
 
@@ -223,7 +207,7 @@ class OpenUses:
         self._needed = needed
 
     def keeps(self, node: Node) -> bool:
-        """See `Uses`."""
+        """See `KnownUses`."""
         if id(node) in self._kept:
             return True
         if id(node) not in self._needed or not _is_worth_keeping(node, self._way):
@@ -232,22 +216,25 @@ class OpenUses:
         return True
 
     def is_last(self, node: Node) -> bool:
-        """See `Uses`."""
+        """See `KnownUses`."""
         return False
 
     def region(self, asked: list[int]) -> list[int]:
-        """See `Uses`."""
+        """See `KnownUses`."""
         self.num_looks += 1
         width, height = self._source.size
         return [0, 0, height, width] if self._whole or self.num_looks > 1 else asked
 
     def is_only_look(self, asked: list[int]) -> bool:
-        """See `Uses`."""
+        """See `KnownUses`."""
         width, height = self._source.size
         if self._way is not EXACT or self._whole or self.num_looks or 2 * asked[2] * asked[3] < width * height:
             return False
         self.num_looks += 1
         return True
+
+
+Uses: TypeAlias = KnownUses | OpenUses
 
 
 def _union(regions: Sequence[list[int]]) -> list[int]:
