@@ -60,19 +60,17 @@ def _float(text: str) -> float | _TooLarge:
     return value if math.isfinite(value) else _TooLarge(text)
 
 
-def parsed(line: bytes) -> tuple[_Members | None, Misfit | None]:
+def parsed(line: bytes) -> _Members | Misfit:
     """Return the object of a line, or what is wrong with it."""
     if is_deep(line):
-        return None, Misfit("", f"objects and lists lie more than {MAX_DEPTH} deep in each other")
+        return Misfit("", f"objects and lists lie more than {MAX_DEPTH} deep in each other")
     try:
         value = json.loads(line.decode(), object_pairs_hook=_Members, parse_int=_integer, parse_float=_float)
     except UnicodeDecodeError as exc:
-        return None, Misfit("", f"not UTF-8 at byte {exc.start + 1} of the line")
+        return Misfit("", f"not UTF-8 at byte {exc.start + 1} of the line")
     except (ValueError, RecursionError) as exc:
-        return None, Misfit("", f"not JSON: {str(exc).splitlines()[0]}")
-    if not isinstance(value, _Members):
-        return None, Misfit("", f"{type(value).__name__}, not an object")
-    return value, None
+        return Misfit("", f"not JSON: {str(exc).splitlines()[0]}")
+    return value if isinstance(value, _Members) else Misfit("", f"{type(value).__name__}, not an object")
 
 
 def is_deep(line: bytes) -> bool:

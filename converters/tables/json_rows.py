@@ -96,8 +96,8 @@ class JsonSource:
             return None
         floats, suspicious = looked_through(found.columns)
         for number in suspicious:
-            members, misfit = parsed(lines[number])
-            if members is None or misfit or number_misfit(members, floats):
+            members = parsed(lines[number])
+            if isinstance(members, Misfit) or number_misfit(members, floats):
                 return None
             if not all(map(self._may_round, may_be_rounded(members, floats))):
                 return None
@@ -128,8 +128,8 @@ class JsonSource:
         good: list[Line] = []
         bad: list[BadTableRow] = []
         for number, line in enumerate(lines):
-            members, misfit = parsed(line)
-            misfit = misfit or (None if members is None else checks.misfit(members))
+            members = parsed(line)
+            misfit = members if isinstance(members, Misfit) else checks.misfit(members)
             if misfit is None:
                 good.append((number, line))
             else:
@@ -140,8 +140,8 @@ class JsonSource:
         found = read(texts, types) or ReadMembers({})
         floats, suspicious = looked_through(found.columns)
         for place in suspicious:
-            members, _ = parsed(texts[place])
-            if members is not None and (misfit := number_misfit(members, floats)):
+            members = parsed(texts[place])
+            if not isinstance(members, Misfit) and (misfit := number_misfit(members, floats)):
                 bad.append(_bad(*good[place], misfit))
         gone = {one.number for one in bad}
         kept = [line for number, line in good if number not in gone]
@@ -181,8 +181,8 @@ def _of_types(lines: list[Line], types: Mapping[Member, pa.DataType], bad: list[
 
 def _type_misfit(line: bytes, types: Mapping[Member, pa.DataType]) -> Misfit | None:
     """Return which member of a line does not have its type."""
-    members, _ = parsed(line)
-    if members is None:
+    members = parsed(line)
+    if isinstance(members, Misfit):
         return None
     for member, kind in types.items():
         try:

@@ -18,7 +18,7 @@ import shutil
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -123,12 +123,9 @@ def generate(photos: Path, num_images: int) -> Path:
             remedy = f"pass --images {found}, or name a new directory" if found else "name a new directory"
             raise OptionError(f"{photos}: exists, and holds {found} photographs (*/*.jpg), not {num_images}; {remedy}")
         return photos
-    unfinished = photos.with_name(photos.name + ".unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
     with Progress(num_images, "photos", "photos") as progress:
-        make_image_folder(unfinished, num_images=num_images, num_classes=NUM_CLASSES, on_progress=progress.update)
-    os.replace(unfinished, photos)
-    return photos
+        make = functools.partial(make_image_folder, num_images=num_images, num_classes=NUM_CLASSES, on_progress=progress.update)
+        return _built(photos, make)
 
 
 def diagnose_script(script: Path, arguments: list[str], out: Path) -> tuple[Document, Path]:
@@ -167,12 +164,16 @@ def _show(kind: str, out: Path, tell: Any) -> None:
 
 def _made(kind: str, path: Path) -> Path:
     """Return the path of generated data of a kind; reuses that of an earlier run. Raises DependencyError."""
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_name(f"unfinished-{path.name}")
-        shutil.rmtree(unfinished, ignore_errors=True)
-        part(kind, "trial_data").make(unfinished)
-        os.replace(unfinished, path)
+    return path if path.exists() else _built(path, part(kind, "trial_data").make)
+
+
+def _built(path: Path, make: Callable[[Path], object]) -> Path:
+    """Make something at a new path, completely or not at all, and return the path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f"unfinished-{path.name}")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    make(unfinished)
+    os.replace(unfinished, path)
     return path
 
 
