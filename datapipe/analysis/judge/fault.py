@@ -82,17 +82,16 @@ def fault_of(
     """
     stages = _stages_of(charged_to_lock(wait_ns, lock, here), work_ns, wait_s)
     kind, transform, share = _find_fault(stages)
-    holder = holder_of(lock) if kind == LOCK[0] else None
-    return Fault(
+    found = Fault(
         stages=stages,
         fault=kind,
         detail=transform,
-        reason=_in_words(kind, transform, share, worker=worker, head_of_line=head_of_line, holder=holder),
         worker=worker,
-        holder=holder,
+        holder=holder_of(lock) if kind == LOCK[0] else None,
         wait_s=wait_s,
         head_of_line_s=None if head_of_line is None else head_of_line * wait_s,
     )
+    return msgspec.structs.replace(found, reason=_in_words(found, share, head_of_line))
 
 
 def holder_of(lock: LockUse | None) -> LockHolder | None:
@@ -150,25 +149,17 @@ def _find_fault(stages: tuple[StageOfWait, ...]) -> tuple[str | None, str | None
     return kind, transform, rest[kind]
 
 
-def _in_words(
-    kind: str | None,
-    transform: str | None,
-    share: float,
-    *,
-    worker: int | None,
-    head_of_line: float | None,
-    holder: LockHolder | None,
-) -> str:
-    """Return the reason in one or two sentences."""
-    if kind is None:
+def _in_words(found: Fault, share: float, head_of_line: float | None) -> str:
+    """Return the reason in one or two sentences. `share`: of the stage at fault."""
+    if found.fault is None:
         return "no time was spent waiting for batches"
-    what = MEANINGS[kind] + (f", most of it {transform}" if transform else "")
+    what = MEANINGS[found.fault] + (f", most of it {found.detail}" if found.detail else "")
     sentences = [f"{share:.0%} of the waiting is {what}."]
-    if holder is not None:
-        taken = f"{holder.cpu_share:.0%} of the CPU time of the Python threads"
-        sentences.append(f"Thread {holder.thread!r} computes in {holder.where}, which takes {taken}.")
-    if worker is not None:
-        sentences.append(f"Worker {worker} is much slower than the others, and most of the waiting is for its batches.")
+    if found.holder is not None:
+        taken = f"{found.holder.cpu_share:.0%} of the CPU time of the Python threads"
+        sentences.append(f"Thread {found.holder.thread!r} computes in {found.holder.where}, which takes {taken}.")
+    if found.worker is not None:
+        sentences.append(f"Worker {found.worker} is much slower than the others, and most of the waiting is for its batches.")
     if head_of_line is not None and head_of_line >= 0.2:
         sentences.append(
             f"{head_of_line:.0%} of the time later batches were ready, but not the next one; in_order=False takes them."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -97,12 +97,25 @@ def rank_remedies(workload: Workload, remedies: Sequence[Remedy], *, measured_st
 
     replayed_s = float(replayed(Change()).step_s[0])
     scale = 1.0 if measured_step_s is None else measured_step_s / replayed_s
-    doubt = max(_RESOLUTION, abs(1 / scale - 1))
-    floor_s = min(workload.floor_s, replayed_s * scale)
+    doubt = max(
+        _RESOLUTION, abs(1 / scale - 1)
+    )  # relative error of the unchanged replay; predictions may have it too, either way
+    floor_s = min(workload.floor_s, replayed_s * scale)  # because of other loaders, no remedy leads to a shorter step
 
     def predicted(remedy: Remedy) -> Prediction:
-        differs = RUN_TO_RUN_ON_FULL_CORES if fills_cores(workload, remedy.change) else RUN_TO_RUN
-        return _predict(remedy, replayed, scale, doubt, floor_s, run_to_run=differs)
+        now, then = replayed(Change()), replayed(remedy.change)
+        each_s = np.maximum(then.step_s / remedy.change.batch_factor * scale, floor_s)
+        step_s, gain = _interval(each_s), _interval(1 - each_s / (now.step_s * scale))
+        least_gain = gain.low
+        if (worst_s := remedy.change.worst_stall_added_s) is not None:
+            worst = replayed(replace(remedy.change, stall_added_s=worst_s, worst_stall_added_s=None)).step_s[0]
+            step_s = replace(step_s, high=max(step_s.high, float(worst) * scale))
+            gain = replace(gain, low=min(gain.low, float(1 - worst / now.step_s[0])))
+        run_to_run = RUN_TO_RUN_ON_FULL_CORES if fills_cores(workload, remedy.change) else RUN_TO_RUN
+        step_s = _with_run_to_run(step_s, run_to_run * step_s.value)
+        gain = _with_run_to_run(gain, run_to_run * (1 - gain.value))
+        step_s = Interval(step_s.value, step_s.low * (1 - doubt), step_s.high * (1 + doubt))
+        return Prediction(remedy, step_s, _interval(then.starvation), gain, least_gain)
 
     now = predicted(Remedy(NOTHING, Change()))
     predictions = [predicted(remedy) for remedy in remedies]
@@ -113,33 +126,6 @@ def rank_remedies(workload: Workload, remedies: Sequence[Remedy], *, measured_st
         shortest_s = min(one.expected_s for one in harmless)
         best = next(one for one in harmless if one.expected_s <= (1 + WORTH_IT) * shortest_s)
     return Ranking(best, ordered, worth_it, now, measured_step_s, replayed_s)
-
-
-def _predict(
-    remedy: Remedy,
-    replayed: Callable[[Change], Replayed],
-    scale: float,
-    doubt: float,
-    floor_s: float,
-    *,
-    run_to_run: float,
-) -> Prediction:
-    """Predict one remedy. `doubt`: the relative error of the unchanged replay; a prediction may have it too, either way.
-
-    `floor_s`: the step below which no remedy leads, because of other loaders. `run_to_run`: see `RUN_TO_RUN`.
-    """
-    now, then = replayed(Change()), replayed(remedy.change)
-    each_s = np.maximum(then.step_s / remedy.change.batch_factor * scale, floor_s)
-    step_s, gain = _interval(each_s), _interval(1 - each_s / (now.step_s * scale))
-    least_gain = gain.low
-    if (worst_s := remedy.change.worst_stall_added_s) is not None:
-        worst = replayed(replace(remedy.change, stall_added_s=worst_s, worst_stall_added_s=None)).step_s[0]
-        step_s = replace(step_s, high=max(step_s.high, float(worst) * scale))
-        gain = replace(gain, low=min(gain.low, float(1 - worst / now.step_s[0])))
-    step_s = _with_run_to_run(step_s, run_to_run * step_s.value)
-    gain = _with_run_to_run(gain, run_to_run * (1 - gain.value))
-    step_s = Interval(step_s.value, step_s.low * (1 - doubt), step_s.high * (1 + doubt))
-    return Prediction(remedy, step_s, _interval(then.starvation), gain, least_gain)
 
 
 def _with_run_to_run(found: Interval, deviation: float) -> Interval:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import shlex
 import textwrap
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TextIO
+from collections.abc import Callable, Mapping
+from typing import TextIO, TypeAlias
 
 from datapipe.analysis.judge.verdict import VerdictKind
 from datapipe.analysis.predict.instructions import Instruction, Snippet
@@ -24,14 +23,11 @@ _COLOURS = {"high": "1;31", "moderate": "1;33", "fine": "1;32", None: "1"}
 _LONGEST_NAME = 44  # of what would make it slower: with its factor and with how many more there are it fits into a line
 
 
-@dataclass(frozen=True, slots=True)
-class _Style:
-    """Adds colours, or leaves lines unchanged."""
+Paint: TypeAlias = Callable[[str, str], str]  # adds a colour, by its code, to a line; or leaves the line as it is
 
-    is_coloured: bool
 
-    def paint(self, text: str, code: str) -> str:
-        return f"\x1b[{code}m{text}\x1b[0m" if self.is_coloured else text
+def _painted(text: str, code: str) -> str:
+    return f"\x1b[{code}m{text}\x1b[0m"
 
 
 def takes_colours(stream: TextIO, environment: Mapping[str, str]) -> bool:
@@ -45,23 +41,24 @@ def screen(diagnosis: Readable, *, page: str | None = None, colours: bool = Fals
     `page`: the path of the page, if there is one. `colours`: with escape sequences, see `takes_colours`.
     Raises FormatError if `diagnosis` is not of this version.
     """
-    read, style = read_document(diagnosis), _Style(colours)
-    top = _verdict(read, style) + _at_fault(read, style)
-    bottom = _applied(read) + _missing(read) + _troubles(read, style)
+    read = read_document(diagnosis)
+    paint: Paint = _painted if colours else lambda text, code: text
+    top = _verdict(read, paint) + _at_fault(read, paint)
+    bottom = _applied(read) + _missing(read) + _troubles(read, paint)
     bottom += [] if page is None else [f"Page: {words.plain(page)}"]
-    savings = _savings(read, style, has_more=read.remedies is not None)
+    savings = _savings(read, paint, has_more=read.remedies is not None)
     worse = _worse(read.remedies)
     room = MAX_LINES - len(top) - len(savings) - len(worse) - len(bottom)
-    lines = top + savings + _help(read.remedies, style, room) + worse
+    lines = top + savings + _help(read.remedies, paint, room) + worse
     while len(lines) + len(bottom) > MAX_LINES and "" in lines:
         lines.remove("")
     lines = lines[: MAX_LINES - len(bottom)] + bottom
     return "\n".join(lines).rstrip("\n")
 
 
-def _verdict(read: Document, style: _Style) -> list[str]:
+def _verdict(read: Document, paint: Paint) -> list[str]:
     first, *rest = _wrap(words.headline(read), num=2)
-    lines = [style.paint(line, _COLOURS.get(read.verdict.severity, "1")) for line in (first, *rest)]
+    lines = [paint(line, _COLOURS.get(read.verdict.severity, "1")) for line in (first, *rest)]
     lines += _wrap(words.detail(read), num=3, indent=2)
     lines += _wrap(words.late_rank_line(read) or "", num=2, indent=2)
     lines += _wrap(words.ranks_line(read) or "", num=1, indent=2)
@@ -80,13 +77,13 @@ def _verdict(read: Document, style: _Style) -> list[str]:
     return lines
 
 
-def _at_fault(read: Document, style: _Style) -> list[str]:
+def _at_fault(read: Document, paint: Paint) -> list[str]:
     attribution = read.attribution
     if attribution is None:
         return []
     label = "At fault: " if words.is_starved(read.verdict) else "What waiting there is: "
     label = "" if attribution.fault is None else label
-    lines = ["", style.paint(_cut(label + words.fault_line(attribution)), "1")]
+    lines = ["", paint(_cut(label + words.fault_line(attribution)), "1")]
     shown = [stage for stage in attribution.stages if stage.share is not None]
     has_needs = read.remedies is not None and read.remedies.best == NO_REMEDY and read.remedies.needs
     num = _FEW_STAGES if has_needs or read.straggler else _MAX_STAGES  # the needs, and a late rank's line, name stages again
@@ -108,7 +105,7 @@ def _at_fault(read: Document, style: _Style) -> list[str]:
     return lines + (_wrap(contention, num=2, indent=2) if contention else [])
 
 
-def _help(what_if: Remedies | None, style: _Style, room: int) -> list[str]:
+def _help(what_if: Remedies | None, paint: Paint, room: int) -> list[str]:
     """Return `room` lines of remedies, the best first.
 
     Listing all remedies comes before saying how each is done, and the best one's instructions before the others'. A command is
@@ -127,7 +124,7 @@ def _help(what_if: Remedies | None, style: _Style, room: int) -> list[str]:
         now_s = what_if.now.step_s.value
     if now_s is not None and what_if.best not in (NOTHING, NO_REMEDY):
         title += f" (a step takes {words.seconds(now_s)} now)"
-    lines = ["", style.paint(_cut(title), "1")]
+    lines = ["", paint(_cut(title), "1")]
     room -= len(lines)
     if what_if.best == NO_REMEDY:
         lines += _needs(what_if, room)
@@ -176,14 +173,14 @@ def _all_named(title: str, names: list[str], *, num: int) -> list[str]:
     return []
 
 
-def _savings(read: Document, style: _Style, *, has_more: bool) -> list[str]:
+def _savings(read: Document, paint: Paint, *, has_more: bool) -> list[str]:
     """Return what would shorten the run outside of its steady steps."""
     if read.run is None or not read.run.savings:
         return []
     saving = read.run.savings[0]
     where = f" at {words.plain(saving.where)}" if saving.where else ""
     title = f"What would shorten the run: {words.saving_line(saving, read.run.wall_s)}"
-    return ["", style.paint(_cut(title), "1"), _cut(f"{_INDENT}in DataLoader(...){where}")]
+    return ["", paint(_cut(title), "1"), _cut(f"{_INDENT}in DataLoader(...){where}")]
 
 
 def _needs(what_if: Remedies, room: int) -> list[str]:
@@ -252,12 +249,12 @@ def _missing(read: Document) -> list[str]:
     return ["", *_wrap("Not measured: " + "; ".join(missing), num=2)] if missing else [""]
 
 
-def _troubles(read: Document, style: _Style) -> list[str]:
+def _troubles(read: Document, paint: Paint) -> list[str]:
     if not read.troubles:
         return []
     more = f" (and {len(read.troubles) - 1} more)" if len(read.troubles) > 1 else ""
     first = _cut(f"Trouble: {words.plain(read.troubles[0])}", WIDTH - len(more)) + more
-    return [style.paint(first, "33")]
+    return [paint(first, "33")]
 
 
 def _seconds(value: float | None) -> str:

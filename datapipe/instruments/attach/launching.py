@@ -7,8 +7,6 @@ command line's imports.)
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import os
 import signal
 import subprocess
@@ -18,7 +16,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any
+from typing import IO
+
+import msgspec
 
 from datapipe.errors import MissingDataError
 from datapipe.instruments.attach.ours import ROOT
@@ -62,9 +62,7 @@ class Settings:
 
 def settings_from(environment: Mapping[str, str]) -> Settings:
     """Return the settings; the defaults if there are none."""
-    found: dict[str, Any] = json.loads(environment.get(SETTINGS) or "{}")
-    applied = found.pop("applied", None)
-    return Settings(**found, applied=None if applied is None else Applied(**applied))
+    return msgspec.json.decode(environment.get(SETTINGS) or "{}", type=Settings)
 
 
 def child_environment(
@@ -82,7 +80,7 @@ def child_environment(
         ROOT_DIRECTORY: str(ROOT),
         WATCH: open_watch,
         RESULTS: str(results.resolve()),
-        SETTINGS: json.dumps(dataclasses.asdict(settings or Settings())),
+        SETTINGS: msgspec.json.encode(settings or Settings()).decode(),
     }
 
 
