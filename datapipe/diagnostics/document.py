@@ -21,7 +21,7 @@ from datapipe.analysis.predict.needs import Need
 from datapipe.analysis.predict.workload import Contention
 from datapipe.diagnostics.ceilings.roofline import Roofline
 from datapipe.errors import FormatError
-from datapipe.instruments.measure.model_cost import ModelCost
+from datapipe.instruments.measure.observed import ModelCost
 from datapipe.instruments.measure.timeline import Syncs
 
 VERSION = 1

@@ -17,7 +17,7 @@ from datapipe.diagnostics.diagnosis import diagnose
 from datapipe.diagnostics.document import as_json
 from datapipe.diagnostics.report.screen import screen
 from datapipe.instruments.attach.lock_sampler import LockSampler
-from datapipe.instruments.measure.lock_use import LockHolder, LockUse
+from datapipe.instruments.measure.observed import LockHolder, LockUse
 
 HOLDER = LockHolder("reports", "/somewhere/train.py:7 make_report", 0.6)
 TAKEN = LockUse(0.9, (HOLDER,))

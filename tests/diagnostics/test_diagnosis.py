@@ -22,7 +22,7 @@ from datapipe.diagnostics.document import MAX_SPANS, MAX_STEPS, as_json, read_do
 from datapipe.diagnostics.report.page import page
 from datapipe.errors import FormatError, MissingDataError
 from datapipe.instruments.attach.launching import Applied, Settings, child_environment, settings_from
-from datapipe.instruments.measure.lock_use import LockHolder, LockUse
+from datapipe.instruments.measure.observed import LockHolder, LockUse
 from datapipe.instruments.measure.recorded import Process, TrialSource, choose_ranks, read_process, write_process
 
 MS = 1e-3

@@ -27,7 +27,7 @@ from datapipe.diagnostics.document import as_json
 from datapipe.diagnostics.report.page import page
 from datapipe.diagnostics.report.screen import screen
 from datapipe.instruments.attach.exchanges import ExchangeReader
-from datapipe.instruments.measure.exchanges import Exchange
+from datapipe.instruments.measure.observed import Exchange
 from datapipe.instruments.measure.recorded import Process
 from datapipe.instruments.measure.timeline import STEP, Context
 

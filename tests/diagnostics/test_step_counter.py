@@ -23,7 +23,7 @@ from datapipe.diagnostics.report.page import page
 from datapipe.diagnostics.report.screen import screen
 from datapipe.instruments.attach import step_counter
 from datapipe.instruments.attach.step_counter import COUNT_FROM, COUNT_STEPS, StepCounter
-from datapipe.instruments.measure.model_cost import ModelCost
+from datapipe.instruments.measure.observed import ModelCost
 
 COST = ModelCost(
     device="NVIDIA Test",

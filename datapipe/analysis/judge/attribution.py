@@ -21,7 +21,7 @@ from datapipe.analysis.judge.breakdown import READ, Breakdown, Parts, SpanIndex,
 from datapipe.analysis.judge.breakdown import Stage as StageKey
 from datapipe.analysis.judge.fault import IDLE, STARTUP, Fault, fault_of
 from datapipe.core.observe import Stage, StageEvent
-from datapipe.instruments.measure.lock_use import LockUse
+from datapipe.instruments.measure.observed import LockUse
 from datapipe.instruments.torch_stages.profile import BatchProfile, Making
 
 Wait: TypeAlias = tuple[int, int]  # start and end, on the profiles' clock

@@ -9,7 +9,7 @@ import msgspec
 
 from datapipe.analysis.judge.bootstrap import Known
 from datapipe.analysis.judge.breakdown import Stage
-from datapipe.instruments.measure.lock_use import LockHolder, LockUse
+from datapipe.instruments.measure.observed import LockHolder, LockUse
 
 STARTUP: Stage = ("startup", None)
 LOCK: Stage = ("lock", None)

@@ -23,7 +23,7 @@ from datapipe.analysis.judge.analysis import Analysis
 from datapipe.analysis.judge.attribution import seconds_by_stage
 from datapipe.analysis.judge.bootstrap import Known, Number
 from datapipe.analysis.judge.verdict import MODERATE, Verdict, data_times
-from datapipe.instruments.measure.exchanges import Exchange
+from datapipe.instruments.measure.observed import Exchange
 
 _FEWEST = 4  # timed iterations, for a rank's mean
 _TIMES = ("forward_s", "backward_s", "wait_s")  # of an iteration

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datapipe.diagnostics.document import BatchSizeRow, Document
 from datapipe.diagnostics.report.words import plain, seconds
-from datapipe.instruments.measure.model_cost import ModelCost
+from datapipe.instruments.measure.observed import ModelCost
 
 _BOUND = 0.4  # of a step: what takes less at its best does not bound it
 _FLOPS = ((1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"), (1e3, "kFLOP"), (1, "FLOP"))

@@ -19,7 +19,7 @@ from datapipe.analysis.predict.instructions import Instruction
 from datapipe.analysis.predict.needs import Need
 from datapipe.analysis.predict.workload import Contention
 from datapipe.diagnostics.document import AppliedRemedy, Document, Outlook, RankResult, RunTime, Saving
-from datapipe.instruments.measure.lock_use import LockHolder
+from datapipe.instruments.measure.observed import LockHolder
 
 HOST_CLOCK = (
     "by the host's clock, as no GPU was measured: this is how long the loop spent in next(); a GPU that still had work "

@@ -11,7 +11,7 @@ from typing import Any
 
 from datapipe.instruments.attach.machine import num_ranks
 from datapipe.instruments.attach.ours import complain
-from datapipe.instruments.measure.exchanges import Exchange
+from datapipe.instruments.measure.observed import Exchange
 
 _KEPT = 4096  # iterations
 _TORCHS_OWN = 100  # torch times one iteration of so many

@@ -10,7 +10,7 @@ from collections import Counter
 from contextlib import suppress
 from types import FrameType
 
-from datapipe.instruments.measure.lock_use import LockHolder, LockUse
+from datapipe.instruments.measure.observed import LockHolder, LockUse
 from datapipe.instruments.torch_stages.user_code import is_of_user
 
 _PERIOD_S = 0.02  # of looks

@@ -29,7 +29,7 @@ from datapipe.instruments.attach.step_counter import StepCounter
 from datapipe.instruments.attach.step_hooks import HookedMeter, ProfilerWindow, Tap, until
 from datapipe.instruments.measure.bracket import READ_AT_ONCE, ThreadBracket
 from datapipe.instruments.measure.clock import open_clock
-from datapipe.instruments.measure.model_cost import ModelCost
+from datapipe.instruments.measure.observed import ModelCost
 from datapipe.instruments.measure.recorded import SUFFIX, Process, TrialSource, write_process
 from datapipe.instruments.measure.timeline import Steps
 from datapipe.instruments.measure.watching import Hooks, LoaderFacts, Meter, Watch

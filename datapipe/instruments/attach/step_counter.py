@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from datapipe.instruments.attach.ours import complain
-from datapipe.instruments.measure.model_cost import ModelCost
+from datapipe.instruments.measure.observed import ModelCost
 
 if TYPE_CHECKING:
     import torch

@@ -14,9 +14,7 @@ from datapipe.core.atomic import atomic_writer
 from datapipe.core.observe import StageEvent
 from datapipe.core.regular_files import read_bytes
 from datapipe.errors import FormatError, MissingDataError
-from datapipe.instruments.measure.exchanges import Exchange
-from datapipe.instruments.measure.lock_use import LockUse
-from datapipe.instruments.measure.model_cost import ModelCost
+from datapipe.instruments.measure.observed import Exchange, LockUse, ModelCost
 from datapipe.instruments.measure.timeline import STEP, Context, Steps
 from datapipe.instruments.measure.watching import LoaderFacts
 from datapipe.instruments.torch_stages.profile import BatchProfile
