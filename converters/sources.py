@@ -21,7 +21,6 @@ from datapipe.sources.documents import holds_documents
 from datapipe.sources.fields import in_order
 from datapipe.stores.location import Location
 
-_TEXTS = {"parquet": "text"}  # by target: the name of the field of what is said; SPOKEN in all others
 _Value = TypeVar("_Value")
 
 
@@ -64,7 +63,7 @@ class _SpokenSource:
         self._source = source
         self._names = {audio: AUDIO_FIELD.name}
         if text is not None:
-            self._names[text] = _TEXTS.get(to, SPOKEN.name)
+            self._names[text] = "text" if to == "parquet" else SPOKEN.name
 
     def scan(self, notes: ScanNotes, space: Workspace) -> Iterator[ListedSample]:
         for sample in self._source.scan(notes, space):

@@ -60,7 +60,13 @@ class Writer:
         add_sample(self._rows, sample, {})
 
     def finish(self) -> WrittenShard:
-        layout = lay_out(self._as_fields())
+        layout = lay_out(
+            {name: np.cumsum([0, *column.sizes], dtype=np.int64) for name, column in self._columns.items()},
+            labels=np.array(self._rows.labels, np.int64) if LABEL_FIELD.name in self._names else None,
+            keys=self._rows.keys,
+            sizes=np.array(self._rows.sizes, np.int32).reshape(-1, 2),
+            pixels=self._pixels(self._rows.sizes),
+        )
         first = next(iter(layout.data_offsets.values()), form.DATA_START)
         if first != form.DATA_START:
             raise FormatError(
@@ -86,22 +92,13 @@ class Writer:
             spool.close()
         self._stream.abandon()
 
-    def _as_fields(self) -> ShardFields:
-        return ShardFields(
-            offsets={name: np.cumsum([0, *column.sizes], dtype=np.int64) for name, column in self._columns.items()},
-            labels=np.array(self._rows.labels, np.int64) if LABEL_FIELD.name in self._names else None,
-            keys=self._rows.keys,
-            sizes=np.array(self._rows.sizes, np.int32).reshape(-1, 2),
-            pixels=self._pixels(self._rows.sizes),
-        )
-
-    def _pixels(self, sizes: list[tuple[int, int]]) -> dict[str, Pixels]:
-        """Return the image field, if all images are raw pixels of one size."""
+    def _pixels(self, sizes: list[tuple[int, int]]) -> Pixels | None:
+        """Return how the field `image` lies, if all images are raw pixels of one size."""
         image = self._columns.get("image")
         if image is None or set(image.encodings) != {"npy"} or len(set(sizes)) != 1 or len(set(image.sizes)) != 1:
-            return {}
+            return None
         height, width = sizes[0]
-        return {"image": Pixels((height, width, 3), image.sizes[0] - height * width * 3)}
+        return Pixels((height, width, 3), image.sizes[0] - height * width * 3)
 
     def _extents(self, layout: Hdf5Layout) -> dict[str, list[FieldExtent]]:
         """Return, by field, where each sample's value is."""
@@ -149,17 +146,6 @@ class Pixels:
 
 
 @dataclass(frozen=True, slots=True)
-class ShardFields:
-    """The samples of a shard, field by field."""
-
-    offsets: Mapping[str, NDArray[np.int64]]  # by field except the label: (n + 1,) where each sample's bytes begin in its data
-    labels: NDArray[np.int64] | None  # (n,)
-    keys: list[bytes]
-    sizes: NDArray[np.int32]  # (n, 2) height, width
-    pixels: Mapping[str, Pixels]  # of the fields that are raw images of one size
-
-
-@dataclass(frozen=True, slots=True)
 class Hdf5Layout:
     """An HDF5 file without the data of its fields."""
 
@@ -169,22 +155,31 @@ class Hdf5Layout:
     label_offset: int | None  # of the first label; None without labels
 
 
-def lay_out(columns: ShardFields) -> Hdf5Layout:
-    """Return the file that holds these columns; the data of the first field start at `form.DATA_START`."""
+def lay_out(
+    offsets: Mapping[str, NDArray[np.int64]],
+    *,
+    labels: NDArray[np.int64] | None,
+    keys: Sequence[bytes],
+    sizes: NDArray[np.int32],
+    pixels: Pixels | None,
+) -> Hdf5Layout:
+    """Return the file that holds n samples; the data of the first field start at `form.DATA_START`.
+
+    `offsets`: by field except the label, (n + 1,) where each sample's bytes begin in its data. `labels`: (n,). `sizes`: (n, 2)
+    height, width. `pixels`: of the field `image`, if its images are raw ones of one size.
+    """
     memory = _Remembered()
     options = {"alignment_threshold": form.LEAST_DATA, "alignment_interval": form.DATA_START}
     with h5py.File(memory, "w", libver=form.VERSIONS, **options) as file:
-        data_offsets = {name: _allocate(file, name, int(offsets[-1])) for name, offsets in columns.offsets.items()}
-        for name, offsets in columns.offsets.items():
-            file[name].create_dataset(form.OFFSETS, data=offsets)
-        for name, pixels in columns.pixels.items():
-            _link_pixels(file[name], len(columns.keys), pixels)
-        label_offset = None
-        if columns.labels is not None:
-            label_offset = file.create_dataset(form.LABEL, data=columns.labels).id.get_offset()
-        width = max(map(len, columns.keys), default=1)
-        file.create_dataset(form.KEY, data=np.array(columns.keys, f"S{width}"))
-        file.create_dataset(form.SIZE, data=columns.sizes)
+        data_offsets = {name: _allocate(file, name, int(places[-1])) for name, places in offsets.items()}
+        for name, places in offsets.items():
+            file[name].create_dataset(form.OFFSETS, data=places)
+        if pixels is not None:
+            _link_pixels(file["image"], len(keys), pixels)
+        label_offset = None if labels is None else file.create_dataset(form.LABEL, data=labels).id.get_offset()
+        width = max(map(len, keys), default=1)
+        file.create_dataset(form.KEY, data=np.array(keys, f"S{width}"))
+        file.create_dataset(form.SIZE, data=sizes)
     return Hdf5Layout(memory.nbytes, memory.pieces, data_offsets, label_offset)
 
 

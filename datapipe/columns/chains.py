@@ -91,16 +91,12 @@ class Chain:
                 case ops.Cast():
                     dtype = operation.dtype
                 case ops.PadList():
-                    if not dtype.startswith("float") and not float(operation.value).is_integer():
-                        dtype = "float32"
+                    dtype = _with_number(dtype, operation.value)
                 case ops.Clip():
-                    bounds = (bound for bound in (operation.min, operation.max) if bound is not None)
-                    if not dtype.startswith("float") and not all(float(bound).is_integer() for bound in bounds):
-                        dtype = "float32"
+                    for bound in (operation.min, operation.max):
+                        dtype = dtype if bound is None else _with_number(dtype, bound)
                 case ops.FillMissing():
-                    fill = operation.value if not isinstance(operation.value, str) else self.fitted.fill
-                    if not dtype.startswith("float") and (fill is None or not float(fill).is_integer()):
-                        dtype = "float32"
+                    dtype = _with_number(dtype, self.fitted.fill if isinstance(operation.value, str) else operation.value)
         return dtype
 
     def bind(self, array: pa.Array, column: TableColumn) -> Block:
@@ -120,6 +116,12 @@ class Chain:
     def apply(self, values: ColumnValues, column: TableColumn) -> NDArray[Any]:
         """Return some values of the column after the operations, of which none makes ids or takes lists."""
         return _applied(values, self.operations, self.fitted, column)
+
+
+def _with_number(dtype: str, number: float | None) -> str:
+    """Return the dtype of values of which some may be this number; None: one that is not known yet."""
+    is_whole = number is not None and float(number).is_integer()
+    return dtype if is_whole or dtype.startswith("float") else "float32"
 
 
 def _stored_dtype(column: TableColumn, operations: tuple[Operation, ...]) -> str:

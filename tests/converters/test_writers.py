@@ -19,7 +19,7 @@ from trees import encoded_image
 
 from converters import options
 from converters.writers import TARGETS, StoredField, StoredSample, Target, WrittenShard, suffix_of
-from converters.writers.hdf5 import ShardFields, lay_out
+from converters.writers.hdf5 import lay_out
 from datapipe.codecs.field_values import IMAGE_FIELD, LABEL_FIELD, NO_LABEL, FieldKind, FieldSpec
 from datapipe.containers.field_names import checked_fields, is_field_name
 from datapipe.containers.hdf5 import DATA_START
@@ -401,7 +401,7 @@ def test_bytes_besides_the_fields(target: Target, tmp_path: Path) -> None:
 def test_the_layout_of_a_terabyte_takes_no_memory_for_it() -> None:
     """HDF5 writes around the data; the data themselves are never in memory."""
     offsets = {"image": np.array([0, 10**12]), "mask": np.array([0, 10**11])}
-    layout = lay_out(ShardFields(offsets, labels=np.zeros(1, np.int64), keys=[b"0"], sizes=np.ones((1, 2), np.int32), pixels={}))
+    layout = lay_out(offsets, labels=np.zeros(1, np.int64), keys=[b"0"], sizes=np.ones((1, 2), np.int32), pixels=None)
     assert sum(len(data) for _, data in layout.pieces) < 50_000
     assert layout.data_offsets["image"] == DATA_START
     assert layout.data_offsets["mask"] >= DATA_START + 10**12
