@@ -54,7 +54,7 @@ def test_a_stream_is_tried_from_its_shards(shards: Path, tmp_path: Path) -> None
     assert isinstance(sample.data, Shards)
     assert (sample.batch_size, sample.where) == (4, str(shards))
     before = sorted(shards.iterdir())
-    tried = trials(sample, tmp_path, seconds=0.0, evicts=False)
+    tried = trials(sample, tmp_path, side=resized_side(sample, tmp_path), seconds=0.0, evicts=False)
     assert tried["ours"]().num_samples == NUM_SAMPLES == num_samples_of(sample, tmp_path)
     assert resized_side(sample, tmp_path) == 19
     assert tried["resized"]().num_samples == NUM_SAMPLES

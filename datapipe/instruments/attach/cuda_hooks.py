@@ -19,11 +19,6 @@ from datapipe.instruments.torch_stages.patching import forget_us
 
 _SYNCING_METHODS = ("item", "tolist", "numpy", "nonzero", "__bool__", "__float__", "__int__", "__index__")
 _COPYING_METHODS = ("to", "cpu", "cuda", "copy_")
-_SYNCING_FUNCTIONS = (
-    ("torch.cuda", "synchronize"),
-    ("torch.cuda.streams.Stream", "synchronize"),
-    ("torch.cuda.streams.Event", "synchronize"),
-)
 _MARK = "_datapipe_watches"
 _PERIOD_S = 0.5
 
@@ -47,11 +42,10 @@ def install(find_meter: FindMeter) -> Hooks:
     has_device = bool(torch.version.cuda or getattr(torch.version, "hip", None))
     if has_device:
         replace_methods(torch.Tensor)
-        for place, name in _SYNCING_FUNCTIONS:
-            owner = _find(place)
-            if hasattr(owner, name):
-                label = f"{place.replace('.streams', '')}.{name}"
-                setattr(owner, name, _once(getattr(owner, name), functools.partial(_syncing, name=label, always=True)))
+        cuda = torch.cuda
+        for place, owner in (("torch.cuda", cuda), ("torch.cuda.Stream", cuda.Stream), ("torch.cuda.Event", cuda.Event)):
+            wrap = functools.partial(_syncing, name=f"{place}.synchronize", always=True)
+            owner.synchronize = _once(owner.synchronize, wrap)
     return Hooks(syncs=has_device, copies=has_device, updates=True)
 
 
@@ -147,13 +141,6 @@ def _tell(tell: Callable[[Meter], None]) -> None:
             tell(meter)
     except Exception:
         pass  # a failing meter is dropped at the next step
-
-
-def _find(path: str) -> Any:
-    module, _, name = path.rpartition(".")
-    if path in sys.modules:
-        return sys.modules[path]
-    return getattr(sys.modules.get(module), name, None)
 
 
 class BusySampler:

@@ -51,9 +51,9 @@ def main(argv: list[str]) -> int:
     found: dict[str, Any] = {"rates": {}, "reasons": {}, "resized_to": None, **facts}
     until_s = time.monotonic() + seconds
     with tempfile.TemporaryDirectory(dir=result_path.parent.absolute()) as scratch:
-        found["resized_to"] = resized_side(sample, Path(scratch))
+        found["resized_to"] = side = resized_side(sample, Path(scratch))
         write_json(result_path, found)
-        for name, attempt in trials(sample, Path(scratch), seconds=_SHARE * seconds, evicts=evicts).items():
+        for name, attempt in trials(sample, Path(scratch), side=side, seconds=_SHARE * seconds, evicts=evicts).items():
             if time.monotonic() > until_s:
                 found["reasons"][name] = "there was no time left to try it"
             else:
@@ -65,8 +65,11 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def trials(sample: Sample, scratch: Path, *, seconds: float, evicts: bool) -> dict[str, Callable[[], Rate]]:
-    """Return the trials by remedy, in the order in which they run. One raises OptionError if it cannot be tried on this data."""
+def trials(sample: Sample, scratch: Path, *, side: int | None, seconds: float, evicts: bool) -> dict[str, Callable[[], Rate]]:
+    """Return the trials by remedy, in the order in which they run. One raises OptionError if it cannot be tried on this data.
+
+    `side`: what `resized_side` returned.
+    """
     data = sample.data
     paths = data.paths if evicts else ()
 
@@ -95,7 +98,6 @@ def trials(sample: Sample, scratch: Path, *, seconds: float, evicts: bool) -> di
         return rate_of(own_loader(sample, str(shards)), seconds=seconds, evicts=files)
 
     def resized() -> Rate:
-        side = resized_side(sample, scratch)
         if side is None:
             raise OptionError("the images are no larger than the crops need, or nothing crops them")
         return converted(side)
