@@ -78,13 +78,8 @@ class EpisodeIndex(AnyClips):
     ) -> None:
         """`first_row`, `length`: (e,) of each episode. `offsets`: frames from a sample to those of a column that it has."""
         self.videos, self.where = videos, where
-        self._table, self._cameras, self._first_row, self._offsets, self._tolerance_s = (
-            table,
-            cameras,
-            first_row,
-            offsets,
-            tolerance_s,
-        )
+        self._table, self._cameras = table, cameras
+        self._first_row, self._offsets, self._tolerance_s = first_row, offsets, tolerance_s
         self.starts: Ints = np.cumsum(np.concatenate([np.zeros(1, np.int64), length]))
         self.cameras = tuple(
             Camera(one.name, len(one.offsets), one.size, one.has_time, is_of_images=True)

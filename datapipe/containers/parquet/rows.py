@@ -13,7 +13,6 @@ import itertools
 import mmap
 import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -191,30 +190,30 @@ def page_nbytes(chunk: Chunk, data: ByteSource, column: SchemaLeaf, *, file_nbyt
     return total
 
 
-def read_numbers(path: str | Path, column: SchemaLeaf) -> list[int | None]:
+def read_numbers(path: str, column: SchemaLeaf) -> list[int | None]:
     """Return a top-level column of integers, null as None. Raises PYARROW_ERRORS."""
-    values: list[int | None] = []
-    with open_column(str(path), [column]) as file:
-        for number in range(file.num_row_groups):
-            table = file.read_row_group(number, columns=[column.path], use_threads=False)
-            values += table.column(0).cast(pa.int64()).to_pylist()
-    return values
+    return [value for values in _each_row_group(path, column) for value in values.cast(pa.int64()).to_pylist()]
 
 
-def read_names(path: str | Path, column: SchemaLeaf, *, at_most: int) -> list[bytes | None] | None:
+def read_names(path: str, column: SchemaLeaf, *, at_most: int) -> list[bytes | None] | None:
     """Return a column of short strings, top-level or in structs; None if one is longer than `at_most`. Raises PYARROW_ERRORS.
 
     A long string that repeats costs no memory before it is detected.
     """
-    values: list[bytes | None] = []
-    with open_column(str(path), [column]) as file:
+    names: list[bytes | None] = []
+    for values in _each_row_group(path, column):
+        while pa.types.is_struct(values.type):
+            values = pc.struct_field(values, 0)
+        for piece in values.chunks:
+            dictionary = piece.dictionary.cast(pa.binary()) if pa.types.is_dictionary(piece.type) else piece.cast(pa.binary())
+            if (pc.max(pc.binary_length(dictionary)).as_py() or 0) > at_most:
+                return None
+            names += piece.cast(pa.binary()).to_pylist()
+    return names
+
+
+def _each_row_group(path: str, column: SchemaLeaf) -> Iterator[pa.ChunkedArray]:
+    """Yield a column, or what is read of the one that it is a part of, row group by row group."""
+    with open_column(path, [column]) as file:
         for number in range(file.num_row_groups):
-            found = file.read_row_group(number, columns=[column.path], use_threads=False).column(0)
-            while pa.types.is_struct(found.type):
-                found = pc.struct_field(found, 0)
-            for piece in found.chunks:
-                dictionary = piece.dictionary.cast(pa.binary()) if pa.types.is_dictionary(piece.type) else piece.cast(pa.binary())
-                if (pc.max(pc.binary_length(dictionary)).as_py() or 0) > at_most:
-                    return None
-                values += piece.cast(pa.binary()).to_pylist()
-    return values
+            yield file.read_row_group(number, columns=[column.path], use_threads=False).column(0)

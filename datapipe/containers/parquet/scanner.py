@@ -72,26 +72,26 @@ def index_shard(path: str | Path) -> tuple[SidecarRows, tuple[FieldSpec, ...]]:
         except DamagedError as exc:
             raise FormatError(f"{path}: not a Parquet file, or damaged: {exc}; get the file again") from exc
         try:
-            return _index_columns(path, file)
+            return _index_columns(file)
         except (FormatError, MissingDataError, StorageError):
             raise
         except (DamagedError, *PYARROW_ERRORS) as exc:
             raise FormatError(f"{path}: damaged: {exc}; get the file again") from exc
 
 
-def _index_columns(path: str | Path, file: ParquetFile) -> tuple[SidecarRows, tuple[FieldSpec, ...]]:
+def _index_columns(file: ParquetFile) -> tuple[SidecarRows, tuple[FieldSpec, ...]]:
     footer = file.footer
     if not footer.num_rows:
-        raise FormatError(f"{path}: no samples; remove it")
-    features = read_features(footer.metadata, str(path))
+        raise FormatError(f"{file.path}: no samples; remove it")
+    features = read_features(footer.metadata, file.path)
     image, found = _find_images(file, features)
-    label = _label_column(footer, features, str(path))
-    labels = None if label is None else _read_labels(path, file, label)
+    label = _label_column(footer, features, file.path)
+    labels = None if label is None else _read_labels(file, label)
     names = features.classes.get(label.name) if label is not None else None
-    keys = _read_keys(path, file, image) or [None] * footer.num_rows
+    keys = _read_keys(file, image) or [None] * footer.num_rows
     named = [key or b"%d" % row for row, key in enumerate(keys)]
     field = AUDIO_FIELD if image.name == AUDIO_FIELD.name else IMAGE_FIELD
-    rows, specs = rows_of_images(found.column, named, labels, classes=names, where=str(path), field=field)
+    rows, specs = rows_of_images(found.column, named, labels, classes=names, where=file.path, field=field)
     specs += add_further_columns(rows, file, (image.name,) if label is None else (image.name, label.name))
     if any(column.column is not None for column in rows.columns.values()):
         rows.row_groups = tuple(file.starts.tolist())
@@ -154,18 +154,17 @@ def _label_column(footer: Footer, features: Features, where: str) -> SchemaLeaf 
     return named
 
 
-def _read_labels(path: str | Path, file: ParquetFile, label: SchemaLeaf) -> list[int]:
+def _read_labels(file: ParquetFile, label: SchemaLeaf) -> list[int]:
     """Return the label of each row; -1 if it is null."""
-    num = file.num_rows
     if not is_believable(file.footer, label, file.data, value_nbytes=NUMBER_NBYTES):
-        raise FormatError(f"{path}: column {label.path!r} claims to be larger than its rows; get the file again")
-    labels = [-1 if value is None else value for value in read_numbers(path, label)]
-    if len(labels) != num:
-        raise FormatError(f"{path}: {len(labels)} labels for {num} images; write the file again")
+        raise FormatError(f"{file.path}: column {label.path!r} claims to be larger than its rows; get the file again")
+    labels = [-1 if value is None else value for value in read_numbers(file.path, label)]
+    if len(labels) != file.num_rows:
+        raise FormatError(f"{file.path}: {len(labels)} labels for {file.num_rows} images; write the file again")
     return labels
 
 
-def _read_keys(path: str | Path, file: ParquetFile, image: SchemaLeaf) -> list[bytes | None] | None:
+def _read_keys(file: ParquetFile, image: SchemaLeaf) -> list[bytes | None] | None:
     """Return the name of each sample for messages: from a column of names, else the images' file names."""
     by_path = {
         column.path: column for column in file.footer.columns if column.physical_type == "BYTE_ARRAY" and not column.is_repeated
@@ -174,7 +173,7 @@ def _read_keys(path: str | Path, file: ParquetFile, image: SchemaLeaf) -> list[b
         column = by_path.get(name)
         if column is None or column == image or not is_believable(file.footer, column, file.data, value_nbytes=_MAX_KEY):
             continue
-        keys = read_names(path, column, at_most=_MAX_KEY)
+        keys = read_names(file.path, column, at_most=_MAX_KEY)
         if keys is not None and len(keys) == file.num_rows and all(keys):
             return keys
     return None
@@ -200,11 +199,8 @@ class ParquetFile:
         self.path = path
         self.footer = footer
         self.data = data
+        self.num_rows = footer.num_rows
         self.starts = np.array(footer.row_starts(), np.int64)
-
-    @property
-    def num_rows(self) -> int:
-        return self.footer.num_rows
 
     def find(self, name: str) -> ReadableColumn:
         """Return the column of that name, or path. Raises NoFieldError, with the reason, and the errors of damaged files."""

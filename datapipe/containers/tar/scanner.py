@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from datapipe.codecs.field_values import FieldKind, FieldSpec
+from datapipe.codecs.field_values import IMAGE_FIELD, FieldKind, FieldSpec
 from datapipe.containers.columns import FieldExtents, further_fields, rows_of_extents
 from datapipe.containers.field_names import AUDIO_FIELD, HEAD_NBYTES, IMAGE, LABEL
 from datapipe.containers.listing import is_audio_name, is_video_name
@@ -27,7 +27,6 @@ from datapipe.core.printable import get_logger
 from datapipe.errors import FormatError
 from datapipe.index.sidecar import SidecarRows
 
-IMAGE_FIELD = FieldSpec(IMAGE, FieldKind.IMAGE)
 _MAX_SUFFIXES = 1000  # limit of different ones
 _LOOKED_AT = 32  # members that tell what a tar holds
 _MAX_NAME = 1 << 20  # bytes accepted in a long name or PAX header

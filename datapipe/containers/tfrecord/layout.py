@@ -40,9 +40,9 @@ class EncodedExample:
     extents: dict[str, tuple[int, int]]  # by feature: (offset, nbytes) of its value within the message
 
 
-def masked_crc32c(data: bytes, crc: int = 0) -> int:
-    """Return the checksum that frames hold; `crc` is the plain CRC-32C of the bytes before `data`."""
-    return mask(crc32c(data, crc))
+def masked_crc32c(data: bytes) -> int:
+    """Return the checksum that frames hold."""
+    return mask(crc32c(data))
 
 
 def mask(crc: int) -> int:
