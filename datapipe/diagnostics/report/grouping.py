@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import attrgetter
 
 from datapipe.analysis.predict.remedies import WORTH_IT
 from datapipe.diagnostics.document import Outlook
 
 _NUMBERED = re.compile(r"(\w+=)(\d+)")  # num_workers=4
+_DIFFERENCES = attrgetter("refuted", "needs_edit", "changes_results")  # in which remedies of one row must be alike
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +38,8 @@ class RemedyGroup:
         first, (mine, others) = self.first, (_NUMBERED.fullmatch(one.name) for one in (self.first, other))
         if mine is None or others is None or mine[1] != others[1]:
             return False
-        is_alike = (first.refuted, first.needs_edit, first.changes_results) == (
-            other.refuted,
-            other.needs_edit,
-            other.changes_results,
-        )
-        return is_alike and abs(other.step_s.value - first.step_s.value) < WORTH_IT * first.step_s.value
+        apart_s = abs(other.step_s.value - first.step_s.value)
+        return _DIFFERENCES(first) == _DIFFERENCES(other) and apart_s < WORTH_IT * first.step_s.value
 
 
 def grouped(outlooks: Iterable[Outlook], *, apart: str | None = None) -> list[RemedyGroup]:

@@ -132,8 +132,7 @@ def _fault(read: Document) -> str:
         sentences.append(f"Worker {fault.worker} is much slower than the others.")
     if (later := words.head_of_line(fault)) is not None:
         sentences.append(f"{later.capitalize()}.")
-    contention = None if read.remedies is None else words.contention_line(read.remedies.contention)
-    return " ".join([*sentences, *filter(None, [contention])])
+    return " ".join([*sentences, *filter(None, [words.contention_line(read)])])
 
 
 def _needs(read: Document) -> list[str]:

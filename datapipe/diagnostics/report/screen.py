@@ -66,8 +66,7 @@ def _verdict(read: Document, paint: Paint) -> list[str]:
         lines += _wrap(line, num=3, indent=2)
     for line in batch_size_lines(read)[:_MAX_SIZES]:
         lines += _wrap(line, num=1, indent=2)
-    if (levels := words.levels_line(read.regimes)) is not None:
-        lines += _wrap(levels, num=2, indent=2)
+    lines += _wrap(words.levels_line(read.regimes) or "", num=2, indent=2)
     if read.run is not None:
         for line in filter(None, [words.run_line(read.run), *words.loader_lines(read)[:2]]):
             lines += _wrap(line, num=2, indent=2)
@@ -95,14 +94,9 @@ def _at_fault(read: Document, paint: Paint) -> list[str]:
     if shown[num:]:
         rest = sum(stage.share or 0.0 for stage in shown[num:])
         lines.append(f"  {len(shown) - num} others, {rest:.1%}")
-    notes = []
-    if attribution.worker is not None:
-        notes.append(f"worker {attribution.worker} is much slower than the others")
-    if (later := words.head_of_line(attribution)) is not None:
-        notes.append(later)
-    lines += _wrap("; ".join(notes), num=1, indent=2) if notes else []
-    contention = None if read.remedies is None else words.contention_line(read.remedies.contention)
-    return lines + (_wrap(contention, num=2, indent=2) if contention else [])
+    slow = None if attribution.worker is None else f"worker {attribution.worker} is much slower than the others"
+    lines += _wrap("; ".join(filter(None, [slow, words.head_of_line(attribution)])), num=1, indent=2)
+    return lines + _wrap(words.contention_line(read) or "", num=2, indent=2)
 
 
 def _help(what_if: Remedies | None, paint: Paint, room: int) -> list[str]:
@@ -211,7 +205,7 @@ def _how(how: Instruction) -> list[str]:
     lines = [line for snippet in how.code for line in _code(snippet)]
     comment = words.instruction_note(how)
     if not comment or not lines:
-        return _wrap(comment, num=_MAX_HOW + 1, indent=len(_INDENT)) if comment else []
+        return _wrap(comment, num=_MAX_HOW + 1, indent=len(_INDENT))
     if any(len(line) > WIDTH for line in lines):
         return lines + [""] * _MAX_HOW  # too long, as it would have to be cut
     last = f"{lines[-1]}  # {comment}"

@@ -17,7 +17,6 @@ from datapipe.analysis.judge.steady import Regime
 from datapipe.analysis.judge.verdict import Verdict, VerdictKind
 from datapipe.analysis.predict.instructions import Instruction
 from datapipe.analysis.predict.needs import Need
-from datapipe.analysis.predict.workload import Contention
 from datapipe.diagnostics.document import AppliedRemedy, Document, Outlook, RankResult, RunTime, Saving
 from datapipe.instruments.measure.observed import LockHolder
 
@@ -223,8 +222,9 @@ def _computing(attribution: Fault) -> StageOfWait | None:
     return max(stages, key=lambda stage: stage.work_share or 0.0, default=None)
 
 
-def contention_line(contention: Contention | None) -> str | None:
+def contention_line(diagnosis: Document) -> str | None:
     """Return that workers wait for each other; None if they do not, or if it is unknown."""
+    contention = None if diagnosis.remedies is None else diagnosis.remedies.contention
     if contention is None or not contention.grows:
         return None
     most = contention.levels[-1].num_workers
