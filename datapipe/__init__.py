@@ -29,9 +29,8 @@ if TYPE_CHECKING:
     from datapipe.kinds.images.data import Images
     from datapipe.kinds.loader import DataLoader
     from datapipe.kinds.registry import mix
-    from datapipe.kinds.tables.data import Table
+    from datapipe.kinds.tables.data import Table, TableLoader
     from datapipe.kinds.tables.jagged import Jagged
-    from datapipe.kinds.tables.loader import TableLoader
     from datapipe.kinds.tokens.data import Tokens
     from datapipe.stores.settings import Remote
 
@@ -84,7 +83,7 @@ _HOMES = {
     "Stage": "datapipe.core.observe",
     "StageEvent": "datapipe.core.observe",
     "Table": "datapipe.kinds.tables.data",
-    "TableLoader": "datapipe.kinds.tables.loader",
+    "TableLoader": "datapipe.kinds.tables.data",
     "Tokens": "datapipe.kinds.tokens.data",
     "WeightedSampler": "datapipe.kernel.samplers",
     "explain": "datapipe.kernel.explanation",

@@ -26,8 +26,8 @@ from datapipe.datasets import EpisodeSource, Unseen, episode_source
 from datapipe.errors import DatapipeError, LifecycleError
 from datapipe.kernel.pools import BatchMemory, SlabPool
 from datapipe.kernel.seeding import SeedSource
-from datapipe.kinds.clips.alone import clips_alone
 from datapipe.kinds.clips.data import Clips
+from datapipe.kinds.clips.decoding import clips_alone
 from datapipe.kinds.loader import DataLoader
 
 _COMPARED = 6  # samples, spread over all

@@ -2,44 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Protocol
+from collections.abc import Iterable, Iterator
 
-from datapipe.errors import DecodeError, IntegrityError
 from datapipe.fetch.local import LocalFiles
 from datapipe.fetch.remote import RemoteFiles
 from datapipe.fetch.row_groups import RowGroups
 from datapipe.fetch.shard_cache.cache import CachedShard, ShardCache
 from datapipe.fetch.shard_cache.directory import open_cache_directory
 from datapipe.index.concat import AnyIndex, wholes
-from datapipe.index.entries import Extents
 from datapipe.index.manifest import ShardInfo
 from datapipe.index.remote_set import RemoteSet
 from datapipe.index.sample_index import SampleIndex
 from datapipe.stores.random_access import pin_object, pinned_object
 from datapipe.stores.settings import Remote
 
-
-class Files(Protocol):
-    """A thread-safe reader of extents. `LocalFiles` documents what its methods raise."""
-
-    def read(self, extents: Extents, row: int) -> bytes: ...
-
-    def read_each(self, extents: Extents, rows: Sequence[int]) -> list[bytes | DecodeError | IntegrityError]: ...
-
-    def reader(self, path: str, start: int) -> Callable[[int, int], bytes]:
-        """Return what reads a file from a place on: (offset, bytes) -> bytes, fewer at its end."""
-
-    def will_need(self, extents: Extents) -> object:
-        """Begin to fetch these extents; returns at once. Keep the returned object until they have been read."""
-
-    def reach(self, epoch: int, step: int) -> None:
-        """A batch of this step begins to be made: what belongs to earlier ones may be forgotten."""
-
-    def take_network_ns(self) -> int:
-        """Return how long the calling thread has waited for the network since its last call, in nanoseconds."""
-
-    def close(self) -> None: ...
+Files = LocalFiles | RemoteFiles  # a thread-safe reader of extents
 
 
 def open_files(index: AnyIndex, *, row_groups: RowGroups | None = None, remote: Remote | None = None) -> Files:

@@ -10,10 +10,10 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from datapipe.containers.formats import read_rows
 from datapipe.errors import IntegrityError, MissingDataError, StorageError, copied
+from datapipe.fetch.shard_cache.cache import ShardCache
 from datapipe.index.entries import RowGroup, Rows
 from datapipe.stores.location import is_url
 
@@ -53,11 +53,11 @@ class RowGroups:
         self._max_nbytes = max_nbytes
         self._min_groups = min_groups
         self._read = read
-        self._shards: KeptShards | None = None
+        self._shards: ShardCache | None = None
         self._forget()
         _everywhere.add(self)
 
-    def read_from(self, shards: KeptShards) -> None:
+    def read_from(self, shards: ShardCache) -> None:
         """Read those shards of a store from the disk that are kept there."""
         self._shards = shards
 
@@ -141,14 +141,6 @@ class RowGroups:
         self._spent: dict[RowGroup, None] = {}  # those of which all was read; the least recent first
         self._readings: dict[RowGroup, _Reading] = {}
         self._nbytes = 0
-
-
-class KeptShards(Protocol):
-    """Shards of stores that are kept on a disk."""
-
-    def file_of(self, url: str, num_samples: int) -> str | None: ...
-
-    def reject(self, url: str) -> None: ...
 
 
 @dataclass(slots=True)

@@ -74,19 +74,9 @@ class Uploader:
     ) -> None:
         self.observer = observer
         self._runtime = runtime
-        self._stream = runtime.new_stream() if stream is None else stream
+        self.stream: Stream = runtime.new_stream() if stream is None else stream
         self._max_free = max_free
         self._pool: SlabPool | None = None
-        self._is_closed = False
-
-    @property
-    def device(self) -> torch.device:
-        return self._runtime.device
-
-    @property
-    def stream(self) -> Stream:
-        """The copy stream."""
-        return self._stream
 
     def upload(
         self,
@@ -107,12 +97,10 @@ class Uploader:
         `then`: called with the moved nest under the copy stream; must leave its result's tensors where `tensors_of` finds
         them, and not use them on other streams. `keep`: held until the device has finished with this batch. `step`,
         `num_samples`: passed to the observer. Raises OptionError for tensors that are sparse, quantised or on another device,
-        LifecycleError after `close`, and what `then` raises.
+        and what `then` raises.
         """
-        if self._is_closed:
-            raise LifecycleError("upload after close(): this uploader's memory is released; make a new one")
         start_ns = time.perf_counter_ns()
-        runtime, stream = self._runtime, self._stream
+        runtime, stream = self._runtime, self.stream
         runtime.pending.reap()
         passage = _Passage(runtime, stream, self._lease)
         passage.kept.append(keep)
@@ -123,30 +111,17 @@ class Uploader:
         finally:  # also after an error, since copies may be in progress
             event = runtime.record_event(stream)
             runtime.pending.add(event, passage.kept)
-        self._remember(passage.staged_nbytes)
+        if passage.staged_nbytes:  # slabs for the next batches are as large as this one needed
+            self._grown_pool(passage.staged_nbytes)
         tensors = [tensor for tensor in tensors_of(result) if tensor.device == runtime.device]
         arrival = DeviceTransfer(result, [*tensors, *passage.made_by_others], event, runtime)
         duration_ns = time.perf_counter_ns() - start_ns
         self.observer(StageEvent(Stage.COPY, step, start_ns, duration_ns, num_samples, passage.nbytes))
         return arrival
 
-    def close(self) -> None:
-        """Release memory that no copy needs any more, and accept no more batches. May be called again.
-
-        The runtime holds what running copies still read, and later uploads to the same device release it.
-        """
-        self._is_closed = True
-        self._pool = None
-        self._runtime.pending.reap()
-
     def _lease(self, nbytes: int) -> NDArray[np.uint8]:
         """Return a pinned slab of at least `nbytes`."""
         return self._grown_pool(nbytes).lease()
-
-    def _remember(self, nbytes: int) -> None:
-        """Make the slabs for the next batches as large as this one needed."""
-        if nbytes and not self._is_closed:
-            self._grown_pool(nbytes)
 
     def _grown_pool(self, nbytes: int) -> SlabPool:
         """Return the pool, replaced if its slabs are too small. Threads that do so at once use a pool each, and one remains."""

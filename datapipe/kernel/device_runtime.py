@@ -116,29 +116,21 @@ class AcceleratorRuntime:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._pending = KeepAlive(self)
-
-    @property
-    def device(self) -> torch.device:
-        return self._device
-
-    @property
-    def pending(self) -> KeepAlive:
-        return self._pending
+        self.device = device
+        self.pending = KeepAlive(self)
 
     def new_stream(self) -> Stream:
-        return torch.Stream(self._device)
+        return torch.Stream(self.device)
 
     def current_stream(self) -> Stream:
-        return torch.accelerator.current_stream(self._device)
+        return torch.accelerator.current_stream(self.device)
 
     def enter_thread(self) -> None:
-        torch.accelerator.set_device_index(self._device)
+        torch.accelerator.set_device_index(self.device)
 
     @contextmanager
     def on_device(self) -> Iterator[None]:
-        with torch.accelerator.device_index(self._device.index):
+        with torch.accelerator.device_index(self.device.index):
             yield
 
     @contextmanager
@@ -147,7 +139,7 @@ class AcceleratorRuntime:
             yield
 
     def record_event(self, stream: Stream) -> Event:
-        event = torch.Event(self._device)
+        event = torch.Event(self.device)
         event.record(stream)
         return event
 
@@ -158,7 +150,7 @@ class AcceleratorRuntime:
         return bool(event.query())
 
     def copy_in(self, host: torch.Tensor) -> torch.Tensor:
-        made = torch.empty_strided(host.size(), host.stride(), dtype=host.dtype, device=self._device)
+        made = torch.empty_strided(host.size(), host.stride(), dtype=host.dtype, device=self.device)
         return made.copy_(host, non_blocking=True)
 
     def record_stream(self, tensor: torch.Tensor, stream: Stream) -> None:
@@ -172,6 +164,6 @@ class AcceleratorRuntime:
 
     def free_nbytes(self) -> int | None:
         try:
-            return int(torch.accelerator.get_memory_info(self._device)[0])
+            return int(torch.accelerator.get_memory_info(self.device)[0])
         except NotImplementedError:
             return None

@@ -14,7 +14,7 @@ from datapipe.errors import LifecycleError
 from datapipe.kernel.device import DeviceTransfer
 from datapipe.kernel.guarding import OneThread, ending
 from datapipe.kernel.kind import Step, note_stage
-from datapipe.kernel.state import Epochs
+from datapipe.kernel.passes import Passes
 from datapipe.kernel.tasks import BatchTask, OpenPass
 from datapipe.kernel.threads import LoaderThreads, run_here
 from datapipe.order.plan import Cursor
@@ -29,15 +29,8 @@ class BatchIterator(Iterator[Any]):
     not share it between threads or use it in a forked child: both raise LifecycleError.
     """
 
-    def __init__(
-        self,
-        open_pass: Callable[[], OpenPass],
-        num_steps: Callable[[], int],
-        epochs: Epochs,
-        worker_init_fn: Callable[[int], None] | None,
-    ) -> None:
-        """`open_pass`: called at the first `next()`, in the consumer's thread. `num_steps()`: of a whole epoch."""
-        self._open_pass, self._num_steps, self._epochs, self._worker_init_fn = open_pass, num_steps, epochs, worker_init_fn
+    def __init__(self, passes: Passes, worker_init_fn: Callable[[int], None] | None) -> None:
+        self._passes, self._epochs, self._worker_init_fn = passes, passes.progress.epochs, worker_init_fn
         self._opened: OpenPass | None = None
         self._tasks: deque[BatchTask] = deque()
         self._steps: Iterator[Step] | None = None
@@ -94,7 +87,7 @@ class BatchIterator(Iterator[Any]):
 
     def __len__(self) -> int:
         """Return the steps of a whole epoch, whatever is left of this one."""
-        return self._num_steps()
+        return self._passes.num_steps()
 
     def __reduce__(self) -> NoReturn:
         raise LifecycleError(
@@ -116,7 +109,7 @@ class BatchIterator(Iterator[Any]):
             runtime.pending.reap()
 
     def _begin(self) -> OpenPass:
-        opened = self._open_pass()
+        opened = self._passes.begin()
         if opened.maker.resources.options.num_workers:
             self._threads = LoaderThreads(opened.maker.resources, init=self._worker_init_fn)
             weakref.finalize(self, self._threads.stop_from_finalizer)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from datapipe.core.observe import Observer, Stage, StageEvent
+from datapipe.core.printable import printable
 from datapipe.errors import DecodeError, IntegrityError, OptionError
 from datapipe.index.entries import Description
 from datapipe.kernel.bad_samples import BadSampleLog
@@ -31,8 +32,15 @@ if TYPE_CHECKING:
 
 Source = Plan | SampledSource  # what says which samples make up which batch
 Step = BatchSpan | Picks  # one rank's batch, before it is made; picks come from a sampler of the user's
+Reason = DecodeError | IntegrityError  # what is wrong with a sample
 _OPTIONAL = "called on a maker that has no lanes, or whose rows are never bad"
-BadRow = tuple[int, DecodeError | IntegrityError]  # a row of a batch, and what is wrong with its sample
+
+
+class BadRow(NamedTuple):
+    """A row of a batch, or of a part of one, whose sample is bad."""
+
+    row: int
+    reason: Reason
 
 
 class Piece(NamedTuple):
@@ -64,6 +72,13 @@ class Pass:
     def steps(self, start: Cursor) -> Iterator[Step]:
         """Yield the batches from `start` to the end of its epoch. Runs in the consumer's thread, as the user's sampler does."""
         return self.source.spans(start) if isinstance(self.source, Plan) else self.source.steps(start)
+
+    def picks_of(self, step: Step) -> Picks:
+        """Return the samples of a batch."""
+        if isinstance(step, Picks):
+            return step
+        assert isinstance(self.source, Plan)  # samplers give picks
+        return self.source.picks_of(step)
 
 
 def note_stage(
@@ -100,7 +115,7 @@ class SharedPieces(Protocol):
     def load(self, piece: Any, parts: Sequence[Any], worker: Any, /) -> None:
         """Load parts into the piece. DecodeError and IntegrityError make a part bad; other errors are the whole piece's."""
 
-    def leave_out(self, piece: Any, part: Any, reason: DecodeError | IntegrityError, /) -> None:
+    def leave_out(self, piece: Any, part: Any, reason: Reason, /) -> None:
         """Note a bad part. Not called if bad samples are to be raised."""
 
     def complete(self, piece: Any, /) -> None:
@@ -223,6 +238,10 @@ class Data(Protocol):
         """The samples and where they lie, in words."""
 
     def __len__(self) -> int: ...
+
+    def __repr__(self) -> str:
+        kind = type(self)
+        return printable(f"<{kind.__module__.partition('.')[0]}.{kind.__qualname__}: {self.shown}>")
 
     @property
     def own_transform(self) -> object:

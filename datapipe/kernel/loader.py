@@ -43,7 +43,7 @@ class Loader:
         meant = {**arguments, "transform": transform}
         kind = data.open_kind(meant, device=self._resolve_device, open_loader=open_loader)
         options = parse_options(arguments, kind.block_sizes)
-        self._passes = Passes(kind, LoaderProgress(seed, kind.fingerprint, arguments["ranks"]))
+        self._passes = Passes(kind, LoaderProgress(seed, arguments["ranks"]))
         self._open_loader = open_loader
         self.origin = ""  # what `from_torch` took over, and how
         # Attributes that frameworks and scripts read from a torch DataLoader.
@@ -102,7 +102,7 @@ class Loader:
         passes = self._passes
         passes.kind.check_unchanged()
         self._progress.check_still_alone(passes.num_steps)
-        return BatchIterator(passes.begin, passes.num_steps, self._progress.epochs, self.worker_init_fn)
+        return BatchIterator(passes, self.worker_init_fn)
 
     def __len__(self) -> int:
         """Return batches per epoch on this rank; the same on all. Raises TypeError for a sampler without a length."""

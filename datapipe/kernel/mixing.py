@@ -61,7 +61,7 @@ def mixed_order(mixture: Mixture, *, seed: int, shuffle: object) -> MixedOrder:
     return MixedOrder(orders, mixture.counts, bool(shuffle))
 
 
-def warn_of_classes(named: Sequence[tuple[str, Sequence[str] | None]], *, stacklevel: int) -> None:
+def warn_of_classes(named: Sequence[tuple[str, Sequence[str] | None]]) -> None:
     """Warn if datasets that are mixed name different classes: then one label means different things.
 
     `named`: where each dataset lies, and its classes by label; None: it names none.
@@ -72,5 +72,5 @@ def warn_of_classes(named: Sequence[tuple[str, Sequence[str] | None]], *, stackl
         warnings.warn(
             f"mix() of datasets that name different classes ({listed:.400}): each keeps its own labels, so one label means "
             "several things; convert them with the same classes, or do not use the labels",
-            stacklevel=stacklevel + 1,
+            stacklevel=4,  # at the `mix()`
         )

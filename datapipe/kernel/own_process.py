@@ -1,4 +1,4 @@
-"""Give a decode thread a worker process of its own, which it asks where it would do the work itself."""
+"""Give a decode thread a worker process of its own, which fills tensors where the thread would do so itself."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 import os
 import pickle
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
@@ -22,30 +23,38 @@ _KNOWN = frozenset(("datapipe", "torch", "numpy", "builtins", "enum", "functools
 logger = get_logger(__name__)
 
 
+Fill = Callable[..., Any]  # fills a tensor, its first argument, as the others ask; what it returns is no None
+
+
 class OwnProcess:
     """The worker process of a thread, which begins as soon as one can, and is done without once it has ended.
 
-    `make`: see `WorkerProcess`.
+    `make`: called in the process; what it returns fills tensors there.
     """
 
-    def __init__(self, begun: Launcher, make: Callable[[], Handler]) -> None:
+    def __init__(self, begun: Launcher, make: Callable[[], Fill]) -> None:
         self._launcher: Launcher | None = begun
-        self._make = make
+        self._make = _Handling(make)
         self._process: WorkerProcess | None = None
         self._owner = os.getpid()
 
-    def ask(self, request: Any) -> tuple[Any, memoryview] | None:
-        """Return what the process answers, and its scratch memory, which the next request overwrites.
+    def fill(self, out: torch.Tensor, *asked: Any) -> Any:
+        """Fill a tensor with what the process makes, and return what it answers.
 
-        None: there is no process, or it has ended, and the thread is to do the work itself. Raises what the handler raised.
+        None: there is no process, or it has ended, and the thread is to do the work itself. Raises what was raised there.
         """
+        shape = tuple(out.shape)
         try:
             process = self._found()
-            return None if process is None else process.ask(request)
+            if process is None:
+                return None
+            answer, memory = process.ask((shape, out.dtype, asked))
         except WorkerEndedError as exc:
             logger.warning("%s", exc)
             self._process = self._launcher = None
             return None
+        out.copy_(_tensor_over(memory, shape, out.dtype))
+        return answer
 
     def _found(self) -> WorkerProcess | None:
         if self._launcher is None or os.getpid() != self._owner:  # forked children do without
@@ -60,12 +69,24 @@ class OwnProcess:
         return self._process
 
 
-def taken_tensor(scratch: Scratch, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Return a tensor in scratch memory, for an answer that is too large to be sent."""
-    return tensor_over(scratch.take(_nbytes(shape, dtype)), shape, dtype)
+@dataclass(frozen=True, slots=True)
+class _Handling:
+    """Makes the handler of a worker that fills tensors in its scratch memory, as they are too large to be sent."""
+
+    make: Callable[[], Fill]
+
+    def __call__(self) -> Handler:
+        torch.set_num_threads(1)
+        fill = self.make()
+
+        def handle(request: Any, scratch: Scratch) -> Any:
+            shape, dtype, asked = request
+            return fill(_tensor_over(scratch.take(_nbytes(shape, dtype)), shape, dtype), *asked)
+
+        return handle
 
 
-def tensor_over(memory: memoryview, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def _tensor_over(memory: memoryview, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Return a tensor over the beginning of some memory, without a copy."""
     return torch.from_numpy(np.frombuffer(memory, np.uint8, _nbytes(shape, dtype))).view(dtype).view(shape)
 

@@ -81,9 +81,16 @@ class Passes:
         self._latest = None
 
     def _state(self) -> LoaderState:
-        source, num, tail = self._latest or self.source(), self.kind.num_samples, self.options.tail
-        if isinstance(source, Plan):
-            global_batch = 0 if self.kind.has_free_ranks else source.global_batch
-            return self.progress.state(global_batch=global_batch, order=source.order.kind, num_samples=num, tail=tail)
-        trail = self._checksum.at(self.progress.epochs.last)
-        return self.progress.state(global_batch=source.global_batch, order="sampler", num_samples=num, tail=tail, trail=trail)
+        source, last = self._latest or self.source(), self.progress.epochs.last
+        is_of_free_ranks = self.kind.has_free_ranks and isinstance(source, Plan)
+        return LoaderState(
+            epoch=last.epoch,
+            samples_done=last.samples_done,
+            global_batch=0 if is_of_free_ranks else source.global_batch,
+            num_samples=self.kind.num_samples,
+            order=source.order.kind if isinstance(source, Plan) else "sampler",
+            seed=self.progress.seed.value,
+            tail=self.options.tail.value,
+            dataset=self.kind.fingerprint,
+            trail="" if isinstance(source, Plan) else self._checksum.at(last),
+        )

@@ -12,7 +12,7 @@ from datapipe.core.checks import whole_number
 from datapipe.errors import LifecycleError, StateError
 from datapipe.kernel.ranks import resolve_rank
 from datapipe.kernel.seeding import Seed
-from datapipe.order.plan import Cursor, Rank, Tail
+from datapipe.order.plan import Cursor, Rank
 
 STATE_VERSION = 1
 _ARGUMENTS = {
@@ -117,11 +117,10 @@ class LoaderState:
 class LoaderProgress:
     """How far a loader has come: its rank, its seed, its epochs. All of its passes share them."""
 
-    def __init__(self, seed: Seed, fingerprint: str, ranks: tuple[int, int] | None) -> None:
-        """`fingerprint`: that of the dataset. `ranks`: the rank and the number of ranks, if given."""
+    def __init__(self, seed: Seed, ranks: tuple[int, int] | None) -> None:
+        """`ranks`: the rank and the number of ranks, if given."""
         self.seed = seed
         self.epochs = Epochs()
-        self._fingerprint = fingerprint
         self._ranks = ranks
         self._rank: Rank | None = None
         resolve_rank(ranks)  # refuse what is no pair here, not at the first batch
@@ -142,21 +141,6 @@ class LoaderProgress:
                 f"is rank {now.rank} of {now.world_size}. Make the loader, or ask for its length, once torch.distributed is "
                 "initialized, or pass ranks=(rank, world_size)"
             )
-
-    def state(self, *, global_batch: int, order: str, num_samples: int, tail: Tail, trail: str = "") -> LoaderState:
-        """Return the place after the last batch delivered. Arguments are as `LoaderState` has them."""
-        last = self.epochs.last
-        return LoaderState(
-            epoch=last.epoch,
-            samples_done=last.samples_done,
-            global_batch=global_batch,
-            num_samples=num_samples,
-            order=order,
-            seed=self.seed.value,
-            tail=tail.value,
-            dataset=self._fingerprint,
-            trail=trail,
-        )
 
     def resume(self, cursor: Cursor, state: Mapping[str, Any]) -> None:
         """Continue with the next pass from `cursor`, which is that of the saved state. Raises StateError for another seed."""

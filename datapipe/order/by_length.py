@@ -9,10 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from datapipe.order.draws import key64
+from datapipe.order.draws import Ints, key64
 from datapipe.order.sample_order import Order, Permutation
-
-Ints = NDArray[np.int64]
 
 _BATCHES = 50  # steps whose samples are sorted by length with each other
 _BATCHES_PURPOSE = 0x6C656E677468

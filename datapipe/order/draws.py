@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+Ints = NDArray[np.int64]
+
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 MIX_2 = np.uint64(0x94D049BB133111EB)
@@ -50,7 +52,7 @@ def _mix64_int(z: int) -> int:
     return z ^ (z >> 31)
 
 
-def apart(ids: NDArray[np.int64], occurrences: NDArray[np.int64] | None) -> NDArray[np.int64]:
+def apart(ids: Ints, occurrences: Ints | None) -> Ints:
     """Return the keys by which samples draw if they come several times in an epoch: ids at occurrence 0, else another word."""
     if occurrences is None or not occurrences.any():
         return ids
@@ -78,7 +80,7 @@ class Draws:
 
     seed: int
     epoch: int
-    ids: NDArray[np.int64]  # (n,)
+    ids: Ints  # (n,)
     _part_of: tuple[Draws, slice] | None = field(default=None, repr=False, compare=False)
     _drawn: dict[tuple[int, int], NDArray[np.float64]] = field(default_factory=dict, repr=False, compare=False)
 
@@ -89,7 +91,7 @@ class Draws:
         """Pickle without the numbers that were drawn, and those of the whole batch."""
         return Draws, (self.seed, self.epoch, self.ids)
 
-    def __getitem__(self, rows: slice | NDArray[np.int64]) -> Draws:
+    def __getitem__(self, rows: slice | Ints) -> Draws:
         """Return the draws of some of the samples, which draw the same numbers as before."""
         return Draws(self.seed, self.epoch, self.ids[rows], (self, rows) if isinstance(rows, slice) else None)
 

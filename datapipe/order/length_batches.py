@@ -10,12 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from datapipe.order.draws import key64
+from datapipe.order.draws import Ints, key64
 from datapipe.order.sample_order import Permutation
-
-Ints = NDArray[np.int64]
 
 _SPREAD = 0.95  # the shortest of a class is as long as the longest times this, or more
 _LEAST_BATCHES = 4  # of a class, whose samples have others beside them every epoch

@@ -11,7 +11,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
+from datapipe.order.draws import Ints
+
 _Group = tuple[int, int, int]  # consecutive packs with equal space: the first, how many, and the documents in each
 
 _WORD = 64  # spaces whose presence is kept in one integer

@@ -12,14 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from datapipe.errors import OptionError
-from datapipe.order.draws import key64
+from datapipe.order.draws import Ints, key64
 from datapipe.order.row_permutation import RowPermutation
 from datapipe.order.sample_order import Permutation
-
-Ints = NDArray[np.int64]
 
 MAX_LANES = 16
 PLACE_NBYTES = 8  # kept for each row of a window besides its values: its shuffled place

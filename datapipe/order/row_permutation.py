@@ -39,21 +39,17 @@ class RowPermutation:
 
     def __call__(self, start: int, stop: int) -> NDArray[np.int64]:
         """Return (stop - start,) the images of the positions from `start` to `stop`, 0 <= start <= stop <= num_rows."""
-        if self.num_rows < TABLE_LIMIT:
-            return Permutation(self.num_rows, self.key)(np.arange(start, stop, dtype=np.int64))
-        out = np.empty(stop - start, np.int64)
-        for first in range(start, stop, _BLOCK):
-            block = np.arange(first, min(first + _BLOCK, stop), dtype=np.int64).astype(np.uint32)
-            out[first - start : first - start + len(block)] = self._walked(block)
-        return out
+        return self.at(np.arange(start, stop, dtype=np.int64))
 
     def at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the images of these positions."""
         if self.num_rows < TABLE_LIMIT:
             return Permutation(self.num_rows, self.key)(positions)
-        words = positions.astype(np.uint32)
-        blocks = [self._walked(words[first : first + _BLOCK]) for first in range(0, len(words), _BLOCK)]
-        return np.concatenate([*blocks, np.empty(0, np.uint32)]).astype(np.int64)
+        out = np.empty(len(positions), np.int64)
+        for first in range(0, len(positions), _BLOCK):
+            block = slice(first, first + _BLOCK)
+            out[block] = self._walked(positions[block].astype(np.uint32))
+        return out
 
     def _walked(self, words: NDArray[np.uint32]) -> NDArray[np.uint32]:
         words = self._mapped(words)

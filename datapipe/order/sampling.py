@@ -15,10 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from datapipe.errors import OptionError
-from datapipe.order.draws import Draws, key64, to_unit
+from datapipe.order.draws import Draws, Ints, key64, to_unit
 from datapipe.order.sample_order import Order
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

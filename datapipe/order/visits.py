@@ -19,11 +19,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from datapipe.order.draws import Draws, key64
+from datapipe.order.draws import Draws, Ints, key64
 from datapipe.order.sample_order import Permutation
 from datapipe.order.sampling import interleaved
 
-Ints = NDArray[np.int64]
 _RUN_PURPOSE, _CHOICE_PURPOSE = 0x72756E, 0x6F6E65
 
 

@@ -62,7 +62,7 @@ def test_bytes_are_right_whatever_runs_when(seed: int) -> None:
     reads = train(fake, uploader, seed)
     assert wrong_reads(fake, reads) == 0
     assert fake.forbidden == []
-    uploader.close()
+    fake.pending.reap()
     assert len(fake.pending) == 0
 
 

@@ -28,6 +28,7 @@ from datapipe.errors import DependencyError, OptionError
 from datapipe.fetch.local import LocalFiles
 from datapipe.kernel.device import Uploader
 from datapipe.kernel.device_runtime import DeviceRuntime
+from datapipe.kernel.kind import BadRow
 from datapipe.kernel.options import default_num_workers
 from datapipe.kernel.pools import ObjectPool
 from datapipe.kernel.pytree import map_nest
@@ -37,7 +38,7 @@ from datapipe.kinds.images.dali.installation import installation, mismatch
 from datapipe.kinds.images.dali.region_trial import region_problem
 from datapipe.kinds.images.dali.settings import Dali, GraphOptions
 from datapipe.kinds.images.dali_stage import DaliStage, Fetched, FetchWorker
-from datapipe.kinds.images.images_cpu import BadRow, BlockWorker
+from datapipe.kinds.images.images_cpu import BlockWorker
 from datapipe.transforms import Recipe
 
 HandOver = Callable[[], Any]  # returns a batch whose other tensors are on the device, for the current stream
@@ -106,12 +107,7 @@ class DecodingMover:
     """Moves batches to the device, and decodes the images in them on their way. For the consumer's thread."""
 
     def __init__(
-        self,
-        decoder: RowsDecoder,
-        uploader: Uploader | None,
-        inner: Any,
-        runtime: DeviceRuntime | None,
-        observer: Observer,
+        self, decoder: RowsDecoder, uploader: Uploader | None, inner: Any, runtime: DeviceRuntime | None, observer: Observer
     ) -> None:
         self._decoder, self._uploader, self._inner, self._runtime = decoder, uploader, inner, runtime
         self.observer = observer  # of uploads

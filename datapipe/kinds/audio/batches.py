@@ -21,9 +21,8 @@ from datapipe.kernel.delivery import Delivery
 from datapipe.kernel.kind import BadRow, BatchMaker, Pass, Piece, Resources, Step, note_stage
 from datapipe.kernel.pools import BatchMemory
 from datapipe.kinds.audio.samples import AudioSamples
-from datapipe.order.draws import Draws, apart
-from datapipe.order.length_batches import Ints
-from datapipe.order.plan import Picks, Plan, Tail
+from datapipe.order.draws import Draws, Ints, apart
+from datapipe.order.plan import Picks, Tail
 
 _CROP = 0x63726F70  # the operation that draws where a crop begins
 _NEIGHBOURS = 64  # among which the utterance that replaces a bad one is chosen, by length
@@ -60,9 +59,7 @@ class AudioMaker(BatchMaker):
 
     def begin(self, step: Step) -> AudioBatch:
         start_ns = time.perf_counter_ns()
-        source, samples = self.run.source, self.samples
-        picks = step if isinstance(step, Picks) else source.picks_of(step) if isinstance(source, Plan) else None
-        assert picks is not None
+        samples, picks = self.samples, self.run.picks_of(step)
         epoch, picked, of_row = picks.after.epoch, picks.positions, np.arange(len(picks))
         if samples.batches is not None:
             seed = self.run.seed if self.run.options.shuffle else None
@@ -92,7 +89,7 @@ class AudioMaker(BatchMaker):
             try:
                 self._write(batch, row, int(batch.picked[row]))
             except (DecodeError, IntegrityError) as exc:
-                bad.append((row, exc))
+                bad.append(BadRow(row, exc))
         network_ns, step = self.files.take_network_ns(), batch.picks.step
         note_stage(self.run.observer, Stage.DECODE, step, start_ns, len(piece.rows), network_ns=network_ns)
         return bad

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from datapipe.core.printable import counted, get_logger, printable, warn_once
+from datapipe.core.printable import counted, get_logger, warn_once
 from datapipe.errors import OptionError
 from datapipe.index.utterances import Utterances
 from datapipe.kernel.kind import Data
@@ -98,9 +98,6 @@ class Audio(Data):
             return _mixed, (self._parts, self.mixture)
         return _opened, self._opening
 
-    def __repr__(self) -> str:
-        return printable(f"<datapipe.Audio: {self.shown}>")
-
     @property
     def classes(self) -> tuple[str, ...] | None:
         """The names of classes by label; None if labels are not of classes."""
@@ -142,7 +139,7 @@ class Audio(Data):
                 raise OptionError(f"mix() of Audio that differ in {', '.join(differing)}; give all of them the same")
         made = _mixed(parts, Mixture.of(parts, weights, num_samples))
         if "label" in made.samples.fields:
-            warn_of_classes([(part.where, part.classes) for part in parts], stacklevel=3)
+            warn_of_classes([(part.where, part.classes) for part in parts])
         return made
 
 

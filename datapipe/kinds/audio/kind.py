@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -53,8 +54,7 @@ class AudioKind(Kind):
         name = f"{what if samples.crop or batches else 'utterances'} at {samples.rate} Hz"
         self.identity = Identity("audio", name, "seconds, whole, rate, crop or max_seconds")
         self.has_free_ranks = batches is not None
-        self._resolve_device = device
-        self._files: Files | None = None
+        self.device = device  # says where batches are delivered
 
     def configure(self, arguments: Mapping[str, Any], options: LoaderOptions) -> None:
         of_batches = {} if self.samples.batches is None else {"sampler": _OF_BATCHES, "batch_sampler": _OF_BATCHES}
@@ -74,10 +74,12 @@ class AudioKind(Kind):
             return LikeLengths(self.num_samples, seed, global_batch, self.samples.lengths.__getitem__)
         return ShuffledOrder(self.num_samples, seed)
 
+    @functools.cached_property
+    def _files(self) -> Files:
+        return open_object_files(self.samples.utterances.recordings.urls(), remote=self.samples.settings.remote)
+
     def open_pass(self, settings: Pass) -> AudioMaker:
-        if self._files is None:
-            self._files = open_object_files(self.samples.utterances.recordings.urls(), remote=self.samples.settings.remote)
-        delivery = Delivery.to(self.device, settings.options, settings.observer)
+        delivery = Delivery.to(self.device(), settings.options, settings.observer)
         resources = Resources(self._options_of_making(settings.options), ObjectPool(object), delivery.runtime)
         return AudioMaker(self.samples, settings, self._files, delivery.memory(()), delivery, resources)
 
@@ -89,11 +91,6 @@ class AudioKind(Kind):
         ahead = min(_REMOTE_AHEAD, _REMOTE_NBYTES_AHEAD / max(1, self.samples.utterances.recordings.nbytes.mean()))
         least = math.ceil(ahead / of_batch)
         return dataclasses.replace(options, prefetch_factor=max(options.prefetch_factor, least))
-
-    @property
-    def device(self) -> torch.device:
-        """The device on which batches are delivered."""
-        return self._resolve_device()
 
     def explain(self, passes: Passes) -> list[str]:
         samples, options, source = self.samples, passes.options, passes.source()
@@ -117,9 +114,9 @@ class AudioKind(Kind):
             *([] if self.mixture is None else [f"mix       {self.mixture.described()}"]),
             f"seed      {passes.progress.seed.describe()}",
             f"batch     {', '.join(samples.fields)}",
-            device_line(self.device),
+            device_line(self.device()),
             f"backend   libsndfile on {threads_text(options)}; of FLAC, WAV and Opus, the stretch alone is read",
         ]
-        if self.device.type != "cpu":
+        if self.device().type != "cpu":
             lines.append(TRANSFER)
         return lines if isinstance(source, SampledSource) else [*lines, steps_line(source, of_batch)]

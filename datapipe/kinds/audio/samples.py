@@ -18,7 +18,8 @@ from datapipe.fetch.local import open_sample
 from datapipe.index.recordings import RecordingIndex
 from datapipe.index.utterances import Utterances
 from datapipe.kinds.audio.settings import AudioSettings
-from datapipe.order.length_batches import Ints, LengthBatches
+from datapipe.order.draws import Ints
+from datapipe.order.length_batches import LengthBatches
 from datapipe.stores.location import is_url
 
 

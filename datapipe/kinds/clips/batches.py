@@ -21,12 +21,10 @@ from datapipe.kernel.pools import BatchMemory
 from datapipe.kinds.clips.decoding import ClipDecoder, decoded_dtype, frames_of, write_depth
 from datapipe.kinds.clips.settings import PERMUTATIONS, ClipSettings
 from datapipe.kinds.clips.visits import ClipVisits, DecodedVisit
-from datapipe.order.draws import Draws, apart
+from datapipe.order.draws import Draws, Ints, apart
 from datapipe.order.plan import BatchSpan, Picks, Plan, Tail
 from datapipe.order.visits import Visit, VisitOrder
 from datapipe.transforms import Recipe
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(slots=True)
@@ -57,6 +55,8 @@ class ClipMaker(BatchMaker):
     settings: ClipSettings
     recipe: Recipe
     run: Pass
+    plan: Plan
+    order: VisitOrder  # of the plan
     visits: ClipVisits
     memory: Sequence[BatchMemory]  # of each camera
     delivery: Delivery
@@ -65,12 +65,6 @@ class ClipMaker(BatchMaker):
     located: dict[tuple[int, int], dict[Visit, None]] = field(
         default_factory=dict
     )  # by epoch and step, the visits of those ahead
-
-    @property
-    def order(self) -> VisitOrder:
-        """The order of clips, whose visits are known."""
-        assert isinstance(self.run.source, Plan)
-        return visit_order(self.run.source)
 
     @property
     def finishes_pixels(self) -> bool:
@@ -96,11 +90,10 @@ class ClipMaker(BatchMaker):
         return [Piece(range(row, row + 1), [visit]) for row, visit in enumerate(batch.visits)]
 
     def ahead(self, batch: ClipBatch) -> Sequence[Hashable]:
-        plan, here, epoch = self.run.source, batch.picks.step, batch.picks.after.epoch
-        assert isinstance(plan, Plan)
+        here, epoch = batch.picks.step, batch.picks.after.epoch
         for past in [key for key in list(self.located) if key <= (epoch, here)]:
             self.located.pop(past, None)
-        steps = range(here + 1, plan.num_steps)
+        steps = range(here + 1, self.plan.num_steps)
         found = dict[Visit, None]()
         for step in steps[: self.steps_ahead]:
             found |= self._located(epoch, step)
@@ -115,8 +108,7 @@ class ClipMaker(BatchMaker):
         """Return the visits of a step, each once; they are kept until it begins."""
         found = self.located.get((epoch, step))
         if found is None:
-            assert isinstance(self.run.source, Plan)
-            visits = self.order.visits_at(epoch, _places(self.run.source.span(epoch, step)))
+            visits = self.order.visits_at(epoch, _places(self.plan.span(epoch, step)))
             found = self.located[epoch, step] = dict.fromkeys(visits)
         return found
 
@@ -125,7 +117,7 @@ class ClipMaker(BatchMaker):
         (row,), (visit,) = piece.rows, shared
         place = visit.place_of(int(batch.picks.positions[row]))
         if place in visit.bad:
-            return [(row, visit.bad[place])]
+            return [BadRow(row, visit.bad[place])]
         self._write(batch, row, [visit.frames(camera, place) for camera in range(len(visit.pixels))])
         note_stage(self.run.observer, Stage.AUGMENT, batch.picks.step, start_ns, 1)
         return []

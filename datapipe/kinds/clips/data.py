@@ -11,7 +11,7 @@ import torch
 
 from datapipe.codecs.video.conversion import Resize
 from datapipe.core.checks import path_name, real_number
-from datapipe.core.printable import counted, get_logger, printable, warn_once
+from datapipe.core.printable import counted, get_logger, warn_once
 from datapipe.errors import MissingDataError, OptionError
 from datapipe.index.clips import AnyClips, ClipIndex, Short, Which, WindowSettings
 from datapipe.index.joined_clips import JoinedClips
@@ -169,9 +169,6 @@ class Clips(Data):
             return _mixed, (self._parts, self.mixture)
         return _opened, (self._opening, self.settings)
 
-    def __repr__(self) -> str:
-        return printable(f"<datapipe.Clips: {self.shown}>")
-
     @property
     def shown(self) -> str:
         text = f"{counted(self._num_samples, 'clip')} of {counted(len(self.index.videos), 'video')} at {self.index.where}"
@@ -207,7 +204,7 @@ class Clips(Data):
                 raise OptionError(f"mix() of Clips that differ in {', '.join(differing)}; give all of them the same")
         made = _mixed(parts, Mixture.of(parts, weights, num_samples))
         if "label" in (self.settings.fields or made.index.usual):
-            warn_of_classes([(part.where, part.classes) for part in parts], stacklevel=3)
+            warn_of_classes([(part.where, part.classes) for part in parts])
         return made
 
 

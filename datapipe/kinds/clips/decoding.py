@@ -17,17 +17,20 @@ from datapipe.codecs.video.decoding import VideoDecoder
 from datapipe.codecs.video.depth import FORMAT, NUM_CODES, Depth
 from datapipe.codecs.video.runs import reads_of, runs_of
 from datapipe.codecs.video.track import ReadAt, VideoCoding, VideoTrack
-from datapipe.errors import DecodeError, IntegrityError
+from datapipe.errors import DecodeError
 from datapipe.fetch.files import Files
+from datapipe.fetch.local import LocalFiles
+from datapipe.fetch.row_groups import RowGroups
 from datapipe.index.clips import AnyClips, Camera, ClipFrames, track_of
 from datapipe.index.entries import Extents
 from datapipe.index.videos import VideoIndex
-from datapipe.order.draws import Draws
+from datapipe.kernel.kind import Reason
+from datapipe.kinds.clips.settings import ClipSettings
+from datapipe.kinds.clips.table_images import TableImages
+from datapipe.order.draws import Draws, Ints
 from datapipe.transforms import Recipe
 from datapipe.transforms.execute import RowCut, cut_through, row_cuts
 
-Ints = NDArray[np.int64]
-Reason = DecodeError | IntegrityError
 _Decode = Callable[[Ints], Iterator[tuple[int, Any]]]  # numbers of frames -> each with a frame, or a DecodeError
 _Cut = Callable[[Any, dict[int, tuple[RowCut, ...]], dict[int, NDArray[Any]]], None]
 _MM, _MOST_MM = 1000.0, 65535  # millimetres in a metre; the most that are told apart
@@ -38,13 +41,6 @@ class FrameDecoder(Protocol):
 
     def decode(self, track: VideoTrack, read: ReadAt, frames: Ints, /) -> Iterator[tuple[int, Any]]:
         """Yield the number of each wanted frame with the frame, a `VideoFrame` of PyAV, or the DecodeError that it has."""
-
-
-class ImageSource(Protocol):
-    """Decodes images that are frames of clips; see `TableImages`."""
-
-    def decode(self, camera: int, size: tuple[int, int], rows: Ints, /) -> Iterator[tuple[int, Any]]:
-        """Yield the number of each wanted row with its image, (h, w, 3) uint8 of that size, or the DecodeError that it has."""
 
 
 class ClipDecoder:
@@ -63,7 +59,7 @@ class ClipDecoder:
         files: Files,
         resize: Resize,
         *,
-        images: ImageSource | None = None,
+        images: TableImages | None = None,
         decoder: FrameDecoder | None = None,
     ) -> None:
         self._cameras, self._videos, self._recipe, self._files, self._resize = cameras, videos, recipe, files, resize
@@ -140,10 +136,7 @@ class ClipDecoder:
         for key, chain in steps.items():
             if is_done[key]:
                 self._converter.convert(frame, coding, out[key], region=chain[0].region)
-                vertically, horizontally = chain[0].flip
-                if vertically or horizontally:
-                    flipped = out[key][:: -1 if vertically else 1, :: -1 if horizontally else 1]
-                    out[key][:] = flipped.copy()
+                _flip(out[key], chain[0].flip)
         for key, chain in steps.items():
             if not is_done[key] and _is_nothing(chain, coding.shown_size):
                 self._converter.convert(frame, coding, out[key])
@@ -169,9 +162,7 @@ class ClipDecoder:
             top, left, height, width = step.region
             is_whole = (height, width) == coding.shown_size
             self._converter.convert(frame, coding, out[key], region=None if is_whole else (top, left, height, width))
-            vertically, horizontally = step.flip
-            if vertically or horizontally:
-                out[key][:] = out[key][:: -1 if vertically else 1, :: -1 if horizontally else 1].copy()
+            _flip(out[key], step.flip)
 
     def _converted(self, frame: Any, coding: VideoCoding, region: list[int]) -> NDArray[np.uint8]:
         """Return the RGB of a region of a frame, in memory that the next call overwrites."""
@@ -183,6 +174,12 @@ class ClipDecoder:
         is_whole = (height, width) == coding.shown_size
         self._converter.convert(frame, coding, pixels, region=None if is_whole else (region[0], region[1], height, width))
         return pixels
+
+
+def _flip(pixels: NDArray[Any], flip: Sequence[bool]) -> None:
+    vertically, horizontally = flip
+    if vertically or horizontally:
+        pixels[:] = pixels[:: -1 if vertically else 1, :: -1 if horizontally else 1].copy()
 
 
 def frames_of(index: AnyClips, clips: Ints, camera: int) -> list[ClipFrames]:
@@ -231,6 +228,36 @@ def _cut_image(image: NDArray[np.uint8], steps: Mapping[int, tuple[RowCut, ...]]
             continue
         top, left, height, width = chain[0].region
         cut_through(image[top : top + height, left : left + width], chain, out[key])
+
+
+def clips_alone(index: AnyClips, settings: ClipSettings, clips: NDArray[np.int64]) -> dict[str, Any]:
+    """Return the usual fields of clips, in the layout "BTCHW", uint8 and without transforms. Each clip is decoded by itself.
+
+    Raises OptionError if videos differ in size, and the error of a clip that is bad.
+    """
+    recipe = Recipe.of(None)
+    images = TableImages(index, RowGroups())
+    decoder = ClipDecoder(index.cameras, index.videos, recipe.geometry_alone(), LocalFiles(), settings.resize, images=images)
+    made: dict[str, Any] = {}
+    for number, camera in enumerate(index.cameras):
+        height, width = recipe.check_equal_sizes(camera.size, such_as="the videos differ in size")
+        shape = (len(clips), camera.num_frames, height, width, camera.channels)
+        pixels = torch.empty(shape, dtype=decoded_dtype(camera))
+        for place in range(len(clips)):
+            one = clips[place : place + 1]
+            for reason in decoder.decode(
+                number, frames_of(index, one, number), Draws(0, 0, one), pixels[place : place + 1]
+            ).values():
+                raise reason
+        if camera.depth is not None:
+            codes, pixels = pixels, torch.empty(shape)
+            write_depth(codes.flatten(0, 1), camera.depth, pixels.flatten(0, 1))
+        video = pixels.permute(0, 1, 4, 2, 3)
+        made[camera.name] = video if camera.has_time else video.squeeze(1)
+    for name in index.columns:
+        values = index.values(name, clips)
+        made[name] = torch.from_numpy(values) if isinstance(values, np.ndarray) else values
+    return made
 
 
 def extents_of(index: AnyClips, clips: Ints, camera: int) -> Extents:

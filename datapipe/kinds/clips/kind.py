@@ -18,6 +18,7 @@ from datapipe.index.clips import AnyClips, Ints
 from datapipe.kernel.calibration import arguments_to_measure, rates_of
 from datapipe.kernel.cuda_runtime import cuda_runtime
 from datapipe.kernel.delivery import Delivery
+from datapipe.kernel.explanation import TRANSFER, device_line, steps_line, threads_text
 from datapipe.kernel.kind import Identity, Kind, Pass, Resources
 from datapipe.kernel.mixing import Mixture
 from datapipe.kernel.options import LoaderOptions, Shuffle, refuse_not_served, refuse_unknown_names
@@ -28,11 +29,10 @@ from datapipe.kernel.processes import await_launcher, launcher, wanted
 from datapipe.kinds.clips.batches import ClipMaker, fields_of, visit_order
 from datapipe.kinds.clips.choice import CLIP_BACKENDS, MEASURED, PACKAGES, ClipBackend, ClipChoice, choose_clip_backend
 from datapipe.kinds.clips.decoding import ClipDecoder, takes_depth
-from datapipe.kinds.clips.explanation import explain
 from datapipe.kinds.clips.nvdec.decoder import EngineDecoder
 from datapipe.kinds.clips.nvdec.trust import Trust
 from datapipe.kinds.clips.process_workers import IMPORTS, ClipWork, ProcessClipDecoder
-from datapipe.kinds.clips.settings import MOST_ENGINE_THREADS, ClipSettings
+from datapipe.kinds.clips.settings import LANES_NBYTES, MOST_ENGINE_THREADS, ClipSettings
 from datapipe.kinds.clips.table_images import TableImages
 from datapipe.kinds.clips.visits import ClipVisits
 from datapipe.order.plan import Plan
@@ -76,7 +76,7 @@ class ClipKind(Kind):
         self.num_samples = len(index) if index.choices is None else sum(len(one) - 1 for one in index.choices)
         self.num_in_epoch = self.num_samples if mixture is None else sum(mixture.counts)
         self.identity = Identity("clips", index.name, "frames, stride, step, fps, short or delta_timestamps")
-        self._resolve_device, self._open_loader = device, open_loader
+        self.device, self._open_loader = device, open_loader
         self.trust = Trust()  # in the GPU's engines
         self._workers: ObjectPool[ClipDecoder] | None = None
         self._row_groups = RowGroups(max_nbytes=_IMAGES_NBYTES)  # of images in tables
@@ -114,19 +114,6 @@ class ClipKind(Kind):
         sizes = zip(self.index.cameras, self.sizes, strict=True)
         return sum(one.num_frames * math.prod(size) * one.pixel_nbytes for one, size in sizes)
 
-    def most_held_nbytes(self, plan: Plan, options: LoaderOptions) -> int:
-        """Return the most bytes of decoded clips that a rank holds besides batches.
-
-        Of each lane a visit is open, or at least those of the next batch, and one more for each thread; the batches in the making
-        may still hold one for each row, the memory of a few is kept to be used again, and each process has memory of its own.
-        """
-        order = visit_order(plan)
-        ahead = max(order.num_lanes // plan.rank.world_size, plan.batch_size) + options.num_workers
-        in_making = (1 + options.depth) * plan.batch_size
-        in_processes = options.num_workers * self.can_be_processes
-        visits = ahead + in_making + options.num_workers + _MORE_FREE + in_processes
-        return visits * max(1, order.largest_visit) * self.clip_nbytes
-
     @functools.cached_property
     def _run_starts(self) -> list[Ints]:
         """Where runs of clips begin, of each dataset: an order is made for each pass, and for the length of a loader."""
@@ -149,7 +136,7 @@ class ClipKind(Kind):
         files, source = self.files, settings.source
         assert isinstance(source, Plan)
         order = visit_order(source)
-        delivery = Delivery.to(self.device, settings.options, settings.observer)
+        delivery = Delivery.to(self.device(), settings.options, settings.observer)
         shapes = [(one.num_frames, *size, one.channels) for one, size in zip(self.index.cameras, self.sizes, strict=True)]
         of_visits = functools.partial(SlabPool, max_free=settings.options.num_workers + _MORE_FREE)
         shares = not self.recipe.geometry  # nothing is drawn that would cut a frame differently for each clip
@@ -164,6 +151,8 @@ class ClipKind(Kind):
             self.settings,
             self.recipe,
             settings,
+            source,
+            order,
             visits,
             [delivery.memory(shape, room=settings.options.batch_size) for shape in shapes],
             delivery,
@@ -174,7 +163,7 @@ class ClipKind(Kind):
     def _open_workers(self, files: Files) -> ObjectPool[ClipDecoder]:
         """Return the decoders of threads. Call it in the consumer's thread."""
         cameras, videos, geometry = self.index.cameras, self.index.videos, self.recipe.geometry_alone()
-        engines = cuda_runtime(self.device) if self.choice.uses_nvdec else None
+        engines = cuda_runtime(self.device()) if self.choice.uses_nvdec else None
         begun = launcher(IMPORTS) if self.can_be_processes else None
         numbers = itertools.count()  # of decoders
 
@@ -202,24 +191,16 @@ class ClipKind(Kind):
         return wanted(self._options.num_workers) and self._can_be_sent
 
     @property
-    def device(self) -> torch.device:
-        """The device on which batches are delivered."""
-        return self._resolve_device()
-
-    def explain(self, passes: Passes) -> list[str]:
-        return explain(self, passes)
-
-    @property
     def choice(self) -> ClipChoice:
         """The backend that serves passes, and why. The first access may measure."""
         if self._choice is None:
-            self._choice = choose_clip_backend(self.backend, self.device, resize=self.settings.resize, rates=self._rates)
+            self._choice = choose_clip_backend(self.backend, self.device(), resize=self.settings.resize, rates=self._rates)
         return self._choice
 
     def _rates(self) -> list[float]:
         """Measure the backends on these clips, alone on this rank."""
         options = self._options
-        arguments = arguments_to_measure(self._arguments, device=self.device, num_samples=self.num_in_epoch)
+        arguments = arguments_to_measure(self._arguments, device=self.device(), num_samples=self.num_in_epoch)
 
         def opened(backend: ClipBackend) -> Iterable[Any]:
             if self.can_be_processes:
@@ -229,7 +210,7 @@ class ClipKind(Kind):
         return rates_of(
             MEASURED,
             opened,
-            device=self.device,
+            device=self.device(),
             packages=PACKAGES,
             circumstances={
                 "clips": self.fingerprint,
@@ -241,3 +222,66 @@ class ClipKind(Kind):
                 "processes": self.can_be_processes,
             },
         )
+
+    def explain(self, passes: Passes) -> list[str]:
+        index, settings, options, plan = self.index, self.settings, passes.options, passes.source()
+        assert isinstance(plan, Plan)
+        order, each = visit_order(plan), settings.per_visit
+        lines = index.explain()
+        if not order.is_shuffled:
+            lines.append("order     in stored order")
+        elif each == 1:
+            lines.append("order     shuffled in full, each clip decoded by itself")
+        else:
+            lines.append(f"order     shuffled: visits of {each} clips that share their decoding, in {order.num_lanes} lanes")
+        lines.append(self._shown_memory(plan, options))
+        if self.mixture is not None:
+            lines.append(f"mix       {self.mixture.described()}")
+        lines += [
+            f"seed      {passes.progress.seed.describe()}",
+            f"batch     {', '.join(fields_of(settings, index))}; layout {settings.layout}",
+            device_line(self.device()),
+            f"backend   {self._shown_backend(options)}; a frame is decoded once for all clips of a visit",
+            *(f"transform {line}" for line in self.recipe.explain_own()),
+        ]
+        if self.device().type != "cpu":
+            lines.append(TRANSFER)
+        return [*lines, steps_line(plan, "clip")]
+
+    def _shown_backend(self, options: LoaderOptions) -> str:
+        """Return what decodes."""
+        threads = threads_text(options) + ", each with a process" * self.can_be_processes
+        on_cpu = f"clips_cpu: PyAV on {threads}, one codec context each"
+        if self.backend == "clips_cpu" or self.device().type == "cpu":
+            return on_cpu
+        choice = self.choice
+        if not choice.uses_nvdec:
+            return f"{on_cpu} ({choice.reason})"
+        return (
+            f"clips_nvdec ({choice.reason}): the GPU's video engines for up to {MOST_ENGINE_THREADS} of {threads}, "
+            "PyAV for the others, and for what engines do not decode alike"
+        )
+
+    def _shown_memory(self, plan: Plan, options: LoaderOptions) -> str:
+        """Return the line about the memory of decoded clips."""
+        held, most = self.most_held_nbytes(plan, options), visit_order(plan).largest_visit
+        line = (
+            f"memory    {self.clip_nbytes / 1e6:,.2f} MB a clip; at most {held / 1e6:,.0f} MB of decoded clips on each of"
+            f" {plan.rank.world_size} ranks, besides batches"
+        )
+        if held > LANES_NBYTES and most > 1:
+            line += "; a smaller per_visit, or smaller frames, take less"
+        return line
+
+    def most_held_nbytes(self, plan: Plan, options: LoaderOptions) -> int:
+        """Return the most bytes of decoded clips that a rank holds besides batches.
+
+        Of each lane a visit is open, or at least those of the next batch, and one more for each thread; the batches in the making
+        may still hold one for each row, the memory of a few is kept to be used again, and each process has memory of its own.
+        """
+        order = visit_order(plan)
+        ahead = max(order.num_lanes // plan.rank.world_size, plan.batch_size) + options.num_workers
+        in_making = (1 + options.depth) * plan.batch_size
+        in_processes = options.num_workers * self.can_be_processes
+        visits = ahead + in_making + options.num_workers + _MORE_FREE + in_processes
+        return visits * max(1, order.largest_visit) * self.clip_nbytes

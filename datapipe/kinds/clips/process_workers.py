@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 
@@ -16,50 +15,28 @@ from datapipe.fetch.files import Files
 from datapipe.fetch.local import LocalFiles
 from datapipe.index.clips import Camera, ClipFrames
 from datapipe.index.videos import VideoIndex
-from datapipe.kernel.own_process import OwnProcess, taken_tensor, tensor_over
-from datapipe.kernel.process_main import Handler, Scratch
+from datapipe.kernel.kind import Reason
+from datapipe.kernel.own_process import Fill, OwnProcess
 from datapipe.kernel.processes import Launcher
-from datapipe.kinds.clips.decoding import ClipDecoder, Ints, Reason
-from datapipe.order.draws import Draws
+from datapipe.kinds.clips.decoding import ClipDecoder
+from datapipe.order.draws import Draws, Ints
 from datapipe.transforms import Recipe
 
 IMPORTS = (__name__, "av")  # by workers: see `launcher`
 
 
 @dataclass(frozen=True, slots=True)
-class _Request:
-    """Clips to be decoded, as `ClipDecoder.decode` takes them, and the memory that they are to fill."""
-
-    camera: int
-    clips: Sequence[ClipFrames]
-    draws: Draws
-    rows: Ints | None
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-
-@dataclass(frozen=True, slots=True)
 class ClipWork:
-    """Makes the handler of a worker that decodes. The worker maps the index of the videos, as this process does."""
+    """Opens a decoder in a worker. The worker maps the index of the videos, as this process does."""
 
     cameras: tuple[Camera, ...]
     videos: VideoIndex
     recipe: Recipe
     resize: Resize
 
-    def decoder(self) -> ClipDecoder:
-        """Return a decoder of these videos, whose files it opens."""
-        return ClipDecoder(self.cameras, self.videos, self.recipe, LocalFiles(), self.resize)
-
-    def __call__(self) -> Handler:
-        torch.set_num_threads(1)
-        decoder = self.decoder()
-
-        def handle(asked: _Request, scratch: Scratch) -> dict[int, Reason]:
-            out = taken_tensor(scratch, asked.shape, asked.dtype)
-            return decoder.decode(asked.camera, asked.clips, asked.draws, out, asked.rows)
-
-        return handle
+    def __call__(self) -> Fill:
+        decoder = ClipDecoder(self.cameras, self.videos, self.recipe, LocalFiles(), self.resize)
+        return lambda out, camera, clips, draws, rows: decoder.decode(camera, clips, draws, out, rows)
 
 
 class ProcessClipDecoder(ClipDecoder):
@@ -72,10 +49,5 @@ class ProcessClipDecoder(ClipDecoder):
     def decode(
         self, camera: int, clips: Sequence[ClipFrames], draws: Draws, out: torch.Tensor, rows: Ints | None = None
     ) -> dict[int, Reason]:
-        shape = tuple(out.shape)
-        answer = self._process.ask(_Request(camera, clips, draws, rows, shape, out.dtype))
-        if answer is None:
-            return super().decode(camera, clips, draws, out, rows)
-        bad, memory = answer
-        out.copy_(tensor_over(memory, shape, out.dtype))
-        return cast("dict[int, Reason]", bad)
+        bad: dict[int, Reason] | None = self._process.fill(out, camera, clips, draws, rows)
+        return super().decode(camera, clips, draws, out, rows) if bad is None else bad

@@ -5,20 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from datapipe.codecs.decode import open_decoder
 from datapipe.codecs.probe import checked_header
 from datapipe.errors import DecodeError
 from datapipe.fetch.row_groups import RowGroups
 from datapipe.index.clips import AnyClips
-
-Ints = NDArray[np.int64]
+from datapipe.order.draws import Ints
 
 
 class TableImages:
-    """Decodes such images for one thread; an `ImageSource`. `row_groups`: those that are kept, for all threads."""
+    """Decodes such images for one thread. `row_groups`: those that are kept, for all threads."""
 
     def __init__(self, index: AnyClips, row_groups: RowGroups) -> None:
         self._index, self._row_groups = index, row_groups

@@ -8,20 +8,18 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from datapipe.core.observe import Stage
 from datapipe.errors import DecodeError, IntegrityError
 from datapipe.fetch.files import Files
 from datapipe.fetch.remote import RemoteFiles
 from datapipe.index.clips import AnyClips
-from datapipe.kernel.kind import Pass, SharedPieces, note_stage
+from datapipe.kernel.kind import Pass, Reason, SharedPieces, note_stage
 from datapipe.kernel.pools import BatchMemory
-from datapipe.kinds.clips.decoding import ClipDecoder, Reason, decoded_dtype, extents_of, frames_of
-from datapipe.order.draws import Draws, apart
+from datapipe.kinds.clips.decoding import ClipDecoder, decoded_dtype, extents_of, frames_of
+from datapipe.order.draws import Draws, Ints, apart
 from datapipe.order.visits import Visit, VisitOrder
 
-Ints = NDArray[np.int64]
 _ROUNDED = 16  # frames: memory is used again for visits of other numbers of them
 
 

@@ -29,11 +29,11 @@ from datapipe.kinds.images.images_cpu import BlockWorker
 from datapipe.kinds.images.kept_images import KeptImages
 from datapipe.kinds.images.process_workers import IMPORTS, ProcessBlockWorker
 from datapipe.transforms import Recipe
+from datapipe.transforms.recipe import Size
 
 if TYPE_CHECKING:
     from datapipe.kinds.images.data import Images
 
-Size = tuple[int, int]
 
 FETCHING = 2  # threads that fetch for DALI, which has threads of its own: more of them would only fight over Python's lock
 _ALL = 0.95  # share of samples from which on DALI decodes so many that its threads need no help

@@ -32,10 +32,9 @@ from datapipe.kinds.images.dali_stage import DaliStage, Fetched, FetchWorker
 from datapipe.kinds.images.device_images import DeviceImages
 from datapipe.kinds.images.fields import FurtherFields
 from datapipe.kinds.images.images_cpu import MAX_CACHED, BlockReport, BlockWorker
-from datapipe.kinds.images.images_cpu import BadRow as BadSample
 from datapipe.kinds.images.kept_images import KeptImages
 from datapipe.order.draws import Draws, apart
-from datapipe.order.plan import BatchSpan, Picks, Plan
+from datapipe.order.plan import BatchSpan, Picks
 from datapipe.transforms import CutMix, MixUp, Recipe
 
 Worker = BlockWorker | FetchWorker
@@ -68,11 +67,7 @@ class SampleBatchMaker(BatchMaker):
     def begin(self, step: BatchSpan | Picks) -> Batch:
         """Look up the samples, announce their bytes to the operating system, lease memory."""
         start_ns = time.perf_counter_ns()
-        if isinstance(step, Picks):
-            picks = step
-        else:
-            assert isinstance(self.settings.source, Plan)
-            picks = self.settings.source.picks_of(step)
+        picks = self.settings.picks_of(step)
         self.files.reach(picks.after.epoch, picks.step)
         self.files.take_network_ns()  # what the thread waited for before is no part of this
         ids = self.index.ids(picks.positions)
@@ -111,7 +106,7 @@ class SampleBatchMaker(BatchMaker):
         draws = batch.draws[slice(rows.start, rows.stop)]
         report = self._load(batch, (batch.entries, batch.extents), rows, draws, rows.start, worker)
         self._observe_block(batch, rows, report, start_ns)
-        return [(rows.start + bad.row, bad.reason) for bad in report.bad]
+        return [BadRow(rows.start + bad.row, bad.reason) for bad in report.bad]
 
     def locate(self, batch: Batch, row: int) -> Description:
         return self.index.describe(int(batch.picked[row]))
@@ -148,7 +143,7 @@ class SampleBatchMaker(BatchMaker):
             lane,
             worker,
             stream=uploader.stream if uploader else None,
-            settle=lambda bad: settle((bad.row, bad.reason)),
+            settle=settle,
         )
         if pixels is not None and pixels.device.type != "cpu":
             batch.by_hand = fetched.by_hand
@@ -218,7 +213,7 @@ class SampleBatchMaker(BatchMaker):
         codecs = entries.extents.codecs
         if not self.has_image and not extents and codecs is not None:  # labels alone: the index may say that a sample is bad
             reasons = ((place, why_bad(codecs[row])) for place, row in enumerate(rows))
-            report.bad += [BadSample(place, DecodeError(reason)) for place, reason in reasons if reason is not None]
+            report.bad += [BadRow(place, DecodeError(reason)) for place, reason in reasons if reason is not None]
         if extents:
             batch.values[first : first + len(rows)] = self.further.load(extents, rows, draws, report)
         return report

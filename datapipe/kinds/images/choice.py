@@ -18,13 +18,12 @@ from datapipe.kinds.images.dali.installation import installation
 from datapipe.kinds.images.dali.settings import HUFFMAN_THRESHOLD, Dali
 from datapipe.kinds.images.evidence import DataEvidence, Measured
 from datapipe.transforms import Recipe
+from datapipe.transforms.recipe import Size
 
 Backend = str | Dali  # what a user passes: "auto", "images_cpu", "dali", or DALI's settings
 BACKENDS = ("auto", "images_cpu", "dali")
 _ENOUGH = 0.5  # share of samples that DALI must be able to decode to be worth measuring
 _DALI_LEAD = 2.0  # how much faster DALI must be: it takes part of the GPU from the network that trains there
-
-Size = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +66,9 @@ class BackendRequest:
     has_cache: bool = False  # of decoded images
 
     def __post_init__(self) -> None:
-        if self.asks_for_dali:
+        if asks_for_dali(self.backend):
             installation()
             self._refuse(self.problem_for_dali())
-
-    @property
-    def asks_for_dali(self) -> bool:
-        return asks_for_dali(self.backend)
 
     def problem_for_dali(self, device: torch.device | None = None) -> str | None:
         """Return why DALI cannot serve the loader (on that device); None if it can."""
@@ -105,10 +100,11 @@ class BackendRequest:
         """Decide. Warns if a GPU would be served by DALI and DALI is not installed."""
         if self.backend == "images_cpu":
             return Choice(device, None, "asked for")
-        if device.type == "cpu" and not self.asks_for_dali:
+        is_asked_for = asks_for_dali(self.backend)
+        if device.type == "cpu" and not is_asked_for:
             return Choice(device, None, "on a CPU it is the faster one")
         problem = self.problem_for_dali(device)
-        if self.asks_for_dali:
+        if is_asked_for:
             self._refuse(problem)
             share = evidence.share_for_dali()
             if isinstance(self.backend, Dali):

@@ -82,7 +82,7 @@ class Collator:
 
     def collate(self, batch: Batch) -> Any:
         """Return what the user gets, or an `Arrival` of it if it is for a device."""
-        about = {"step": batch.picks.step, "num_samples": len(batch)}
+        about: dict[str, Any] = {"step": batch.picks.step, "num_samples": len(batch)}
         if not self.finishes_pixels or isinstance(batch.images, list):
             return self.delivery.deliver(self._put_together(batch, batch.images, self._other_columns(batch)), **about)
         host = {"others": self._other_columns(batch), "images": None if batch.is_on_device else batch.images, **_rows(batch)}
@@ -98,7 +98,7 @@ class Collator:
             if moved["patches"] is not None:
                 block[moved["patched"]] = moved["patches"]
             if filling is not None:
-                block = filling.complete(block, moved["filling"])
+                block = filling.found.images.complete(filling, block, moved["filling"])
             images = self._with_pixels(batch, block)
             return self._put_together(batch, images, moved["others"], good=moved["good"])
 
@@ -106,7 +106,7 @@ class Collator:
             return self.delivery.deliver(host, then=finish, keep=(batch.images, batch.kept), **about)
         finally:
             if filling is not None:
-                filling.give_back()  # what an error left
+                filling.found.images.give_back(filling)  # what an error left
 
     # -- the images -----------------------------------------------------------------------------
 

@@ -18,12 +18,12 @@ from datapipe.core.printable import get_logger
 from datapipe.errors import BackendError
 from datapipe.index.entries import Entries
 from datapipe.kernel.device_runtime import Stream
-from datapipe.kernel.kind import Lanes
+from datapipe.kernel.kind import BadRow, Lanes
 from datapipe.kernel.pools import ObjectPool
 from datapipe.kinds.images.dali.gate import PLACEHOLDER_SIDE, can_decode, placeholder
 from datapipe.kinds.images.dali.pipeline import DaliPipeline, RunError
 from datapipe.kinds.images.dali.settings import GraphOptions
-from datapipe.kinds.images.images_cpu import BadRow, BlockReport, BlockWorker, EncodedSample, draws_of, sizes_of
+from datapipe.kinds.images.images_cpu import BlockReport, BlockWorker, EncodedSample, draws_of, sizes_of
 from datapipe.order.draws import Draws
 from datapipe.transforms import Recipe
 from datapipe.transforms.protocols import Cuts

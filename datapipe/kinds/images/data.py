@@ -15,7 +15,7 @@ import torch.utils.data
 
 from datapipe.containers.form import Form
 from datapipe.core.checks import positions_of, real_number, whole_number
-from datapipe.core.printable import counted, listed, printable
+from datapipe.core.printable import counted, listed
 from datapipe.datasets import Original
 from datapipe.errors import DecodeError, IntegrityError, OptionError
 from datapipe.fetch.files import open_files
@@ -123,9 +123,6 @@ class Images(Data):
     def mixture(self) -> Mixture | None:
         """How often the samples of each part come in an epoch, if this is a mixture."""
         return self._samples.mixture
-
-    def __repr__(self) -> str:
-        return printable(f"<datapipe.Images: {self.shown}>")
 
     @property
     def shown(self) -> str:
@@ -276,7 +273,7 @@ class Images(Data):
                 )
         indexes = [part.index for part in parts]
         mixture = Mixture.of(indexes, weights, num_samples)
-        warn_of_classes([(index.where, index.manifest.classes) for index in indexes], stacklevel=3)
+        warn_of_classes([(index.where, index.manifest.classes) for index in indexes])
         index, fields = concatenated(indexes), self.fields if all(part.fields == self.fields for part in parts) else None
         samples = Samples(index, mixture, recipe=self._samples.recipe)
         return Images._of(samples, replace(self.settings, fields=None), fields)

@@ -27,8 +27,7 @@ from datapipe.order.draws import Draws
 from datapipe.transforms import Recipe
 from datapipe.transforms.execute import Windows, look_through, windows_of
 from datapipe.transforms.geometry import RESAMPLES_NOTHING
-
-Size = tuple[int, int]
+from datapipe.transforms.recipe import Size
 
 _SHARE = 4  # of the free memory that images take by default, one part of so many: the training allocates its own later
 _ABSENT = -1
@@ -146,8 +145,14 @@ class DeviceImages:
             size = (int(cuts.window[0, 2]), int(cuts.window[0, 3]))
         return windows
 
-    def complete(self, fresh: torch.Tensor | None, moved: dict[str, Any], filling: Filling) -> torch.Tensor:
-        """Keep the loaded images of a batch, (m, h, w, 3), and return all of its images. See `Filling.complete`."""
+    def complete(self, filling: Filling, loaded: torch.Tensor | None, moved: dict[str, Any]) -> torch.Tensor:
+        """Keep the loaded images, and return those of the whole batch, (b, h', w', 3) as its windows show them.
+
+        Call it under the stream of the images. `loaded`: (m, h, w, 3), or a row for each sample, as DALI makes them; may be
+        returned itself, if all are new. `moved`: what `Filling.to_move` returned, on the device.
+        """
+        has_all = loaded is not None and len(loaded) != len(filling.fresh)
+        fresh = loaded[moved["fresh"]] if loaded is not None and has_all else loaded
         with self._queueing:
             if fresh is not None:
                 self._put(fresh, moved)
@@ -155,7 +160,7 @@ class DeviceImages:
             return self._take(fresh, moved)
 
     def give_back(self, filling: Filling) -> None:
-        """Give rows back that were reserved and, after an error, will not be published."""
+        """Give rows back that were reserved and that no `complete` has filled, after an error."""
         with self._lock:
             for sample, _, place in filling.reserved():
                 if sample in self._reserved:
@@ -224,7 +229,7 @@ class FoundRows:
     def begin(self, ids: NDArray[np.int64], good: NDArray[np.bool_]) -> Filling:
         """Reserve rows for the loaded images of the batch, whose samples are `ids`, as far as there is room.
 
-        `complete` or `give_back` of the result must follow.
+        `complete` or `give_back` of it must follow.
         """
         fresh = np.flatnonzero((self.places == _ABSENT) & good)
         return Filling(self, ids, fresh, self.images.reserve(ids[fresh]))
@@ -251,7 +256,7 @@ class Filling:
         return images if len(self.fresh) == len(images) else images[torch.from_numpy(self.fresh)]
 
     def to_move(self, draws: Draws) -> dict[str, Any]:
-        """Return the tensors that `complete` needs on the device, in host memory. `draws`: those of the batch."""
+        """Return the tensors that `DeviceImages.complete` needs on the device, in host memory. `draws`: those of the batch."""
         is_kept = self.into != _ABSENT
         kept, apart = np.flatnonzero(is_kept), np.flatnonzero(~is_kept)
         places = np.maximum(self.found.places, 0)
@@ -266,20 +271,6 @@ class Filling:
         }
         windows = self.found.images.windows(draws)
         return {name: torch.from_numpy(values) for name, values in tensors.items()} | {"windows": windows}
-
-    def complete(self, loaded: torch.Tensor | None, moved: dict[str, Any]) -> torch.Tensor:
-        """Keep the loaded images, and return those of the whole batch, (b, h', w', 3) as its windows show them.
-
-        Call it under the stream of the images. `loaded`: (m, h, w, 3), or a row for each sample, as DALI makes them; may be
-        returned itself, if all are new. `moved`: what `to_move` returned, on the device.
-        """
-        has_all = loaded is not None and len(loaded) != len(self.fresh)
-        fresh = loaded[moved["fresh"]] if loaded is not None and has_all else loaded
-        return self.found.images.complete(fresh, moved, self)
-
-    def give_back(self) -> None:
-        """Give rows back that no `complete` has filled, after an error."""
-        self.found.images.give_back(self)
 
 
 def _share_of_free(runtime: DeviceRuntime) -> int:

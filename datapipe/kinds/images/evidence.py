@@ -23,6 +23,7 @@ from datapipe.kinds.images.dali.settings import Dali
 from datapipe.kinds.images.fields import IMAGE
 from datapipe.kinds.images.process_workers import IMPORTS
 from datapipe.transforms import Recipe
+from datapipe.transforms.recipe import Size
 
 if TYPE_CHECKING:
     from datapipe.kinds.images.data import Images
@@ -38,8 +39,6 @@ CANDIDATES: tuple[Dali | None, ...] = (
 _LOOKED_AT, _LOOKED_AT_FOR_SIZES = 64, 16  # samples, spread over the dataset
 
 _PACKAGES = ("gpu-datapipe", "torch", *DISTRIBUTIONS)
-
-Size = tuple[int, int]  # height, width in pixels
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ def explain(kind: ImageKind, passes: Passes) -> list[str]:
         return lines[:-1]
     if choice.dali is None:
         in_blocks = kind.recipe.geometry_alone() if on_device else kind.recipe
-        if can_be_processes(options, dataset=dataset, recipe=in_blocks, files=kind.files, kept=kind.kept_images()):
+        if can_be_processes(options, dataset=dataset, recipe=in_blocks, files=kind.files, kept=kind.kept_images):
             threads += ", each with a process"
         lines.append(f"decoder   {default_decoder_name()} on {threads}; Pillow for images that it does not decode")
     else:
@@ -56,8 +56,8 @@ def explain(kind: ImageKind, passes: Passes) -> list[str]:
             in_windows=order.startswith("windows "),
             has_shards=can_keep_shards(dataset.index),
         )
-    if kept := kind.cache():
-        lines.append(f"cache     {kept.describe()}")
+    if kind.cache is not None:
+        lines.append(f"cache     {kind.cache.describe()}")
     steps = kind.recipe.explain()
     where = "device" if on_device else "CPU"
     lines += [f"{'recipe' if number == 0 else '':<10}{step}" for number, step in enumerate(steps)]

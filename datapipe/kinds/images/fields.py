@@ -23,7 +23,8 @@ from datapipe.errors import DecodeError, IntegrityError, OptionError
 from datapipe.fetch.files import Files
 from datapipe.index.concat import AnyIndex
 from datapipe.index.entries import Extents
-from datapipe.kinds.images.images_cpu import BadRow, BlockReport
+from datapipe.kernel.kind import BadRow
+from datapipe.kinds.images.images_cpu import BlockReport
 from datapipe.order.draws import Draws
 from datapipe.transforms import Recipe
 from datapipe.transforms.execute import RowCut, cut_mask, cut_through, move_boxes, row_cuts

@@ -22,6 +22,7 @@ from datapipe.codecs.probe import ImageHeader, checked_header, probe
 from datapipe.errors import DecodeError, IntegrityError
 from datapipe.fetch.files import Files
 from datapipe.index.entries import Entries
+from datapipe.kernel.kind import BadRow
 from datapipe.kinds.images.cache.store import Gap
 from datapipe.kinds.images.kept_images import KeptImage, KeptImages
 from datapipe.order.draws import Draws
@@ -33,19 +34,11 @@ MAX_CACHED = 8  # images whose pixels stay in a core's cache while they are proc
 MAX_HELD_NBYTES = 8 << 20  # encoded bytes above which a block is processed in parts
 
 
-@dataclass(frozen=True, slots=True)
-class BadRow:
-    """A sample that could not be loaded, and the reason."""
-
-    row: int  # within the block
-    reason: DecodeError | IntegrityError
-
-
 @dataclass(slots=True)
 class BlockReport:
     """The result of loading a block, and the time spent."""
 
-    bad: list[BadRow] = field(default_factory=list)
+    bad: list[BadRow] = field(default_factory=list)  # rows of the block
     sizes: dict[int, tuple[int, int]] = field(default_factory=dict)  # (height, width) as stored, by row; absent for a bad header
     nbytes: int = 0  # read
     read_ns: int = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -58,8 +59,6 @@ class ImageKind(Kind):
         self._cache = dataset.settings.cache
         self._device = device
         self._open_loader = open_loader
-        self._kept: KeptImages | None = None
-        self._device_images: DeviceImages | None = None
         self._followed_seed: int | None = None  # of the order by which a cache of shards fetches and evicts
 
     def configure(self, arguments: Mapping[str, Any], options: LoaderOptions) -> None:
@@ -130,8 +129,8 @@ class ImageKind(Kind):
                 dataset=self.dataset,
                 recipe=self.recipe,
                 files=self.files,
-                kept=self.kept_images(),
-                device_images=self.device_images(),
+                kept=self.kept_images,
+                device_images=self.device_images,
             )
         self._maker = self._maker.with_settings(settings)
         return self._maker
@@ -164,40 +163,36 @@ class ImageKind(Kind):
         recipe = self.recipe.split_front()[0] if self._is_cached_on_device else self.recipe
         return DataEvidence(self.dataset, self.files, recipe, self._arguments, self._options, self._device(), self._open_loader)
 
+    @functools.cached_property
     def kept_images(self) -> KeptImages | None:
-        """Return the cache in memory or on a disk, which the first call opens; None: there is none.
+        """The cache in memory or on a disk, opened here; None: there is none. Raises StorageError if it cannot be opened."""
+        if self._cache is None or self._is_cached_on_device:
+            return None
+        return KeptImages.of(self._cache, self.dataset.index, self.recipe)
 
-        Raises StorageError if it cannot be opened.
-        """
-        if self._kept is None and self._cache is not None and not self._is_cached_on_device:
-            self._kept = KeptImages.of(self._cache, self.dataset.index, self.recipe)
-        return self._kept
-
+    @functools.cached_property
     def device_images(self) -> DeviceImages | None:
-        """Return the cache on the device, which the first call opens; None: there is none.
+        """The cache on the device, opened here; None: there is none. Raises OptionError for one that is too small."""
+        if self._cache is None or not self._is_cached_on_device:
+            return None
+        runtime = runtime_of(self._device())
+        return DeviceImages(
+            self.recipe,
+            check_recipe(self.recipe, self.dataset.index.manifest.image_size),
+            num_samples=len(self.dataset),
+            nbytes=self._cache.nbytes,
+            runtime=runtime,
+            stream=runtime.new_stream(),
+        )
 
-        Raises OptionError for one that is too small.
-        """
-        if self._device_images is None and self._cache is not None and self._is_cached_on_device:
-            runtime = runtime_of(self._device())
-            self._device_images = DeviceImages(
-                self.recipe,
-                check_recipe(self.recipe, self.dataset.index.manifest.image_size),
-                num_samples=len(self.dataset),
-                nbytes=self._cache.nbytes,
-                runtime=runtime,
-                stream=runtime.new_stream(),
-            )
-        return self._device_images
+    @property
+    def cache(self) -> KeptImages | DeviceImages | None:
+        """The cache, wherever it is; None: there is none."""
+        return self.device_images if self._is_cached_on_device else self.kept_images
 
     @property
     def cache_stats(self) -> CacheStats | None:
-        cache = self.cache()
-        return None if cache is None else cache.stats()
-
-    def cache(self) -> KeptImages | DeviceImages | None:
-        """Return the cache, wherever it is, which the first call opens; None: there is none."""
-        return self.device_images() if self._is_cached_on_device else self.kept_images()
+        return None if self.cache is None else self.cache.stats()
 
     @property
     def _is_cached_on_device(self) -> bool:

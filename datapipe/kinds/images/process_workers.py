@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from PIL import ImageFile
@@ -15,8 +14,7 @@ from PIL import ImageFile
 from datapipe.fetch.files import Files
 from datapipe.fetch.local import LocalFiles
 from datapipe.index.entries import Entries
-from datapipe.kernel.own_process import OwnProcess, taken_tensor, tensor_over
-from datapipe.kernel.process_main import Handler, Scratch
+from datapipe.kernel.own_process import Fill, OwnProcess
 from datapipe.kernel.processes import Launcher
 from datapipe.kinds.images.images_cpu import BlockReport, BlockWorker
 from datapipe.order.draws import Draws
@@ -26,31 +24,18 @@ IMPORTS = (__name__,)  # by workers: see `launcher`
 
 
 @dataclass(frozen=True, slots=True)
-class _Request:
-    """Samples to be loaded, the draws of each, and the memory that they are to fill."""
-
-    entries: Entries
-    draws: Draws
-    leave_out: Collection[int]
-    shape: tuple[int, ...]  # of the rows of pixels
-    dtype: torch.dtype
-
-
-@dataclass(frozen=True, slots=True)
 class BlockWork:
-    """Makes the handler of a worker that decodes."""
+    """Opens a `BlockWorker` in a worker process."""
 
     recipe: Recipe
 
-    def __call__(self) -> Handler:
-        torch.set_num_threads(1)
+    def __call__(self) -> Fill:
         worker = BlockWorker(self.recipe, LocalFiles())
 
-        def handle(asked: _Request, scratch: Scratch) -> BlockReport:
-            out = taken_tensor(scratch, asked.shape, asked.dtype)
-            return worker.load(asked.entries, range(len(asked.entries)), asked.draws, out, leave_out=asked.leave_out)
+        def load(out: torch.Tensor, entries: Entries, draws: Draws, leave_out: Collection[int]) -> BlockReport:
+            return worker.load(entries, range(len(entries)), draws, out, leave_out=leave_out)
 
-        return handle
+        return load
 
 
 class ProcessBlockWorker(BlockWorker):
@@ -66,10 +51,7 @@ class ProcessBlockWorker(BlockWorker):
         if not ImageFile.LOAD_TRUNCATED_IMAGES:  # a setting of Pillow's that the process does not have
             some = slice(rows.start, rows.stop)
             own = Entries(entries.ids[some], entries.labels[some], entries.extents.take(list(rows)))
-            shape = tuple(out.shape)
-            answer = self._process.ask(_Request(own, draws, list(leave_out), shape, out.dtype))
-            if answer is not None:
-                report, memory = answer
-                out.copy_(tensor_over(memory, shape, out.dtype))
-                return cast("BlockReport", report)
+            report: BlockReport | None = self._process.fill(out, own, draws, list(leave_out))
+            if report is not None:
+                return report
         return super().load(entries, rows, draws, out, leave_out=leave_out)

@@ -17,8 +17,8 @@ from datapipe.columns.layout import Matrix, MatrixColumn, MatrixLayout
 from datapipe.columns.values import ColumnValues, flat_lists, item_of, nulls_error, values_of
 from datapipe.errors import DecodeError, OptionError
 from datapipe.index.tables import TableGroup
+from datapipe.order.draws import Ints
 
-Ints = NDArray[np.int64]
 Write = Callable[[int, int, NDArray[Any]], None]  # rows from start to stop, and where they go
 
 BLOCK = 32768  # rows packed at a time: few calls of numpy, which hold the lock, and a block that stays in a core's cache

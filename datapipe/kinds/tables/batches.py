@@ -20,7 +20,7 @@ from datapipe.kernel.kind import BatchMaker, Piece, Resources, note_stage
 from datapipe.kernel.options import LoaderOptions
 from datapipe.kernel.pools import ObjectPool
 from datapipe.kinds.tables.arrow import RowGather
-from datapipe.kinds.tables.windows import LoadedWindow, ShuffledWindows
+from datapipe.kinds.tables.windows import LoadedWindow
 from datapipe.order.plan import BatchSpan, Plan, Tail
 from datapipe.order.row_order import GroupPart, RowRun, RunOrder, ShuffleWindow
 
@@ -101,20 +101,25 @@ class Stretch(NamedTuple):
     end: int
 
 
-class FromWindows:
-    """Rows of shuffled windows, which are read as they become due."""
+@dataclass(frozen=True, slots=True)
+class WindowMaker(BatchMaker):
+    """Makes the batches of one pass of rows in shuffled windows, which are read as they become due. Thread-safe."""
 
-    def __init__(self, parts: TableParts, plan: Plan, order: RunOrder, *, seed: int) -> None:
-        self._plan, self._order, self._gather = plan, order, parts.gather
-        self.shared = ShuffledWindows(parts, order, seed=seed)
+    parts: TableParts
+    plan: Plan
+    order: RunOrder
+    resources: Resources
 
-    def runs(self, span: BatchSpan) -> list[RowRun]:
-        """Return the runs of rows, each in one window, that make up a step."""
-        return [run for start, stop in span.ranges() for run in self._order.runs(span.after.epoch, start, stop)]
+    def begin(self, step: BatchSpan) -> RowBatch:
+        start_ns = time.perf_counter_ns()
+        batch = self.parts.lease_batch(step)
+        batch.runs = self._runs(step)
+        note_stage(self.parts.setup.observer, Stage.PLAN, step.step, start_ns, len(step))
+        return batch
 
-    def pieces(self, batch: RowBatch, blocks: Sequence[range]) -> list[Piece]:
+    def pieces(self, batch: RowBatch) -> list[Piece]:
         """Return the blocks, with their windows; `what` has a `Stretch` of each."""
-        pieces: list[tuple[range, list[Stretch]]] = [(rows, []) for rows in blocks]
+        pieces: list[tuple[range, list[Stretch]]] = [(rows, []) for rows in self.parts.blocks(batch)]
         place = 0
         for run in batch.runs:
             for rows, stretches in pieces:
@@ -126,75 +131,53 @@ class FromWindows:
 
     def ahead(self, batch: RowBatch) -> list[ShuffleWindow]:
         """Return the windows that follow those of a step, and those of the step after it."""
-        span, found = batch.span, [self._order.following(run.window) for run in batch.runs]
-        if span.step + 1 < self._plan.num_steps:
-            found += [run.window for run in self.runs(self._plan.span(span.after.epoch, span.step + 1))]
+        span, found = batch.span, [self.order.following(run.window) for run in batch.runs]
+        if span.step + 1 < self.plan.num_steps:
+            found += [run.window for run in self._runs(self.plan.span(span.after.epoch, span.step + 1))]
         used = {run.window for run in batch.runs}
         return [window for window in dict.fromkeys(found) if window is not None and window not in used]
 
-    def fill(self, batch: RowBatch, piece: Piece, windows: Sequence[LoadedWindow]) -> None:
-        """Gather the rows of a block from their windows."""
-        for window, (run, begin, first, end) in zip(windows, piece.what, strict=True):
+    def fill(self, batch: RowBatch, piece: Piece, shared: Sequence[LoadedWindow], worker: object) -> tuple[()]:
+        start_ns = time.perf_counter_ns()
+        for window, (run, begin, first, end) in zip(shared, piece.what, strict=True):
             chosen = window.rows_of(run, begin, begin + end - first)
-            self._gather(batch, window, chosen, first)
+            self.parts.gather(batch, window, chosen, first)
             if window.bad is not None:
                 batch.good[first:end] = ~window.bad[chosen]
-
-
-@dataclass(frozen=True, slots=True)
-class FromMappedRows:
-    """Rows that may be read in any order, gathered where they lie."""
-
-    plan: Plan
-    rows: RowGather
-    shared: None = None
-
-    def runs(self, span: BatchSpan) -> list[RowRun]:
-        """Return none: any row is as near as any other."""
-        return []
-
-    def pieces(self, batch: RowBatch, blocks: Sequence[range]) -> list[Piece]:
-        """Return the blocks."""
-        return [Piece(rows) for rows in blocks]
-
-    def ahead(self, batch: RowBatch) -> tuple[()]:
-        """Return nothing."""
+        note_stage(self.parts.setup.observer, Stage.COLLATE, batch.span.step, start_ns, len(piece.rows))
         return ()
 
-    def fill(self, batch: RowBatch, piece: Piece, windows: Sequence[LoadedWindow]) -> None:
-        """Gather the rows of a block."""
-        span, rows = batch.span, piece.rows
-        positions = np.arange(span.start + rows.start, span.start + rows.stop, dtype=np.int64) % span.num_samples
-        self.rows.gather(self.plan.order(span.after.epoch, positions), batch.arrays, rows.start)
+    def finish(self, batch: RowBatch) -> Any:
+        return self.parts.hand_over(batch)
+
+    def _runs(self, span: BatchSpan) -> list[RowRun]:
+        """Return the runs of rows, each in one window, that make up a step."""
+        return [run for start, stop in span.ranges() for run in self.order.runs(span.after.epoch, start, stop)]
 
 
 @dataclass(frozen=True, slots=True)
-class TableMaker(BatchMaker):
-    """Makes the batches of one pass. Thread-safe."""
+class MappedRowMaker(BatchMaker):
+    """Makes the batches of one pass of rows that may be read in any order, gathered where they lie. Thread-safe."""
 
     parts: TableParts
-    rows: FromWindows | FromMappedRows
+    plan: Plan
+    rows: RowGather
     resources: Resources
 
     def begin(self, step: BatchSpan) -> RowBatch:
-        """Lease memory for a batch, and look up where its rows are."""
         start_ns = time.perf_counter_ns()
         batch = self.parts.lease_batch(step)
-        batch.runs = self.rows.runs(step)
         note_stage(self.parts.setup.observer, Stage.PLAN, step.step, start_ns, len(step))
         return batch
 
     def pieces(self, batch: RowBatch) -> list[Piece]:
-        return self.rows.pieces(batch, self.parts.blocks(batch))
+        return [Piece(rows) for rows in self.parts.blocks(batch)]
 
-    def ahead(self, batch: RowBatch) -> Sequence[ShuffleWindow]:
-        return self.rows.ahead(batch)
-
-    def fill(self, batch: RowBatch, piece: Piece, shared: Sequence[LoadedWindow], worker: object) -> tuple[()]:
-        """Gather some rows."""
-        start_ns = time.perf_counter_ns()
-        self.rows.fill(batch, piece, shared)
-        note_stage(self.parts.setup.observer, Stage.COLLATE, batch.span.step, start_ns, len(piece.rows))
+    def fill(self, batch: RowBatch, piece: Piece, shared: object, worker: object) -> tuple[()]:
+        start_ns, span, rows = time.perf_counter_ns(), batch.span, piece.rows
+        positions = np.arange(span.start + rows.start, span.start + rows.stop, dtype=np.int64) % span.num_samples
+        self.rows.gather(self.plan.order(span.after.epoch, positions), batch.arrays, rows.start)
+        note_stage(self.parts.setup.observer, Stage.COLLATE, span.step, start_ns, len(rows))
         return ()
 
     def finish(self, batch: RowBatch) -> Any:

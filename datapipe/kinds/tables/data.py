@@ -1,4 +1,4 @@
-"""`Table`: rows of Parquet and Arrow files, as the matrices that batches have."""
+"""`Table`: rows of Parquet and Arrow files, as the matrices that batches have; `TableLoader`: a loader of one, in one call."""
 
 from __future__ import annotations
 
@@ -12,15 +12,20 @@ import torch
 from datapipe.columns.layout import ColumnGroups, MatrixLayout, layout_of
 from datapipe.columns.recipe import Columns
 from datapipe.containers.tables.files import open_table
-from datapipe.core.printable import counted, listed, printable
+from datapipe.core.deprecation import former_arguments
+from datapipe.core.printable import counted, listed
 from datapipe.errors import FormatError, MissingDataError, OptionError
 from datapipe.index.tables import TableIndex
 from datapipe.kernel.cache_settings import Cache
 from datapipe.kernel.kind import Data
+from datapipe.kinds.former import OF_RANKS, with_ranks
+from datapipe.kinds.loader import DataLoader
 from datapipe.kinds.tables.kind import WINDOW_NBYTES, TableKind, TableSettings
 from datapipe.stores.location import is_url
 from datapipe.stores.requests import apply_settings
 from datapipe.stores.settings import Remote, remote_settings
+
+_OF_TABLES = ("columns", "label", "dtypes", "transform", "lists", "cache", "window_nbytes", "remote")  # of a loader's arguments
 
 TableSource = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -105,9 +110,6 @@ class Table(Data):
     def __reduce__(self) -> tuple[Any, ...]:
         return Table._of, (self._source, self.settings)
 
-    def __repr__(self) -> str:
-        return printable(f"<datapipe.Table: {self.shown}>")
-
     @property
     def shown(self) -> str:
         """The rows and where they lie, in words."""
@@ -123,6 +125,23 @@ class Table(Data):
         self, arguments: Mapping[str, Any], *, device: Callable[[], torch.device], open_loader: Callable[..., Iterable[Any]]
     ) -> TableKind:
         return TableKind(self.index, self.layout, self.settings, requests=self._requests, device=device, open_loader=open_loader)
+
+
+class TableLoader(DataLoader):
+    """Give batches of rows of a table as tensors: groups of columns side by side in row-major matrices, and a label.
+
+    >>> loader = datapipe.TableLoader("train/*.parquet", batch_size=65536, shuffle=True, label="label")
+    >>> for x, label in loader:                # (65536, columns) float32, and (65536,)
+    ...     train(x, label)
+
+    Shorthand for `DataLoader(Table(source, ...), batch_size, shuffle, ...)`: `columns`, `label`, `dtypes`, `transform`, `lists`,
+    `cache`, `window_nbytes` and `remote` are those of `Table`, all other arguments those of `DataLoader`.
+    """
+
+    @former_arguments(OF_RANKS, with_ranks)
+    def __init__(self, source: TableSource, batch_size: int, shuffle: bool = False, **options: Any) -> None:
+        table = {name: options.pop(name) for name in _OF_TABLES if name in options}
+        super().__init__(Table(source, **table), batch_size, shuffle, **options)
 
 
 def of(source: Any, index: TableIndex | None) -> Table | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 from pathlib import Path
 from typing import Any
@@ -51,11 +52,8 @@ def _holds_samples(path: str) -> bool:
     """Return whether a directory has images, or shards that no table is, in it or in a directory in it."""
     if is_url(path):
         return False
-    for _, _, names in os.walk(path):
-        for name in names:
-            if is_image_name(os.fsencode(name)) or container_of(name) in _OF_SAMPLES:
-                return True
-    return False
+    names = itertools.chain.from_iterable(names for _, _, names in os.walk(path))
+    return any(is_image_name(os.fsencode(name)) or container_of(name) in _OF_SAMPLES for name in names)
 
 
 def describe(index: TableIndex, args: argparse.Namespace) -> dict[str, Any]:

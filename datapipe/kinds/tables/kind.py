@@ -14,21 +14,23 @@ from datapipe.columns.layout import ColumnGroups, MatrixLayout
 from datapipe.columns.recipe import Columns
 from datapipe.containers.tables.rows import check_unchanged
 from datapipe.core.checks import whole_number
+from datapipe.core.printable import counted
 from datapipe.errors import OptionError
 from datapipe.index.tables import TableGroup, TableIndex
 from datapipe.kernel.cache_settings import Cache
 from datapipe.kernel.calibration import arguments_to_measure, power_of_two, rates_of
 from datapipe.kernel.cuda_runtime import cuda_runtime
+from datapipe.kernel.explanation import TRANSFER, device_line, threads_text
 from datapipe.kernel.kind import Identity, Kind, Pass, Resources
 from datapipe.kernel.options import LoaderOptions, Shuffle, refuse_not_served
 from datapipe.kernel.passes import Passes
 from datapipe.kinds.tables.arrow import RowGather
-from datapipe.kinds.tables.batches import FromMappedRows, FromWindows, TableMaker, TableParts, TableSetup
+from datapipe.kinds.tables.batches import MappedRowMaker, TableParts, TableSetup, WindowMaker
 from datapipe.kinds.tables.choice import MEASURED, PACKAGES, TABLE_BACKENDS, TableBackend, TableChoice, choose_table_backend
 from datapipe.kinds.tables.device_parts import DeviceTableParts
-from datapipe.kinds.tables.explanation import explain, first_of, sharing_problem
 from datapipe.kinds.tables.host_parts import HostTableParts
 from datapipe.kinds.tables.kept_rows import KeptRows, cache_directory, mapped_rows
+from datapipe.kinds.tables.windows import ShuffledWindows
 from datapipe.order.plan import Plan
 from datapipe.order.row_order import PLACE_NBYTES, FirstWindowed, ShuffledRows, StoredRows, WindowedRows
 from datapipe.stores.requests import apply_settings
@@ -44,6 +46,11 @@ _NOT_SERVED = {
     "collate_fn": "leave it out: rows are never single; batch_transform gets each batch",
     "output": "leave it out, and name groups of columns: dp.Table(source, columns={'x': [...]})",
 }
+
+# How `explain` says what makes batches.
+_ARROW = "backend   tables_arrow: row groups decoded by Arrow, packed row-major and gathered on "
+_MAPPED = "backend   rows mapped and gathered on "
+_CUDF = "backend   tables_cudf: row groups decoded by cuDF, packed row-major and gathered on the GPU, by "
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +94,7 @@ class TableKind(Kind):
         self._requests = requests
         self.fingerprint, self.num_samples, self.num_in_epoch = index.fingerprint, len(index), len(index)
         self.identity = Identity("layout", layout.fingerprint, "columns, label, dtypes or transform")
-        self._resolve_device = device
+        self.device = device  # says where batches are delivered
         self._open_loader = open_loader
         self._kept: KeptRows | None = None
         self._rows: RowGather | None = None
@@ -123,30 +130,49 @@ class TableKind(Kind):
         )
         return windowed if self._kept is None else FirstWindowed(windowed, ShuffledRows(len(index), seed))
 
-    def open_pass(self, settings: Pass) -> TableMaker:
+    def open_pass(self, settings: Pass) -> WindowMaker | MappedRowMaker:
         if self._requests is not None:
             apply_settings(self._requests)  # as another loader may have applied others
         plan = settings.source
         assert isinstance(plan, Plan)  # a loader of tables takes no sampler
-        if problem := sharing_problem(plan, self.index):
+        if problem := _sharing_problem(plan, self.index):
             warnings.warn(problem, RuntimeWarning, stacklevel=6)  # at the `next()` that begins the pass
         parts = self._shared_parts(settings)
         if self.index.is_row_major or (self._kept is not None and settings.start.epoch):
             assert isinstance(parts, HostTableParts)  # cuDF serves neither
-            return _maker(parts, FromMappedRows(plan, self._mapped_rows(parts)))
+            return MappedRowMaker(parts, plan, self._mapped_rows(parts), _resources(parts))
         if self._kept is not None:
             self._kept.open_for_writing()
-        runs = first_of(plan)
+        runs = _first_of(plan)
         assert not isinstance(runs, ShuffledRows)
-        return _maker(parts, FromWindows(parts, plan, runs, seed=settings.seed))
-
-    @property
-    def device(self) -> torch.device:
-        """The device on which batches are delivered."""
-        return self._resolve_device()
+        windows = ShuffledWindows(parts, runs, seed=settings.seed)
+        return WindowMaker(parts, plan, runs, _resources(parts, shared=windows))
 
     def explain(self, passes: Passes) -> list[str]:
-        return explain(self, passes)
+        index, layout, options, plan, choice = self.index, self.layout, passes.options, passes.source(), self.choice
+        assert isinstance(plan, Plan)
+        device = self.device()
+        is_copied = device.type != "cpu"
+        about = index.describe()
+        least, median, most = about["rows per group"]
+        lines = [
+            f"data      {counted(len(index), 'row')} in {counted(about['files'], 'file')},"
+            f" {counted(about['row groups'], 'row group')} of "
+            + (counted(most, "row") if least == most else f"{least:,} to {most:,} rows (median {median:,})"),
+            *(f"          {line}" for line in index.widened),
+            f"order     {_shown_order(plan, index, row_nbytes=layout.row_nbytes + PLACE_NBYTES)}",
+            f"seed      {passes.progress.seed.describe()}",
+            *(f"matrix    {one.name}: {'(b,)' if one.is_vector else f'(b, {one.width})'} {one.dtype}" for one in layout.matrices),
+            device_line(device),
+            (_MAPPED if index.is_row_major else _CUDF if choice.uses_cudf else _ARROW) + threads_text(options),
+        ]
+        if is_copied:
+            lines.insert(-1, f"choice    {choice.backend}: {choice.reason}")
+        if is_copied and not choice.uses_cudf:
+            lines.append(TRANSFER)
+        ranks = plan.rank.world_size
+        lines.append(f"steps     {plan.num_steps} of {plan.batch_size} rows on each of {ranks} ranks, tail={options.tail.value}")
+        return lines
 
     @property
     def choice(self) -> TableChoice:
@@ -154,7 +180,7 @@ class TableKind(Kind):
         if self._choice is None:
             self._choice = choose_table_backend(
                 self.backend,
-                self.device,
+                self.device(),
                 index=self.index,
                 layout=self.layout,
                 has_cache=self._kept is not None,
@@ -165,11 +191,11 @@ class TableKind(Kind):
     def _rates(self) -> list[float]:
         """Measure the backends on this table, alone on this rank."""
         index, options = self.index, self._options
-        arguments = arguments_to_measure(self._arguments, device=self.device, num_samples=len(index))
+        arguments = arguments_to_measure(self._arguments, device=self.device(), num_samples=len(index))
         return rates_of(
             MEASURED,
             lambda backend: self._open_loader(**{**arguments, "backend": backend}),
-            device=self.device,
+            device=self.device(),
             packages=PACKAGES,
             circumstances={
                 "layout": self.layout.fingerprint,
@@ -189,9 +215,9 @@ class TableKind(Kind):
                 self.index, self.layout, settings.options, self.settings.window_nbytes, settings.bad_samples, settings.observer
             )
             if self.choice.uses_cudf:
-                self._parts = DeviceTableParts.of(setup, cuda_runtime(self.device))
+                self._parts = DeviceTableParts.of(setup, cuda_runtime(self.device()))
             else:
-                self._parts = HostTableParts.of(setup, self.device, self._kept)
+                self._parts = HostTableParts.of(setup, self.device(), self._kept)
         return self._parts
 
     def _mapped_rows(self, parts: HostTableParts) -> RowGather:
@@ -205,9 +231,8 @@ class TableKind(Kind):
         return self._rows
 
 
-def _maker(parts: TableParts, rows: FromWindows | FromMappedRows) -> TableMaker:
-    resources = Resources(parts.setup.options, parts.workers, parts.runtime, shared=rows.shared)
-    return TableMaker(parts, rows, resources)
+def _resources(parts: TableParts, *, shared: ShuffledWindows | None = None) -> Resources:
+    return Resources(parts.setup.options, parts.workers, parts.runtime, shared=shared)
 
 
 def _open_kept(cache: Cache | None, options: LoaderOptions, index: TableIndex, layout: MatrixLayout) -> KeptRows | None:
@@ -220,3 +245,37 @@ def _open_kept(cache: Cache | None, options: LoaderOptions, index: TableIndex, l
     if index.is_row_major:
         raise OptionError("cache: the table is row-major, and mapped already; leave it out")
     return KeptRows(cache_directory(cache), index, layout)
+
+
+def _shown_order(plan: Plan, index: TableIndex, *, row_nbytes: int) -> str:
+    order: Any = plan.order
+    later = ""
+    if isinstance(order, FirstWindowed):
+        order, later = order.first, "; later epochs in full, from what the first one keeps"
+    if isinstance(order, ShuffledRows):
+        return "shuffled in full: any row is as near as any other"
+    if not isinstance(order, WindowedRows):
+        return "in stored order"
+    window = order.max_window * row_nbytes
+    text = (
+        f"shuffled in windows of {counted(order.groups_per_window, 'row group')} in each of "
+        f"{counted(order.num_lanes, 'lane')}: {window / 1e6:.3g} MB a window, two in each lane"
+    )
+    return text + later + (f"; {problem}" if (problem := _sharing_problem(plan, index)) else "")
+
+
+def _sharing_problem(plan: Plan, index: TableIndex) -> str | None:
+    """Return why ranks read the same row groups, with a remedy; None if each reads its own."""
+    order, ranks = _first_of(plan), plan.rank.world_size
+    if not isinstance(order, WindowedRows) or ranks <= order.num_lanes:
+        return None
+    return (
+        f"{index.num_groups} row groups make {order.num_lanes} lane(s) for {ranks} ranks, so that up to "
+        f"{-(-ranks // order.num_lanes)} ranks read each row group; write the table with more and smaller row groups, at least "
+        "four for each rank"
+    )
+
+
+def _first_of(plan: Plan) -> Any:
+    """Return the order of a plan's first epoch."""
+    return plan.order.first if isinstance(plan.order, FirstWindowed) else plan.order

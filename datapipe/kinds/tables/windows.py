@@ -12,13 +12,11 @@ from numpy.typing import NDArray
 from datapipe.errors import DecodeError, IntegrityError
 from datapipe.kernel.bad_samples import BadSample
 from datapipe.kernel.kind import SharedPieces
-from datapipe.order.draws import key64, mix64
+from datapipe.order.draws import Ints, key64, mix64
 from datapipe.order.row_order import GroupPart, RowRun, RunOrder, ShuffleWindow
 
 if TYPE_CHECKING:
     from datapipe.kinds.tables.batches import TableParts
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(slots=True)

@@ -15,8 +15,8 @@ from datapipe.index.packs import Labels
 from datapipe.index.tokens import TokenIndex
 from datapipe.kinds.tokens.rows import Parts, filled
 from datapipe.kinds.tokens.settings import TokenSettings
+from datapipe.order.draws import Ints
 
-Ints = NDArray[np.int64]
 IGNORED = -100  # the label of a token that carries no loss, by torch's and Hugging Face's convention
 
 

@@ -17,11 +17,11 @@ from datapipe.core.observe import Stage
 from datapipe.index.entries import Description
 from datapipe.kernel.bad_samples import good_rows, replacement
 from datapipe.kernel.delivery import Delivery
-from datapipe.kernel.kind import BadRow, BatchMaker, Pass, Piece, Resources, note_stage
-from datapipe.kernel.options import LoaderOptions
+from datapipe.kernel.kind import BadRow, BatchMaker, Pass, Piece, Reason, Resources, note_stage
 from datapipe.kinds.tokens.assembly import assembled
-from datapipe.kinds.tokens.rows import FieldReader, Ints, Reason, Rows
+from datapipe.kinds.tokens.rows import FieldReader, Rows
 from datapipe.kinds.tokens.settings import TokenSettings
+from datapipe.order.draws import Ints
 from datapipe.order.plan import BatchSpan, Picks, Plan, Tail
 
 _MAX_KNOWN = 64  # steps whose loss tokens are kept
@@ -57,25 +57,20 @@ class TokenMaker(BatchMaker):
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
-    def options(self) -> LoaderOptions:
-        return self.run.options
-
-    @property
     def drawn(self) -> int | None:
         """The seed by which packs are drawn; None if they are not shuffled."""
-        return self.run.seed if self.options.shuffle else None
+        return self.run.seed if self.run.options.shuffle else None
 
     def begin(self, step: BatchSpan) -> TokenBatch:
         start_ns = time.perf_counter_ns()
-        assert isinstance(self.run.source, Plan)
-        picks = self.run.source.picks_of(step)
+        picks = self.run.picks_of(step)
         begun = [reader.begin(picks.positions, seed=self.drawn, epoch=step.after.epoch) for reader in self.readers]
         batch = TokenBatch(picks, [rows for rows, _ in begun], begun[0][1])
         note_stage(self.run.observer, Stage.PLAN, step.step, start_ns, len(batch))
         return batch
 
     def pieces(self, batch: TokenBatch) -> list[Piece]:
-        return [Piece(rows) for rows in self.options.blocks(len(batch))]
+        return [Piece(rows) for rows in self.run.options.blocks(len(batch))]
 
     def fill(self, batch: TokenBatch, piece: Piece, shared: Sequence[Any], worker: object) -> list[BadRow]:
         start_ns = time.perf_counter_ns()
@@ -86,7 +81,7 @@ class TokenMaker(BatchMaker):
             bad = found | bad
             nbytes += read
         note_stage(self.run.observer, Stage.READ, batch.picks.step, start_ns, len(piece.rows), nbytes=nbytes)
-        return list(bad.items())
+        return [BadRow(row, reason) for row, reason in bad.items()]
 
     def locate(self, batch: TokenBatch, row: int) -> Description:
         index, segments = self.readers[0].index, batch.rows[0].parts.segments
@@ -117,10 +112,10 @@ class TokenMaker(BatchMaker):
 
     def _made(self, batch: TokenBatch) -> dict[str, Any]:
         """Return a batch as the user gets it, on the host."""
-        picks, settings, rename = batch.picks, self.settings, self.options.rename
+        picks, settings, rename = batch.picks, self.settings, self.run.options.rename
         good = good_rows(len(batch), batch.left_out)
         real = batch.of_rows(picks.real)[good]
-        ignored = ~real if self.options.tail is Tail.MASK else None
+        ignored = ~real if self.run.options.tail is Tail.MASK else None
         made: dict[str, Any] = {}
         for number, (reader, rows) in enumerate(zip(self.readers, batch.rows, strict=True)):
             names = settings.of_field(number)
@@ -131,7 +126,7 @@ class TokenMaker(BatchMaker):
         if "id" in settings.fields:
             made["id"] = torch.from_numpy(self._numbers(batch)[good])
         named = {rename.get(name, name): made[name] for name in settings.fields}
-        if self.options.tail is Tail.MASK:
+        if self.run.options.tail is Tail.MASK:
             named[rename.get("real", "real")] = torch.from_numpy(real)
         return named
 

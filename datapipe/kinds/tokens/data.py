@@ -13,7 +13,7 @@ import torch
 
 from datapipe.containers.foreign import INDEX_DIRECTORY_NAME
 from datapipe.core.checks import path_name
-from datapipe.core.printable import counted, printable
+from datapipe.core.printable import counted
 from datapipe.core.user_cache import INDEXES, index_directory
 from datapipe.errors import MissingDataError, OptionError
 from datapipe.index.joined_tokens import JoinedPacks, joined_index
@@ -178,9 +178,6 @@ class Tokens(Data):
         if self.mixture is not None:
             return _mixed, (self._parts, self.mixture)
         return _opened, (self._opening, self.settings, self._is_padded)
-
-    def __repr__(self) -> str:
-        return printable(f"<datapipe.Tokens: {self.shown}>")
 
     @property
     def shown(self) -> str:

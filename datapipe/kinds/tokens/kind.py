@@ -85,8 +85,7 @@ class TokenKind(Kind):
         self.identity = Identity("packs", kinds, "length, packing, long, max_documents, max_tokens, labels or repack")
         self.has_free_ranks = settings.has_documents
         self._remote = remote
-        self._resolve_device = device
-        self._files: Files | None = None
+        self.device = device  # says where batches are delivered
 
     def configure(self, arguments: Mapping[str, Any], options: LoaderOptions) -> None:
         refuse_not_served(arguments, _NOT_SERVED, "tokens")
@@ -117,23 +116,21 @@ class TokenKind(Kind):
             return self.corpora[0].packs.cost(packs, seed=seed, epoch=epoch)
         return functools.reduce(np.add, (one.packs.cost(packs, seed=seed, epoch=epoch) for one in self.corpora))
 
-    def open_pass(self, settings: Pass) -> TokenMaker:
+    @functools.cached_property
+    def _files(self) -> Files:
         samples = self.index.samples
-        if self._files is None:
-            self._files = LocalFiles() if samples is None else open_files(samples, remote=self._remote)
-        delivery = Delivery.to(self.device, settings.options, settings.observer)
+        return LocalFiles() if samples is None else open_files(samples, remote=self._remote)
+
+    def open_pass(self, settings: Pass) -> TokenMaker:
+        delivery = Delivery.to(self.device(), settings.options, settings.observer)
         resources = Resources(settings.options, ObjectPool(object), delivery.runtime)
+        samples = self.index.samples
         maps = samples is None or not samples.is_remote
         readers = [
             FieldReader(one.index, one.packs, packs, self.settings.pad, self._files, maps)
             for one, packs in zip(self.corpora, self.settings.packs, strict=True)
         ]
         return TokenMaker(self.settings, readers, settings, delivery, resources)
-
-    @property
-    def device(self) -> torch.device:
-        """The device on which batches are delivered."""
-        return self._resolve_device()
 
     def explain(self, passes: Passes) -> list[str]:
         index, settings, options, plan = self.index, self.settings, passes.options, passes.source()
@@ -155,9 +152,9 @@ class TokenKind(Kind):
             f"order     {order}",
             f"seed      {passes.progress.seed.describe()}",
             f"batch     {', '.join(settings.fields)}; labels are {packs.labels}, layout {settings.layout}",
-            device_line(self.device),
+            device_line(self.device()),
             f"backend   tokens read and put together on {threads_text(options)}",
         ]
-        if self.device.type != "cpu":
+        if self.device().type != "cpu":
             lines.append(TRANSFER)
         return [*lines, steps_line(plan, unit)]

@@ -15,9 +15,9 @@ from datapipe.fetch.files import Files
 from datapipe.index.entries import Extents
 from datapipe.index.packs import Packs, PackSettings, Segments
 from datapipe.index.tokens import TokenIndex, TokenShard
+from datapipe.kernel.kind import Reason
+from datapipe.order.draws import Ints
 
-Ints = NDArray[np.int64]
-Reason = DecodeError | IntegrityError
 _READ_WHOLE = 1 << 18  # bytes; of a longer document, only the part that is needed is read, without its checksum
 
 

@@ -8,6 +8,7 @@ from typing import Literal
 from datapipe.core.checks import whole_number
 from datapipe.errors import OptionError
 from datapipe.index.packs import PackSettings
+from datapipe.kernel.options import refuse_unknown_fields
 
 Layout = Literal["rows", "flat"]
 OF_FIELDS = (
@@ -38,8 +39,7 @@ class TokenSettings:
         usual = _OF_ONE if len(self.packs) == 1 else _OF_SEVERAL
         object.__setattr__(self, "fields", self.fields or tuple(prefix + name for prefix in self.prefixes for name in usual))
         possible = [*(prefix + name for prefix in self.prefixes for name in OF_FIELDS), "id"]
-        if unknown := sorted({*self.fields} - {*possible}):
-            raise OptionError(f"fields has {unknown[0]!r:.40}; choose of {', '.join(possible)}")
+        refuse_unknown_fields(self.fields, possible)
         if self.num_seqlens is not None:
             whole_number(self.num_seqlens, "num_seqlens", least=2)
         whole_number(self.pad, "pad", least=0)

@@ -17,7 +17,7 @@ from datapipe.kernel.kind import BadRow, BatchMaker, Kind, Pass, Piece, Resource
 from datapipe.kernel.options import Shuffle
 from datapipe.kernel.passes import Passes
 from datapipe.kernel.pools import ObjectPool
-from datapipe.order.plan import BatchSpan, Plan, Tail
+from datapipe.order.plan import BatchSpan, Tail
 from datapipe.order.sample_order import Order, SequentialOrder, ShuffledOrder
 from kind_numbers.inspection import NumbersIndex
 
@@ -83,8 +83,7 @@ class NumbersMaker(BatchMaker):
     resources: Resources
 
     def begin(self, step: BatchSpan) -> Batch:
-        assert isinstance(self.settings.source, Plan)
-        picks = self.settings.source.picks_of(step)
+        picks = self.settings.picks_of(step)
         ids, real = picks.positions.tolist(), torch.from_numpy(picks.real)
         return Batch(step, ids, torch.empty(len(ids), dtype=torch.int64), torch.ones(len(ids), dtype=torch.bool), real)
 
@@ -95,7 +94,7 @@ class NumbersMaker(BatchMaker):
         (row,) = piece.rows
         line = shared[0][self.index.place(batch.ids[row])[1]]
         if not line.isdigit():
-            return [(row, DecodeError(f"{line!r} is no number"))]
+            return [BadRow(row, DecodeError(f"{line!r} is no number"))]
         batch.values[row] = int(line)
         return []
 

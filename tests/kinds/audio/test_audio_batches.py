@@ -20,7 +20,7 @@ import datapipe as dp
 from datapipe.cli.main import main
 from datapipe.errors import DecodeError, FormatError, MissingDataError, OptionError, StateError, StorageError
 from datapipe.kinds import registry
-from datapipe.opening.recordings import unpacking
+from datapipe.opening.recordings import shards
 
 FIELDS = ["audio", "lengths", "label", "id"]
 SECONDS = [0.4, 1.0, 1.3, 2.0, 2.1, 3.0, 0.9, 2.2, 2.6, 1.7, 0.5, 3.3]
@@ -282,7 +282,7 @@ def test_compressed_columns_of_parquet_are_unpacked_once(
         found = list(loader_of(tmp_path / "in", seconds=0.5, fields=fields))
         for one, other in zip(found, expected, strict=True):
             assert all(torch.equal(one[name], other[name]) for name in fields)
-        monkeypatch.setattr(unpacking, "_write", None)  # it is there
+        monkeypatch.setattr(shards, "_write", None)  # it is there
     monkeypatch.undo()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     kept = sorted((tmp_path / "cache").rglob("unpacked/*/*.parquet"), key=lambda path: path.name)

@@ -27,10 +27,10 @@ from datapipe.columns import hashing
 from datapipe.columns.layout import layout_of
 from datapipe.containers.tables.files import open_table
 from datapipe.kernel.loader import Loader
+from datapipe.kinds.tables.choice import problem_for_cudf
 from datapipe.kinds.tables.cudf import reader
 from datapipe.kinds.tables.cudf.library import Library, library, stream_ordered_memory
 from datapipe.kinds.tables.cudf.packing import SortedIds, bucket_of, keys_of_numbers
-from datapipe.kinds.tables.cudf.support import problem_for_cudf
 from datapipe.kinds.tables.device_parts import DeviceTableParts
 
 NUM = 600

@@ -1,7 +1,7 @@
 """Finish the columns of row groups on a device, and pack them into row-major matrices there.
 
 What `columns.chains` does on blocks of rows by numpy is done here on whole columns by torch. Nothing asks the device for a value:
-what depends on values, such as whether integers fit a dtype, is refused beforehand (`support`).
+what depends on values, such as whether integers fit a dtype, is refused beforehand (`choice`).
 """
 
 from __future__ import annotations
