@@ -71,12 +71,7 @@ def measured_pass(loader: Any, session: Session, watch: Watch, key: int) -> tupl
 
     Loaders inside it report their batches under `key`.
     """
-    before, was_probing = enter(key), probing(True)
-    try:
-        iterator = iter(loader)
-    finally:
-        leave(before)
-        probing(was_probing)
+    iterator = _iterated(iter, loader, key)
     run = OpenPass(watch, watch.meter.open_pass(loader=key), loader=key, pass_id=session.next_pass_id(), iterator=None)
     return run, iterator
 
@@ -137,20 +132,15 @@ def _handing_out(iterate: Callable[[Any], Any]) -> Callable[[Any], Any]:
         watch = None if session is None or is_fetching() else session.watch()
         if session is None or watch is None:
             return _without_trace(iterate, self)
+        outer = outermost()
         try:
-            key = session.key(self) if outermost() is None else outermost()
+            key = session.key(self) if outer is None else outer
         except Exception as exc:
             session.fail("loaders cannot be measured", exc)
             return _without_trace(iterate, self)
-        assert key is not None
-        before, was_probing = enter(key), probing(True)
+        iterator = _iterated(iterate, self, key)
         try:
-            iterator = _without_trace(iterate, self)
-        finally:
-            leave(before)
-            probing(was_probing)
-        try:
-            return _tagged(iterator, session, watch, key, is_outermost=before is None)
+            return _tagged(iterator, session, watch, key, is_outermost=outer is None)
         except Exception as exc:
             session.fail("loaders cannot be measured", exc)
             return iterator
@@ -197,6 +187,16 @@ def _bracketed(advance: Callable[[Any], Any]) -> Callable[[Any], Any]:
             raise
 
     return _marked(__next__)
+
+
+def _iterated(iterate: Callable[[Any], Any], loader: Any, key: int) -> Any:
+    """Return a loader's iterator, with probes. Loaders inside it report their batches under `key`."""
+    before, was_probing = enter(key), probing(True)
+    try:
+        return _without_trace(iterate, loader)
+    finally:
+        leave(before)
+        probing(was_probing)
 
 
 def _without_trace(iterate: Callable[[Any], Any], loader: Any) -> Any:
