@@ -16,7 +16,7 @@ from datapipe.core.readahead import Span
 _MODULE, _NAME = "datasets.arrow_dataset", "Dataset"
 _DTYPES = {"b": "bool", "i": "int64", "u": "int64", "f": "float32"}  # of batches, by the kind of numpy's dtype
 _OF_PYTHON = {**_DTYPES, "f": "float64"}  # of batches that torch makes of Python's numbers
-_OF_LABELS = {"b": "int64", "i": "int64", "u": "int64", "f": "float32"}  # of the column that transformers calls "labels"
+_OF_LABELS = {**_DTYPES, "b": "int64"}  # of the column that transformers calls "labels"
 
 
 class UnevenRows(Exception):  # noqa: N818 - an answer, not a failure
@@ -182,18 +182,13 @@ def _column(values: Any, feature: Any, dtypes: dict[str, str], *, transposes: bo
         return None
     starts = np.concatenate([[0], np.cumsum([len(chunk) for chunk in values.chunks])]).astype(np.int64)
     if kind in ("List", "LargeList", "Sequence"):
-        pieces = [_lists(chunk) for chunk in values.chunks]
-        if any(piece is None or piece.values.dtype.kind not in dtypes for piece in pieces):
-            return None
-        lists = tuple(piece for piece in pieces if piece is not None)
-        return ListColumn(lists, starts, dtypes[lists[0].values.dtype.kind], transposes)
+        lists = tuple(piece for piece in map(_lists, values.chunks) if piece is not None)
+        is_whole = len(lists) == values.num_chunks
+        return ListColumn(lists, starts, dtypes[lists[0].values.dtype.kind], transposes) if is_whole else None
     if kind not in ("Value", "ClassLabel"):
         return None
-    chunks = [_numbers(chunk) for chunk in values.chunks]
-    if any(chunk is None for chunk in chunks):
-        return None
-    arrays = tuple(chunk for chunk in chunks if chunk is not None)
-    return ChunkedColumn(arrays, starts, dtypes[arrays[0].dtype.kind])
+    arrays = tuple(numbers for numbers in map(_numbers, values.chunks) if numbers is not None)
+    return ChunkedColumn(arrays, starts, dtypes[arrays[0].dtype.kind]) if len(arrays) == values.num_chunks else None
 
 
 def _lists(chunk: Any) -> Lists | None:

@@ -36,8 +36,13 @@ def unwrap_torch_loader(loader: Any) -> TorchDataLoader:
     """
     kind = type(loader)
     name = f"{kind.__module__}.{kind.__qualname__}"
+    if inside_of_stages(loader) is not None:
+        raise OptionError(
+            "from_torch: a webdataset.WebLoader with stages or epochs of its own, which run after its batches; pass "
+            "torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=...), with shuffle() and batched() in the dataset"
+        )
     if _is_webloader(loader):
-        return _unwrap_webloader(loader)
+        return unwrap_torch_loader(loader.pipeline[0])
     if not isinstance(loader, torch.utils.data.DataLoader):
         raise OptionError(
             f"from_torch takes a torch.utils.data.DataLoader, got a {name}; "
@@ -99,15 +104,6 @@ def inside_of_stages(loader: Any) -> TorchDataLoader | None:
     """Return the torch loader inside a webdataset.WebLoader whose batches go through further stages; None for other loaders."""
     if not _is_webloader(loader) or (len(loader.pipeline) == 1 and loader.repetitions == 1 and loader.nsamples == -1):
         return None
-    return unwrap_torch_loader(loader.pipeline[0])
-
-
-def _unwrap_webloader(loader: Any) -> TorchDataLoader:
-    if inside_of_stages(loader) is not None:
-        raise OptionError(
-            "from_torch: a webdataset.WebLoader with stages or epochs of its own, which run after its batches; pass "
-            "torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=...), with shuffle() and batched() in the dataset"
-        )
     return unwrap_torch_loader(loader.pipeline[0])
 
 

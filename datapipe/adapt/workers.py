@@ -17,13 +17,7 @@ from datapipe.adapt.deferral.requests import request_of_picks
 from datapipe.adapt.explaining import lines_about
 from datapipe.adapt.introspection import Introspection
 from datapipe.adapt.keys import KeyOf, KeySource, SampleDataset, given_keys, keys_of, picked_keys, places_of, request_of_samples
-from datapipe.adapt.loaders import (
-    TorchDataLoader,
-    has_collate_fn,
-    is_plain_shuffle,
-    length_of,
-    sampler_of,
-)
+from datapipe.adapt.loaders import TorchDataLoader, has_collate_fn, is_plain_shuffle, length_of, sampler_of
 from datapipe.adapt.number_rows import NumberRows, picked_rows
 from datapipe.adapt.torch_loader import TorchLoader
 from datapipe.adapt.whole_batches import GatheredRows, gathered_rows

@@ -59,11 +59,7 @@ def _root() -> Path:
         return usual
     reason = f"{usual} cannot be written" if usual.is_absolute() else "there is no home directory"
     instead = Path(tempfile.gettempdir()) / f"datapipe-{os.geteuid()}"
-    try:
-        with private_directory(instead):
-            pass
-    except OSError as exc:
-        raise StorageError(exc.errno, f"{instead}: nothing can be kept there ({exc.strerror}); set XDG_CACHE_HOME") from exc
+    _create(instead, "nothing can be kept")
     _warn_of(reason, instead)
     return instead
 
@@ -83,12 +79,17 @@ def _warn_of(reason: str, instead: Path) -> None:
 def index_directory(kind: str, name: str) -> Path:
     """Create the directory of one index of that kind. Raises StorageError if nothing can be kept there."""
     home = user_cache(kind) / name
+    _create(home, "the index cannot be kept")
+    return home
+
+
+def _create(path: Path, failure: str) -> None:
+    """Create a private directory. Raises StorageError, which says `failure`."""
     try:
-        with private_directory(home):
+        with private_directory(path):
             pass
     except OSError as exc:
-        raise StorageError(exc.errno, f"{home}: the index cannot be kept there ({exc.strerror}); set XDG_CACHE_HOME") from exc
-    return home
+        raise StorageError(exc.errno, f"{path}: {failure} there ({exc.strerror}); set XDG_CACHE_HOME") from exc
 
 
 @contextlib.contextmanager

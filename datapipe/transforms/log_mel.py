@@ -31,14 +31,7 @@ class LogMel:
     """
 
     def __init__(
-        self,
-        rate: int,
-        *,
-        n_fft: int = 400,
-        hop: int = 160,
-        n_mels: int = 80,
-        f_min: float = 0.0,
-        f_max: float | None = None,
+        self, rate: int, *, n_fft: int = 400, hop: int = 160, n_mels: int = 80, f_min: float = 0.0, f_max: float | None = None
     ) -> None:
         self.rate, self.n_fft = whole_number(rate, "rate", least=1), whole_number(n_fft, "n_fft", least=2)
         self.hop, self.n_mels = whole_number(hop, "hop", least=1), whole_number(n_mels, "n_mels", least=1)

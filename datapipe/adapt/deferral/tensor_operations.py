@@ -66,14 +66,12 @@ def indexed(known: PendingPixels, index: Any) -> Derived | None:
 
 
 def _range(index: Any, size: int) -> tuple[int, int] | None:
-    if not isinstance(index, slice) or not all(one is None or isinstance(one, (int, np.integer)) for one in _of(index)):
+    if not isinstance(index, slice):
+        return None
+    if not all(one is None or isinstance(one, (int, np.integer)) for one in (index.start, index.stop, index.step)):
         return None
     start, stop, stride = index.indices(size)
     return (start, stop) if stride == 1 and stop > start else None
-
-
-def _of(index: slice) -> tuple[Any, Any, Any]:
-    return index.start, index.stop, index.step
 
 
 def flipped(known: PendingPixels, *dims: Any) -> Derived | None:

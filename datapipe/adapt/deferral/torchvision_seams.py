@@ -210,11 +210,7 @@ def _normalize(name: str, known: PendingPixels, mean: Any, std: Any, inplace: bo
 
 
 def _resized(
-    known: PendingPixels,
-    size: Any,
-    interpolation: Any = "bilinear",
-    max_size: int | None = None,
-    antialias: bool | None = True,
+    known: PendingPixels, size: Any, interpolation: Any = "bilinear", max_size: int | None = None, antialias: bool | None = True
 ) -> Derived | None:
     geometry = sys.modules[TENSOR_STEPS["resize_image"].__module__]
     to = tuple(geometry._compute_resized_output_size(known.shape[1:], size=size, max_size=max_size))
