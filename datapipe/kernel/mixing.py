@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from datapipe.core.checks import whole_number
 from datapipe.core.printable import printable
@@ -50,6 +50,18 @@ class Mixture:
         num = sum(self.counts)
         shares = ", ".join(f"{count / num:.1%}" for count in self.counts)
         return f"{num} an epoch" + (f" in shares of {shares}" if len(self.counts) > 1 else "")
+
+
+def refuse_unlike(parts: Sequence[Any], differing: Callable[[Any], Sequence[str]]) -> None:
+    """Raise OptionError for data objects that are mixtures already, or that differ from the first one.
+
+    `differing`: returns the names of the settings in which one does.
+    """
+    for part in parts:
+        if part.mixture is not None:
+            raise OptionError("mix() on a dataset of mix(): pass all datasets to one mix()")
+        if names := differing(part):
+            raise OptionError(f"mix() of {type(part).__qualname__} that differ in {', '.join(names)}; give all of them the same")
 
 
 def mixed_order(mixture: Mixture, *, seed: int, shuffle: object) -> MixedOrder:

@@ -12,7 +12,7 @@ from datapipe.core.printable import counted, get_logger, warn_once
 from datapipe.errors import OptionError
 from datapipe.index.utterances import Utterances
 from datapipe.kernel.kind import Data
-from datapipe.kernel.mixing import Mixture, warn_of_classes
+from datapipe.kernel.mixing import Mixture, refuse_unlike, warn_of_classes
 from datapipe.kernel.options import refuse_unknown_fields
 from datapipe.kinds.audio.kind import AudioKind
 from datapipe.kinds.audio.samples import AudioSamples
@@ -130,13 +130,9 @@ class Audio(Data):
     def mixed(self, others: Sequence[Audio], *, weights: Sequence[float] | None, num_samples: int | None) -> Audio:
         """Return these crops and others, of each of which an epoch has a fixed share. See `mix`."""
         parts = (self, *others)
-        for part in parts:
-            if part.mixture is not None:
-                raise OptionError("mix() on a dataset of mix(): pass all datasets to one mix()")
-            if part.samples.crop is None:
-                raise OptionError("mix() of whole utterances: they come in batches of like lengths; mix crops: seconds=5")
-            if differing := self.samples.differing(part.samples):
-                raise OptionError(f"mix() of Audio that differ in {', '.join(differing)}; give all of them the same")
+        if any(part.samples.crop is None for part in parts):
+            raise OptionError("mix() of whole utterances: they come in batches of like lengths; mix crops: seconds=5")
+        refuse_unlike(parts, lambda part: self.samples.differing(part.samples))
         made = _mixed(parts, Mixture.of(parts, weights, num_samples))
         if "label" in made.samples.fields:
             warn_of_classes([(part.where, part.classes) for part in parts])

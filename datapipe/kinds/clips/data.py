@@ -16,7 +16,7 @@ from datapipe.errors import MissingDataError, OptionError
 from datapipe.index.clips import AnyClips, ClipIndex, Short, Which, WindowSettings
 from datapipe.index.joined_clips import JoinedClips
 from datapipe.kernel.kind import Data
-from datapipe.kernel.mixing import Mixture, warn_of_classes
+from datapipe.kernel.mixing import Mixture, refuse_unlike, warn_of_classes
 from datapipe.kernel.options import refuse_unknown_fields
 from datapipe.kinds.clips.kind import ClipKind
 from datapipe.kinds.clips.settings import ClipSettings, Layout
@@ -197,11 +197,7 @@ class Clips(Data):
     def mixed(self, others: Sequence[Clips], *, weights: Sequence[float] | None, num_samples: int | None) -> Clips:
         """Return these clips and others, of each of which an epoch has a fixed share. See `mix`."""
         parts = (self, *others)
-        for part in parts:
-            if part.mixture is not None:
-                raise OptionError("mix() on a dataset of mix(): pass all datasets to one mix()")
-            if differing := self.settings.differing(part.settings):
-                raise OptionError(f"mix() of Clips that differ in {', '.join(differing)}; give all of them the same")
+        refuse_unlike(parts, lambda part: self.settings.differing(part.settings))
         made = _mixed(parts, Mixture.of(parts, weights, num_samples))
         if "label" in (self.settings.fields or made.index.usual):
             warn_of_classes([(part.where, part.classes) for part in parts])

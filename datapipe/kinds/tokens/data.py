@@ -22,7 +22,7 @@ from datapipe.index.packs import DocumentPacks, Labels, Long, Packing, Packs, St
 from datapipe.index.sample_index import SampleIndex
 from datapipe.index.tokens import TokenIndex
 from datapipe.kernel.kind import Data
-from datapipe.kernel.mixing import Mixture
+from datapipe.kernel.mixing import Mixture, refuse_unlike
 from datapipe.kinds.tokens.kind import Corpus, TokenKind
 from datapipe.kinds.tokens.settings import Layout, TokenSettings
 from datapipe.kinds.tokens.tokenizer import refuse_other_tokenizer
@@ -208,11 +208,7 @@ class Tokens(Data):
     def mixed(self, others: Sequence[Tokens], *, weights: Sequence[float] | None, num_samples: int | None) -> Tokens:
         """Return these documents and others, of each of which an epoch has a fixed share of rows. See `mix`."""
         parts = (self, *others)
-        for part in parts:
-            if part.mixture is not None:
-                raise OptionError("mix() on a dataset of mix(): pass all datasets to one mix()")
-            if differing := self.settings.differing(part.settings):
-                raise OptionError(f"mix() of Tokens that differ in {', '.join(differing)}; give all of them the same")
+        refuse_unlike(parts, lambda part: self.settings.differing(part.settings))
         if self.settings.packs[0].packing == "pad" and not self.settings.has_documents:
             raise OptionError(
                 "mix() of Tokens with packing='pad': rows of like lengths are not mixed; pass max_tokens or packing='best-fit'"
