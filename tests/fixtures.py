@@ -7,6 +7,8 @@ import functools
 import inspect
 import io
 import os
+import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -81,6 +83,7 @@ def npy(array: Any) -> bytes:
     return sink.getvalue()
 
 
+@functools.lru_cache(4096)
 def jpeg(number: int, height: int = 40, width: int = 48, **options: Any) -> bytes:
     return encode(picture(number, height, width), "JPEG", **({"quality": 90} | options))
 
@@ -102,6 +105,20 @@ def make_folder(root: Path, *, num: int = NUM_SAMPLES, size: tuple[int, int] | N
         directory.mkdir(parents=True, exist_ok=True)
         (directory / f"{number:04d}.jpg").write_bytes(jpeg(number, *(size or size_of(number))))
     return root
+
+
+def made_once(make: Callable[[Path, int], Path]) -> Callable[[Path, int], Path]:
+    """What `make` makes in a directory, which it returns, of a number of samples: copied from the first that had as many."""
+    kept: dict[int, tempfile.TemporaryDirectory[str]] = {}
+
+    @functools.wraps(make)
+    def copy(path: Path, num: int) -> Path:
+        if num not in kept:
+            kept[num] = tempfile.TemporaryDirectory()
+            make(Path(kept[num].name, "made"), num)
+        return Path(shutil.copytree(Path(kept[num].name, "made"), path))
+
+    return copy
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from fixtures import make_folder, mostly_nightly
+from fixtures import made_once, make_folder, mostly_nightly
 from process_requests import require_processes
 
 import datapipe as dp
@@ -127,6 +127,7 @@ def _write_video() -> Any:
     return write_video
 
 
+@made_once
 def make_clips(path: Path, num: int) -> Path:
     """Clips of two frames, 17 in a video."""
     write_video = _write_video()
@@ -160,6 +161,7 @@ def clips_of(source: Any) -> dp.Clips:
     return dp.Clips(source, frames=2, fields=["video", "id"], per_visit=3)
 
 
+@made_once
 def make_videos(path: Path, num: int) -> Path:
     """Videos of one frame or two, of which a clip of one is drawn."""
     write_video = _write_video()
@@ -221,6 +223,7 @@ def open_numbers(path: Path, **options: Any) -> Loader:
     return dp.DataLoader(Numbers(path), **options)
 
 
+@made_once
 def make_audio(path: Path, num: int) -> Path:
     """Files of a second or a bit more, each of its own noise."""
     soundfile = pytest.importorskip("soundfile")
