@@ -14,7 +14,7 @@ from fixtures import mostly_nightly
 from torch.utils.data import DataLoader, Dataset
 
 import datapipe as dp
-from datapipe.adapt.deferral.seed_need import MIN_SAMPLES
+from datapipe.adapt.deferral.requests import MIN_WATCHED
 from datapipe.kernel.random_state import RandomStates, random_mark
 from datapipe.kernel.state_readers import may_read_state
 from datapipe.testing.loaders.kind import copies, same
@@ -74,7 +74,7 @@ def loader(dataset: Any, **arguments: Any) -> Any:
 def all_seeded(dataset: Any, monkeypatch: pytest.MonkeyPatch, **arguments: Any) -> list[Any]:
     """The batches of a loader that seeds for each sample."""
     with monkeypatch.context() as patch:
-        patch.setattr("datapipe.adapt.deferral.seed_need.may_read_state", lambda dataset: "everything")
+        patch.setattr("datapipe.adapt.deferral.requests.may_read_state", lambda dataset: "everything")
         return [copies(made) for made in [loader(dataset, **arguments)] for _ in range(3)]
 
 
@@ -123,7 +123,7 @@ def test_seeds_are_left_out_where_nothing_draws(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("datapipe.adapt.deferral.dataset.reseed", seeded.append)
     ours = loader(Rows())
     copies(ours)
-    assert MIN_SAMPLES <= len(seeded) < NUM
+    assert MIN_WATCHED <= len(seeded) < NUM
     seeded.clear()
     copies(ours)
     assert not seeded

@@ -20,8 +20,7 @@ from datapipe.adapt.deferral.engine import Engine, Wanted
 from datapipe.adapt.deferral.paying import Cost
 from datapipe.adapt.deferral.recorder import Fetch, PendingPixels, place_of, recording
 from datapipe.adapt.deferral.reports import FetchReport, OperationCount, leave_report
-from datapipe.adapt.deferral.requests import BatchRequest
-from datapipe.adapt.deferral.seed_need import SeedNeed
+from datapipe.adapt.deferral.requests import BatchRequest, SeedNeed
 from datapipe.kernel.bad_samples import MAX_ATTEMPTS
 from datapipe.kernel.options import OnError
 from datapipe.kernel.random_state import RandomMark, RandomStates, random_mark, reseed
