@@ -40,7 +40,7 @@ def npy(pixels: np.ndarray) -> bytes:
 def with_exif(orientation: int) -> bytes:
     exif = Image.Exif()
     exif[0x0112] = orientation
-    return jpeg(3, HEIGHT, WIDTH, exif=exif)
+    return jpeg(3, HEIGHT, WIDTH, exif=exif.tobytes())
 
 
 def ycck() -> bytes:
