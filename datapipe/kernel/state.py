@@ -27,31 +27,26 @@ class Epochs:
 
     def __init__(self) -> None:
         self.last = Cursor()  # after the last batch delivered
-        self._next = Cursor()
+        self.upcoming = Cursor()  # where the next pass begins
         self._lock = threading.Lock()
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next pass one over `epoch`: from its beginning, or from where a resumed state stands in it."""
         number = whole_number(epoch, "epoch", least=0)
         with self._lock:
-            if self._next.epoch != number:
-                self._next = Cursor(number)
+            if self.upcoming.epoch != number:
+                self.upcoming = Cursor(number)
 
     def resume(self, cursor: Cursor) -> None:
         """Continue with the next pass from `cursor`. After the last batch of its epoch, that pass is empty."""
         with self._lock:
-            self.last = self._next = cursor
-
-    @property
-    def upcoming(self) -> Cursor:
-        """The place that `claim` would return now."""
-        return self._next
+            self.last = self.upcoming = cursor
 
     def claim(self) -> Cursor:
         """Return the place of a pass that begins now; the pass after it belongs to the next epoch."""
         with self._lock:
-            claimed = self._next
-            self._next = Cursor(claimed.epoch + 1)
+            claimed = self.upcoming
+            self.upcoming = Cursor(claimed.epoch + 1)
             return claimed
 
     def end(self, epoch: int) -> None:
