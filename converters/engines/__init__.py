@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from converters.engines.local import Workers, run_locally
+from converters.engines.local import Workers
 from converters.options import ConvertOptions
 from converters.planning.plan import PlannedShard
 from converters.shards import OnSamples, OnShard, ShardJob
@@ -22,7 +22,7 @@ def run_shards(
     options: ConvertOptions,
     on_samples: OnSamples,
     on_shard: OnShard,
-    workers: Workers | None = None,
+    workers: Workers,
 ) -> None:
     """Build `shards` by the engine of `options`. Raises what the first failing one raised; the others are stopped.
 
@@ -39,6 +39,4 @@ def run_shards(
             job, shards, address=options.address, num_workers=options.num_workers, on_samples=on_samples, on_shard=on_shard
         )
     else:
-        num_workers = options.num_workers or num_usable_cores()
-        workers = workers or Workers()
-        run_locally(job, shards, workers=workers, num_workers=num_workers, on_samples=on_samples, on_shard=on_shard)
+        workers.build(job, shards, options.num_workers or num_usable_cores(), on_samples=on_samples, on_shard=on_shard)

@@ -43,46 +43,29 @@ class Workers:
         while len(self.processes) < num:
             self.processes.append(_start(self._tokenizing))
 
-    def begin(self, job: ShardJob, num: int) -> list[_Worker]:
-        """Return so many workers, to which the job was told."""
-        self.start(num)
-        for worker in self.processes[:num]:
-            worker.building = job.building
-            worker.tell(job)
-        return self.processes[:num]
+    def build(self, job: ShardJob, shards: Sequence[PlannedShard], num: int, *, on_samples: OnSamples, on_shard: OnShard) -> None:
+        """Build `shards` by so many workers at most, or in this process if one is enough; then end all of them.
+
+        No worker gets its next shard before `on_shard` has returned for the last one.
+        """
+        num = min(num, len(shards))
+        with contextlib.closing(self):
+            if num < 2:
+                self.close()
+                _build_here(job, shards, on_samples, on_shard)
+                return
+            self.start(num)
+            for worker in self.processes[:num]:
+                worker.building = job.building
+                worker.tell(job)
+            _dispatch(self.processes[:num], deque(shards), on_samples, on_shard)
 
     def close(self) -> None:
         while self.processes:
             self.processes.pop().stop()
 
 
-def run_locally(
-    job: ShardJob,
-    shards: Sequence[PlannedShard],
-    *,
-    workers: Workers,
-    num_workers: int,
-    on_samples: OnSamples,
-    on_shard: OnShard,
-) -> None:
-    """Build `shards`. Raises what the first failing one raised; the others are stopped.
-
-    `workers`: those that have been started are used first, and all of them end. `on_samples`, and `on_shard` for each one that
-    is complete, are called in the caller's thread, and may raise to stop everything. No worker gets its next shard before
-    `on_shard` has returned for the last one.
-    """
-    num_workers = min(num_workers, len(shards))
-    if num_workers <= 1:
-        workers.close()
-        build_shards(job, shards, on_samples=on_samples, on_shard=on_shard)
-        return
-    try:
-        _dispatch(workers.begin(job, num_workers), deque(shards), on_samples, on_shard)
-    finally:
-        workers.close()
-
-
-def build_shards(job: ShardJob, shards: Sequence[PlannedShard], *, on_samples: OnSamples, on_shard: OnShard) -> None:
+def _build_here(job: ShardJob, shards: Sequence[PlannedShard], on_samples: OnSamples, on_shard: OnShard) -> None:
     """Build `shards` one after the other in this process."""
     target = TARGETS[job.target]
     with open_samples(job.building / PLAN_NAME) as samples:

@@ -25,7 +25,7 @@ from datapipe.containers.tables.rows import GroupReader
 from datapipe.core.regular_files import open_file, refuse_irregular
 from datapipe.errors import DecodeError, FormatError, IntegrityError, MissingDataError, OptionError
 from datapipe.index.manifest import MANIFEST_NAME
-from datapipe.index.tables import TableColumn, TableIndex
+from datapipe.index.tables import TableIndex
 
 JSON_SUFFIXES = (".jsonl", ".ndjson")
 _FORMS = {
@@ -132,7 +132,6 @@ class GroupSource:
     def __init__(self, index: TableIndex, files: Sequence[SourceFile]) -> None:
         self.files = tuple(files)
         self._index = index
-        self._columns: tuple[TableColumn, ...] = index.columns
         index.check_present(column.name for column in index.columns)
         self._local = threading.local()
 
@@ -142,7 +141,7 @@ class GroupSource:
 
     def parse(self, block: RowBlock, types: Mapping[Member, Any], kinds: Kinds) -> Parsed:
         if not hasattr(self._local, "reader"):
-            self._local.reader = GroupReader([column.name for column in self._columns])
+            self._local.reader = GroupReader([column.name for column in self._index.columns])
         group = self._index.group(block.start)
         try:
             arrays = self._local.reader.read(group)

@@ -27,6 +27,7 @@ from datapipe.containers.parquet.footer import read_footer
 from datapipe.containers.parquet.pages import UnaddressableError, byte_arrays, plain_values
 from datapipe.containers.parquet.thrift_compact import DamagedError
 from datapipe.errors import DecodeError, FormatError
+from datapipe.index.arrow_buffers import array_of
 from datapipe.index.sidecar import FieldExtent, SidecarRows
 
 _LABEL_ENCODING = "int64"  # little-endian
@@ -210,7 +211,7 @@ class _RowGroup:
 
     def _array(self, spec: FieldSpec, kind: pa.DataType) -> pa.Array:
         if spec.name == LABEL_FIELD.name:
-            return pa.Array.from_buffers(kind, len(self), [None, pa.py_buffer(np.array(self._labels, np.int64))])
+            return array_of(np.array(self._labels, np.int64))
         if _has_path(spec):
             parts = [self._values[spec.name].to_array(pa.binary()), self._paths[spec.name].to_array(pa.string())]
             return pa.StructArray.from_arrays(parts, fields=list(kind))

@@ -73,7 +73,7 @@ class Stopping:
     def __init__(self, stop_signal: StopSignal, state: TrainingState) -> None:
         self._stop_signal, self._state = stop_signal, state
         self._agreement = Agreement(state.ranks)
-        self._signal = 0
+        self._signal = 0  # for which all ranks stop
         self._saved_s = time.monotonic()
 
     def after_step(self) -> None:
@@ -81,9 +81,9 @@ class Stopping:
         state, options = self._state, self._state.options
         every_minutes, every_steps = options.save_every_minutes, options.save_every_steps
         is_hour = state.ranks.leads and every_minutes is not None and time.monotonic() - self._saved_s > 60 * every_minutes
-        signal, save = self._agreement(self._stop_signal.number, is_hour)
-        if signal:
-            self.end(signal)
+        self._signal, save = self._agreement(self._stop_signal.number, is_hour)
+        if self._signal:
+            self.end()
         if save or (every_steps is not None and state.place.step % every_steps == 0):
             self.save()
 
@@ -93,15 +93,15 @@ class Stopping:
 
     def asks_to_stop(self) -> bool:
         """Return True if validation should stop, asked between its batches; `end` is then called."""
-        self._signal = self._agreement(self._stop_signal.number, False)[0]
+        self._signal, _ = self._agreement(self._stop_signal.number, False)
         return self._signal != 0
 
-    def end(self, signal: int = 0) -> None:
+    def end(self) -> None:
         """Save the state and raise InterruptedRun once every rank has arrived."""
         self._agreement.settle()
         self._state.save()
         self._state.ranks.gather(None)  # a launcher that sees one rank end kills the others, and rank 0 may still be writing
-        raise InterruptedRun(signal or self._signal)
+        raise InterruptedRun(self._signal)
 
     def close(self) -> None:
         """Complete the outstanding message before the ranks part."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,20 +35,20 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[subprocess.Popen[byte
     """Worker processes, each with whether it had a job when it was started."""
     found: list[tuple[subprocess.Popen[bytes], bool]] = []
     start, is_planned = local._start, False
-    begin = local.Workers.begin
+    build = local.Workers.build
 
     def noted(tokenizing: Tokenizing | None) -> local._Worker:
         worker = start(tokenizing)
         found.append((worker.process, is_planned))
         return worker
 
-    def noted_begin(self: local.Workers, job: local.ShardJob, num: int) -> list[local._Worker]:
+    def noted_build(self: local.Workers, job: local.ShardJob, *settings: Any, **listeners: Any) -> None:
         nonlocal is_planned
         is_planned = True
-        return begin(self, job, num)
+        build(self, job, *settings, **listeners)
 
     monkeypatch.setattr(local, "_start", noted)
-    monkeypatch.setattr(local.Workers, "begin", noted_begin)
+    monkeypatch.setattr(local.Workers, "build", noted_build)
     return found
 
 

@@ -14,6 +14,7 @@ from trees import ROOT, contents, make_tree
 from converters import Advance, ConvertOptions, Part, convert
 from converters.conversion import _Conversion
 from converters.engines import run_shards
+from converters.engines.local import Workers
 from converters.runs import Fence, begin_run
 from converters.shards import ShardJob
 from datapipe.errors import StorageError
@@ -103,8 +104,9 @@ def test_an_orphan_publishes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     def write_shards(self: _Conversion, plan: object) -> tuple[int, int]:
         begin_run(self.building, self.part)  # as the next run does, which is then slower than the orphan
+        ignore = {"on_samples": lambda num, bad: None, "on_shard": lambda shard: None}
         with pytest.raises(StorageError, match="another run has taken this conversion over"):
-            run_shards(orphan, shards, options=options, on_samples=lambda num, bad: None, on_shard=lambda shard: None)  # type: ignore[arg-type]
+            run_shards(orphan, shards, options=options, workers=Workers(), **ignore)  # type: ignore[arg-type]
         assert not list(self.building.glob("*shard*"))
         assert not list(self.building.glob("done/*"))
         return at_work(self, plan)  # type: ignore[arg-type]
