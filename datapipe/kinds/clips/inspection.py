@@ -18,8 +18,7 @@ from datapipe.index.clips import VideoParts
 from datapipe.index.manifest import MANIFEST_NAME
 from datapipe.index.videos import VideoIndex
 from datapipe.opening.videos.lerobot import is_lerobot, open_cameras
-from datapipe.opening.videos.opening import open_parts
-from datapipe.opening.videos.shards import are_video_shards
+from datapipe.opening.videos.opening import are_video_shards, open_parts
 from datapipe.stores.location import is_url, parse_place
 
 _LOOKED_AT = 200  # videos, spread over all

@@ -16,23 +16,28 @@ from datapipe.containers.forms import AUDIO
 from datapipe.containers.listing import AUDIO_SUFFIXES, is_audio_name
 from datapipe.core.checks import path_name
 from datapipe.core.printable import listed
-from datapipe.errors import OptionError
+from datapipe.core.regular_files import read_bytes
+from datapipe.errors import FormatError, OptionError
 from datapipe.index.listed import Origin, Source
 from datapipe.index.media import MediaSource
 from datapipe.index.recordings import RecordingEntry
 from datapipe.index.utterances import Utterances, frames_at, text_array
 from datapipe.opening.media import parts_of_files, parts_of_folder, parts_to_convert
 from datapipe.opening.recordings.indexing import look_at, open_recordings
-from datapipe.opening.recordings.lists import list_in_folder, read_list, root_of
 from datapipe.opening.recordings.shards import are_sound_shards, open_shards
 from datapipe.sources.file_tree import FileKind, classes_if_all, refuse_field_choices
 from datapipe.sources.lists import refuse_class_from
-from datapipe.sources.lists.parts import LIST_SUFFIXES, ListedParts
+from datapipe.sources.lists.parts import LIST_SUFFIXES, ListedParts, read_parts
 from datapipe.sources.lists.parts_source import PartsSource
+from datapipe.sources.lists.rows import read_header
 from datapipe.stores.location import Place, is_url, parse_place
 
 KIND = FileKind(AUDIO_FIELD, is_audio_name, "sound files", ", ".join(AUDIO_SUFFIXES[:5]) + ", ...")
 _KEPT = 16  # recordings that are known, whose parts often follow each other
+
+_TRANSCRIPTS = ".trans.txt"  # of LibriSpeech: "ID TEXT" in each line, of ID.flac beside it
+_CLIPS, _VALIDATED = "clips", "validated.tsv"  # of Common Voice
+_OF_COMMON_VOICE = ("client_id", "path", "sentence")
 
 AudioSource = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -56,10 +61,10 @@ def open_utterances(source: AudioSource) -> Utterances:
     if is_url(name) and name.lower().endswith(LIST_SUFFIXES):
         raise OptionError(f"{name}: lists are read from disks; copy it here, and name the files in it by their URLs")
     is_prefix = is_url(name) and not is_audio_name(os.fsencode(name))
-    if is_prefix or (os.path.isdir(name) and list_in_folder(Path(name)) is None):
+    if is_prefix or (os.path.isdir(name) and _list_in_folder(Path(name)) is None):
         return _opened(parts_of_folder(parse_place(name), AUDIO, KIND), name)
     if os.path.isdir(name) or name.lower().endswith(LIST_SUFFIXES):
-        return _opened(read_list(Path(name)), name)
+        return _opened(_read_list(Path(name)), name)
     return _opened(parts_of_files([name], KIND), name)
 
 
@@ -85,12 +90,12 @@ def open_source(place: Place, form: Form) -> Source:
     import_soundfile()  # now, rather than for each file
     path = on_disk(place, form)
     refuse_field_choices(form)
-    listed_in = list_in_folder(path) if path.is_dir() else str(path) if path.name.lower().endswith(LIST_SUFFIXES) else None
+    listed_in = _list_in_folder(path) if path.is_dir() else str(path) if path.name.lower().endswith(LIST_SUFFIXES) else None
     if path.is_dir() and listed_in is None:
         return classes_if_all(path, form, KIND)
     refuse_class_from(form)
     if listed_in is not None:
-        root, parts = form.root or root_of(path), read_list(path, root=form.root)
+        root, parts = form.root or _root_of(path), _read_list(path, root=form.root)
     else:
         refuse_root(form)
         root, parts = parts_to_convert(path)
@@ -113,3 +118,61 @@ def _located(path: str, origin: Origin, start: float, end: float) -> tuple[int, 
 @functools.lru_cache(maxsize=_KEPT)
 def _looked_at(path: str, mtime_ns: int) -> RecordingEntry:
     return look_at(MediaSource(path))
+
+
+def _list_in_folder(root: Path) -> str | None:
+    """Return a list of recordings, or of what is said in them, that lies in a folder; None for a folder of files alone."""
+    if os.path.isfile(root / _VALIDATED):
+        return os.path.join(root, _VALIDATED)
+    return next(iter(_transcripts(root)), None)
+
+
+def _read_list(path: Path, *, root: Path | None = None) -> ListedParts:
+    """Return the utterances that a list names, or those of a folder of which `_list_in_folder` names one.
+
+    `root`: what paths are relative to, where it is not what the list's form says. Raises as `read_parts` does.
+    """
+    if path.is_dir():
+        transcripts = _transcripts(path)
+        if not os.path.isfile(path / _VALIDATED):
+            return _of_librispeech(transcripts)
+        path = path / _VALIDATED
+    is_common_voice = _is_common_voice(path)
+    root = root or (path.parent / _CLIPS if is_common_voice else None)
+    return read_parts(path, root=root, has_quotes=not is_common_voice)  # quotes in Common Voice are those of sentences
+
+
+def _root_of(path: Path) -> Path:
+    """Return what the paths in a list are relative to, or all recordings of such a folder lie in."""
+    if path.is_dir():
+        return path / _CLIPS if os.path.isfile(path / _VALIDATED) else path
+    return path.parent / _CLIPS if _is_common_voice(path) else path.parent
+
+
+def _is_common_voice(path: Path) -> bool:
+    return path.suffix.lower() == ".tsv" and {*_OF_COMMON_VOICE} <= {*read_header(path)}
+
+
+def _transcripts(root: Path) -> list[str]:
+    """Return the lists of transcripts below a folder, by path; those of folders whose names begin with a dot are left out."""
+    found = []
+    for directory, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [os.path.join(directory, name) for name in names if name.endswith(_TRANSCRIPTS)]
+    return sorted(found, key=os.fsencode)
+
+
+def _of_librispeech(transcripts: Sequence[str]) -> ListedParts:
+    paths, texts = [], []
+    for path in transcripts:
+        directory = os.path.dirname(os.path.abspath(path))
+        known = {name.partition(".")[0]: name for name in os.listdir(directory) if is_audio_name(os.fsencode(name))}
+        for number, line in enumerate(read_bytes(path).decode(errors="replace").splitlines(), 1):
+            name, _, text = line.strip().partition(" ")
+            if not name:
+                continue
+            if name not in known:
+                raise FormatError(f"{path}: line {number}: {name} has no sound file beside it; get the data again")
+            paths.append(os.path.join(directory, known[name]))
+            texts.append(text)
+    return ListedParts.whole(tuple(paths), texts=texts)

@@ -12,20 +12,22 @@ import numpy as np
 from datapipe.codecs.field_values import NO_LABEL, FieldKind, FieldSpec
 from datapipe.codecs.video.library import import_av
 from datapipe.codecs.video.track import VideoTrack
+from datapipe.containers.field_names import is_video
 from datapipe.containers.form import Form, on_disk, refuse_root
 from datapipe.containers.formats import container_of
 from datapipe.containers.forms import VIDEOS
-from datapipe.containers.listing import VIDEO_SUFFIXES, is_video_name
+from datapipe.containers.listing import VIDEO_SUFFIXES, is_image_name, is_video_name
+from datapipe.containers.tar.scanner import begins_with
 from datapipe.core.checks import path_name
 from datapipe.core.printable import listed
 from datapipe.errors import OptionError
 from datapipe.index.clips import VideoParts, frames_between
 from datapipe.index.listed import Origin, Source
 from datapipe.index.media import MediaSource
-from datapipe.opening.media import parts_of_files, parts_of_folder, parts_to_convert
+from datapipe.opening.media import are_shards, look_up_all, parts_of_files, parts_of_folder, parts_to_convert
+from datapipe.opening.samples import open_index
 from datapipe.opening.videos.indexing import look_at, open_videos
 from datapipe.opening.videos.lerobot import is_lerobot
-from datapipe.opening.videos.shards import are_video_shards, open_shards
 from datapipe.sources.file_tree import FileKind, classes_if_all, refuse_field_choices
 from datapipe.sources.lists import refuse_class_from
 from datapipe.sources.lists.named_files import list_and_root
@@ -55,7 +57,7 @@ def open_parts(source: ClipSource) -> tuple[VideoParts, str]:
         return _opened(parts_of_files(names, KIND), listed(names, most=1))
     name = path_name(source, "the path to the videos")
     if are_video_shards(name) or container_of(os.path.basename(name)) == "tar":
-        return open_shards(name), name
+        return _open_shards(name), name
     if is_video_name(os.fsencode(name)):
         return _opened(parts_of_files([name], KIND), name)
     if is_url(name) or os.path.isdir(name):
@@ -72,6 +74,35 @@ def _opened(parts: ListedParts, where: str) -> tuple[VideoParts, str]:
     return VideoParts(videos, parts.file, parts.start, parts.end, labels, parts.classes), where
 
 
+def are_video_shards(name: str) -> bool:
+    """Return True for a path, a pattern or a URL of tars, or of a folder or prefix with such, whose first members are videos."""
+    return are_shards(name, {"tar": lambda tar: begins_with(tar, is_video_name, others=is_image_name)})
+
+
+def _open_shards(name: str) -> VideoParts:
+    """Return the videos of shards, in order, a part each, with their labels.
+
+    Raises what `open_index` raises, and OptionError for samples of several videos, or ones that do not lie there as they are.
+    """
+    index = open_index(name)
+    fields = [one.name for one in index.manifest.fields if is_video(one)]
+    if len(fields) != 1:
+        raise OptionError(f"{name}: each sample must have one video, and they have {listed(fields, most=5) or 'none in common'}")
+    sources: list[MediaSource] = []
+    labels = []
+    for entries in look_up_all(index, fields[0]):
+        extents = entries.extents
+        if extents.codecs is not None and any(extents.codecs):
+            raise OptionError(f"{name}: its videos do not lie there as they are; convert it with --to webdataset")
+        places = zip(extents.paths, extents.offset.tolist(), extents.nbytes.tolist(), strict=True)
+        sources += [MediaSource(*place) for place in places]
+        labels.append(entries.labels)
+    videos = open_videos(sources, where=name)
+    if not any(one.kind is FieldKind.LABEL for one in index.manifest.fields):
+        return VideoParts.whole(videos)
+    return VideoParts.whole(videos, np.concatenate(labels), index.manifest.classes)
+
+
 def open_source(place: Place, form: Form) -> Source:
     """Open a folder of videos, a prefix of them in a store, a video, a pattern, or a list of parts, CSV or JSON lines.
 
@@ -79,15 +110,15 @@ def open_source(place: Place, form: Form) -> Source:
     """
     import_av()  # now, rather than for each video
     refuse_field_choices(form)
-    is_video = is_video_name(os.fsencode(place.name))
-    if place.is_dir() if isinstance(place, Path) else not (is_video or place.name.lower().endswith(LIST_SUFFIXES)):
+    is_one = is_video_name(os.fsencode(place.name))
+    if place.is_dir() if isinstance(place, Path) else not (is_one or place.name.lower().endswith(LIST_SUFFIXES)):
         if is_lerobot(str(place)):
             raise OptionError(f"{place}: a LeRobot dataset, which datapipe.Clips reads where it lies; pass {place / 'videos'}")
         return classes_if_all(place, form, KIND)
     refuse_class_from(form)
     if not place.name.lower().endswith(LIST_SUFFIXES):
         refuse_root(form)
-    if isinstance(place, Location) and is_video:
+    if isinstance(place, Location) and is_one:
         pinned_object(str(place))  # raises if it is not there
         return PartsSource(place.parent, str(place), ListedParts.whole((str(place),)), form, KIND, locate=_located)
     path = on_disk(place, form)
