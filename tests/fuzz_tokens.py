@@ -27,7 +27,7 @@ from datapipe.errors import DatapipeError
 from datapipe.index.manifest import Manifest, ShardInfo, write_manifest
 from datapipe.index.pack_plan import PackPlan, open_plan
 from datapipe.index.packs import DocumentPacks, Packs, PackSettings, Segments, StreamPacks
-from datapipe.index.sidecar import SIDECAR_SUFFIX, FieldExtent, SidecarRows, write_sidecar
+from datapipe.index.sidecar import SIDECAR_SUFFIX, FieldColumn, SidecarRows, write_sidecar
 from datapipe.index.tokens import TokenIndex, TokenShard
 from datapipe.opening.tokens.opening import open_tokens
 
@@ -69,13 +69,16 @@ def index_files() -> list[bytes]:
     """Indexes of converted shards, of texts and of chats."""
     found = []
     with tempfile.TemporaryDirectory() as directory:
+        texts = [document.astype("<u2").tobytes() for document in DOCUMENTS]
+        nbytes = np.array([len(text) for text in texts], np.int64)
+        checksums = np.array([crc32c(text) for text in texts], np.uint32)
         for runs in (b"", np.array([[0, 1], [1, 2]], "<i4").tobytes()):
-            rows, place = SidecarRows(("tokens",)), 0
-            for number, document in enumerate(DOCUMENTS):
-                data = document.astype("<u2").tobytes()
-                extent = FieldExtent("tokens", place, len(data), crc32c(data), runs=runs if len(document) > 1 else b"")
-                rows.append(id=number, key=b"%d" % number, source=b"s", label=-1, size=(0, 0), extents={"tokens": extent})
-                place += len(data)
+            rows = SidecarRows(())
+            for number in range(len(texts)):
+                rows.append(id=number, key=b"%d" % number, source=b"s", label=-1, size=(0, 0), extents={})
+            of_each = [runs if len(document) > 1 else b"" for document in DOCUMENTS]
+            column = FieldColumn(nbytes.cumsum() - nbytes, nbytes, encoding="tokens", crc32c=checksums, runs=of_each)
+            rows.add_column("tokens", column)
             write_sidecar(Path(directory) / "x", rows, "x.bin")
             found.append((Path(directory) / "x").read_bytes())
     return found
