@@ -138,6 +138,13 @@ def parsed(source: str) -> ast.Module:
     return ast.parse(source)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _trees_are_dropped() -> Iterator[None]:
+    """Later tests count objects, and collect garbage among them."""
+    yield
+    parsed.cache_clear()
+
+
 def for_typing(tree: ast.Module) -> set[ast.AST]:
     """What runs only where types are checked."""
     return {
