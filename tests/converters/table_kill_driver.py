@@ -22,6 +22,7 @@ from converters.tables.options import TableConversion
 
 
 def attempt(options: TableConversion, *, dies_before: int | None) -> int:
+    """Convert in a child. This process has no threads of its own, some of which may hold locks where it forks."""
     child = os.fork()
     if child == 0:
         try:
@@ -44,7 +45,7 @@ def main(source: Path, scratch: Path, reference: Path, to: str) -> None:
     for call in range(1, 10_000, 2):  # a step of one takes twice the time and has found nothing more
         shutil.rmtree(destination, ignore_errors=True)
         if call % 3 == 0:
-            convert_table(TableConversion(source, destination, seed=7, num_workers=1))  # what is replaced
+            attempt(TableConversion(source, destination, seed=7, num_workers=1), dies_before=None)  # what is replaced
         if attempt(options, dies_before=call) != signal.SIGKILL:
             break
         num_kills += 1
