@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+import warnings
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,8 @@ def _no_iterator_of_others() -> None:
         end_s = time.monotonic() + 10
         while own_threads() and time.monotonic() < end_s:
             time.sleep(0.01)
+        if names := own_threads():
+            warnings.warn(f"an earlier test left passes open: {', '.join(names)}", stacklevel=1)
 
 
 @pytest.fixture(scope="session")
