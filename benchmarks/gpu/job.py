@@ -25,6 +25,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import IO, Any, Protocol
 
+import torch
+
 from benchmarks.environment import ROOT
 from benchmarks.gpu.report import Report
 from benchmarks.gpu.settings import Check, Deadline
@@ -34,7 +36,7 @@ _LOG_TAIL = 2000  # characters
 _START_S = 60  # a job may take so long to begin
 _DIE_WITH_PARENT = 1  # Linux's PR_SET_PDEATHSIG
 _JOBS = tuple(f"benchmarks.gpu.{name}" for name in ("rates", "train_job", "tables_job", "tokens_job", "clips_job"))
-_IMPORTS = ("torch", "datapipe.kinds.loader", "nvidia.dali.fn", *_JOBS)
+_IMPORTS = ("datapipe.kinds.loader", "nvidia.dali.fn", *_JOBS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +183,8 @@ def _forked(job: Job, out: IO[str]) -> _Running:
 
 def import_early() -> None:
     """Import, once, what jobs and stages of a dry run need, so that forks have it."""
-    os.environ["OMP_NUM_THREADS"] = "1"  # no threads before a fork
+    os.environ["OMP_NUM_THREADS"] = "1"
+    torch.set_num_threads(1)  # no threads before a fork: a child that computes would wait for them for ever
     for name in _IMPORTS:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
