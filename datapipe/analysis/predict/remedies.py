@@ -97,9 +97,8 @@ def rank_remedies(workload: Workload, remedies: Sequence[Remedy], *, measured_st
 
     replayed_s = float(replayed(Change()).step_s[0])
     scale = 1.0 if measured_step_s is None else measured_step_s / replayed_s
-    doubt = max(
-        _RESOLUTION, abs(1 / scale - 1)
-    )  # relative error of the unchanged replay; predictions may have it too, either way
+    # The relative error of the unchanged replay; predictions may have it too, either way.
+    doubt = max(_RESOLUTION, abs(1 / scale - 1))
     floor_s = min(workload.floor_s, replayed_s * scale)  # because of other loaders, no remedy leads to a shorter step
 
     def predicted(remedy: Remedy) -> Prediction:
