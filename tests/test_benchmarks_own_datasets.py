@@ -33,6 +33,7 @@ def shapes(batch: Any) -> Any:
     return [shapes(part) for part in batch]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_kind_taken_over_gives_the_same_shapes(root: Path, kind: str) -> None:
     loader: Any = DataLoader(OwnDataset(root, kind), batch_size=3, collate_fn=mixed if kind == "random-collate" else None)

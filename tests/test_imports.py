@@ -320,6 +320,7 @@ def test_importing_datapipe_is_light() -> None:
     assert run_python(f"import sys, datapipe\nprint([name for name in {heavy!r} if name in sys.modules])") == "[]"
 
 
+@pytest.mark.slow
 def test_rooms_of_optional_packages_are_entered_late() -> None:
     """Everything but the optional packages' own rooms imports without loading them."""
     optional = tuple(name for name in OWN_ROOMS if name != "nvidia.nvimgcodec")

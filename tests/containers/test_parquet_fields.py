@@ -279,6 +279,7 @@ def test_a_page_that_fails_its_checksum_is_damage(path: Path) -> None:
     assert rows.columns["image"].column == "image.bytes"
 
 
+@pytest.mark.slow
 def test_a_page_that_claims_to_be_large_is_not_decompressed(path: Path) -> None:
     """One of 2 KB that would have 100 MB; written by its own header, in as many bytes as the truth."""
     image = b"\xff\xd8\xff" + bytes(70_000_000)

@@ -64,6 +64,7 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, byt
     return root / "videos", dict(zip(sources_of(root / "out"), field_of(root / "out", "mp4"), strict=True)), bad
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in KINDS if name not in NOT_KEPT])
 def test_kept_videos_show_the_same_frames_at_the_same_times(
     name: str, kinds: tuple[Path, dict[str, bytes], dict[str, str]], tmp_path: Path
@@ -83,6 +84,7 @@ def test_kept_videos_show_the_same_frames_at_the_same_times(
         assert ours.rotation == theirs.rotation
 
 
+@pytest.mark.slow
 def test_the_table_of_contents_comes_first_and_nothing_names_a_version(
     kinds: tuple[Path, dict[str, bytes], dict[str, str]],
 ) -> None:
@@ -155,6 +157,7 @@ def test_videos_are_recognised(tmp_path: Path, path: str, why: str) -> None:
     assert why in found.why
 
 
+@pytest.mark.slow
 def test_the_same_bytes_on_any_number_of_workers_and_after_a_run_that_ended_early(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     for number in range(6):

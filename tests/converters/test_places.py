@@ -6,6 +6,7 @@ import json
 import re
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -61,6 +62,7 @@ def in_plain_words(sample: ListedSample) -> str:
     return repr(json.dumps(shown, sort_keys=True))
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(sample=SAMPLES)
 def test_columns_are_read_as_written_and_digested_by_a_fixed_text(sample: ListedSample) -> None:

@@ -34,6 +34,7 @@ def lsun(root: Path) -> Made:
     return Made(source, [{"image": value} for value in values])
 
 
+@pytest.mark.slow
 def test_every_value_is_a_sample(tmp_path: Path) -> None:
     made = lsun(tmp_path)
     out = converted(made.source, tmp_path / "out")
@@ -44,6 +45,7 @@ def test_every_value_is_a_sample(tmp_path: Path) -> None:
     assert sources_of(converted(single, tmp_path / "single")) == ["0001", "a", "c/d"]
 
 
+@pytest.mark.slow
 def test_a_folder_of_databases_is_one_of_classes(tmp_path: Path) -> None:
     for number, name in enumerate(("bridge_train_lmdb", "tower_train_lmdb")):
         database(tmp_path / "in" / name, {b"%d" % row: image(row + 3 * number) for row in range(3)})

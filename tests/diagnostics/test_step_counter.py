@@ -119,6 +119,7 @@ def test_too_few_steps_count_nothing() -> None:
         torch.ones(2) + 1  # no mode is left
 
 
+@pytest.mark.slow
 def test_compiled_models_are_counted_as_what_they_were_made_of() -> None:
     """Also with fullgraph=True, by which torch refuses to compile below a mode."""
     torch._dynamo.reset()
@@ -150,6 +151,7 @@ class Branches(Model):
         return found + scaled + flex_attention(tokens, tokens, tokens)[:, 0]  # type: ignore[index]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:flex_attention called without:UserWarning")
 def test_operations_of_higher_order_run_and_are_named() -> None:
     torch._dynamo.reset()

@@ -353,6 +353,7 @@ def test_filling_survives_a_bad_network(converted: Path, tmp_path: Path) -> None
         filled(tmp_path / "c", 4)
 
 
+@pytest.mark.slow
 @needs_obstore
 def test_ranks_share_one_cache_and_resume_on_another_number(converted: Path, tmp_path: Path) -> None:
     """Two ranks, resumed as four, with a cold and with a warm cache: the samples of the local set."""

@@ -70,6 +70,7 @@ def test_a_web_server_that_is_not_there(closed_port: str) -> None:
     assert failing_s(lambda: dp.DataLoader(f"{closed_port}/x.tar"), "the connection was refused") < LIMIT_S
 
 
+@pytest.mark.slow
 @needs_obstore
 def test_the_host_is_given_its_seconds_only_once(closed_port: str) -> None:
     with environment(closed_port):
@@ -107,6 +108,7 @@ def test_no_credentials_whatever_the_metadata_service_answers(url: str, remedy: 
         assert remedy in found.what
 
 
+@pytest.mark.slow
 @needs_obstore
 def test_a_wait_for_a_store_is_reported(
     tmp_path: Path, closed_port: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -273,9 +273,9 @@ KINDS = {
 
 
 class TestLoaders(LoaderSuite):
-    """Every kind; by night, images by each of their backends and each way of taking clips and sound."""
+    """Every kind, some where there is time for slow tests; by night, each backend of images and way of taking clips and sound."""
 
-    @pytest.fixture(params=mostly_nightly(KINDS, "images", "tables", "tokens", "clips", "audio", "numbers"))
+    @pytest.fixture(params=mostly_nightly(KINDS, "images", "tables", slow=("tokens", "clips", "audio", "numbers")))
     def kind(self, request: pytest.FixtureRequest) -> LoaderOf:
         return KINDS[request.param]
 

@@ -59,6 +59,7 @@ def test_blocks_are_used_again(context: str) -> None:
     assert len(set(places)) <= 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("varies", [False, True])
 def test_batches_that_are_all_kept_stay_what_they_are(varies: bool) -> None:
     loader = loaded(Numbered(160, varies=varies), num_workers=2, persistent_workers=True)

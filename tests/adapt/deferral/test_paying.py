@@ -156,6 +156,7 @@ def test_what_was_learned_is_known_to_fresh_workers(paths: list[str], costs: Any
     assert loader._tally.paying.plain.num_samples >= before + NUM - BATCH
 
 
+@pytest.mark.slow
 def test_recording_goes_on_where_it_pays(paths: list[str], costs: Any) -> None:
     costs(recorded=0.001, plain=0.002)
     loader = load(Images(paths, resized_array))
@@ -194,6 +195,7 @@ def test_what_is_resized_after_it_was_looked_at_may_be_left_out(paths: list[str]
     assert loader._tally.paying.plain.num_samples > MIN_SAMPLES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", ["tensors", "images", "made a tensor before", "loaded before", "blurred"])
 def test_a_batch_that_turns_out_to_resize_is_made_again(paths: list[str], costs: Any, after: str) -> None:
     """So that it has the values that it would have if recording were cheap."""

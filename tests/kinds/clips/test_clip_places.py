@@ -121,6 +121,7 @@ def assert_same(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> 
             assert torch.equal(value, other[name]) if isinstance(value, torch.Tensor) else value == other[name], name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["folder", "pattern", "file"])
 def test_clips_of_tars_are_those_of_their_files(tars: Path, in_tars: Path, form: str) -> None:
     source = {"folder": tars, "pattern": f"{tars}/*.tar", "file": tars / "train-000.tar"}[form]

@@ -181,6 +181,7 @@ def test_processes_fill_a_store_together(tmp_path: Path, place: str) -> None:
         assert [worker.wait(30) for worker in workers] == [0] * 4
 
 
+@pytest.mark.slow
 def test_killed_in_the_middle_of_any_write(tmp_path: Path) -> None:
     with driver("die", tmp_path, *range(1, 13)) as process:
         assert line_of(process) == str(NUM_IDS)
@@ -402,6 +403,7 @@ def test_a_limit_of_file_sizes_ends_admission_with_one_warning(tmp_path: Path, c
     assert "takes nothing more" in record.getMessage()
 
 
+@pytest.mark.slow
 def test_a_full_file_system_ends_admission(tmp_path: Path) -> None:
     """In a mount namespace of its own, which ends with the process."""
     mounts = (

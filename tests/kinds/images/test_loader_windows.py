@@ -89,6 +89,7 @@ def _explained(loader: dp.DataLoader) -> tuple[str, ...]:
     return dp.explain(loader).lines
 
 
+@pytest.mark.slow
 @given(
     world=st.sampled_from([(1, 12), (2, 6), (3, 4), (4, 3), (6, 2)]),
     other=st.sampled_from([(1, 12), (2, 6), (3, 4), (4, 3), (6, 2)]),
@@ -126,6 +127,7 @@ def gaps_ids(gaps: Path) -> Path:
     return gaps
 
 
+@pytest.mark.slow
 def test_few_shards_are_under_way_at_once(tmp_path: Path) -> None:
     """Of many shards, a batch needs those of its lanes; each is done with before long, and does not come again."""
     folder = make_folder(tmp_path / "folder", num=240, size=(16, 16))

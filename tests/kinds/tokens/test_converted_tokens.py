@@ -88,6 +88,7 @@ def test_another_tokenizer_than_the_shards_is_refused(made: Path, tmp_path: Path
         dp.Tokens(made / "tokens", LENGTH, tokenizer=tmp_path / "absent.json")
 
 
+@pytest.mark.slow
 def test_rows_can_be_planned_by_the_conversion(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = [
         "convert",
