@@ -108,7 +108,7 @@ def make_folder(root: Path, *, num: int = NUM_SAMPLES, size: tuple[int, int] | N
 
 
 def made_once(make: Callable[[Path, int], Path]) -> Callable[[Path, int], Path]:
-    """What `make` makes in a directory, which it returns, of a number of samples: copied from the first that had as many."""
+    """Return a function that gives what `make` does, by copying what it made first of as many samples."""
     kept: dict[int, tempfile.TemporaryDirectory[str]] = {}
 
     @functools.wraps(make)

@@ -146,7 +146,7 @@ def _trees_are_dropped() -> Iterator[None]:
 
 
 def for_typing(tree: ast.Module) -> set[ast.AST]:
-    """What runs only where types are checked."""
+    """Return the nodes that run only where types are checked."""
     return {
         inside
         for node in ast.walk(tree)

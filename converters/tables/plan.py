@@ -23,7 +23,7 @@ from converters.tables.kinds import OBJECT, are_together, called, columns_of, to
 from converters.tables.options import TableConversion
 from converters.tables.types import Facts, check_used, facts_of, is_left_out, row_nbytes, types_of
 from datapipe.core import atomic
-from datapipe.core.ordered import in_order
+from datapipe.core.ordered import map_in_order
 from datapipe.errors import DecodeError, FormatError, MissingDataError, OptionError
 from datapipe.order.draws import key64
 
@@ -98,7 +98,7 @@ def make_plan(
         return block, parsed, found
 
     with atomic.atomic_writer(path.with_name(ERRORS_NAME)) as errors:
-        for block, parsed, found in in_order(lambda block: survey(block, {}), source.blocks(), num_threads=num_threads):
+        for block, parsed, found in map_in_order(lambda block: survey(block, {}), source.blocks(), num_threads=num_threads):
             if blocks and block.file != blocks[-1][0]:
                 file_seen = 0
             if known.kinds and not known.goes_with(parsed):

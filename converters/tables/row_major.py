@@ -23,7 +23,7 @@ from converters.tables.writing import WrittenFile
 from datapipe.columns.values import values_of
 from datapipe.containers.tables.types import leaves_of
 from datapipe.core import atomic
-from datapipe.core.ordered import in_order
+from datapipe.core.ordered import map_in_order
 from datapipe.errors import OptionError
 from datapipe.index.tables import ColumnKind, TableColumn
 
@@ -67,7 +67,7 @@ def write_rows(
                 note.touch()
             return int(firsts[run[-1] + 1] - firsts[run[0]])
 
-        for num in in_order(write, range(len(runs)), num_threads=num_threads):
+        for num in map_in_order(write, range(len(runs)), num_threads=num_threads):
             on_rows(2 * num)
         os.replace(path, building / row_major.NAME)
     with (building / row_major.NAME).open("rb") as file:

@@ -22,7 +22,7 @@ from converters.tables import RowSource
 from converters.tables.options import TableConversion
 from converters.tables.plan import TablePlan, rows_of
 from datapipe.core import arrow_maps, atomic
-from datapipe.core.ordered import in_order
+from datapipe.core.ordered import map_in_order
 from datapipe.errors import FormatError
 from datapipe.order.row_permutation import RowPermutation
 
@@ -65,9 +65,11 @@ def write_parquet(
                 _scatter(paths[number], runs[number], plan, options, source)
             return sum(plan.blocks[block][3] for block in runs[number])
 
-        for num in in_order(scatter, range(len(runs)), num_threads=num_threads):
+        for num in map_in_order(scatter, range(len(runs)), num_threads=num_threads):
             on_rows(num)
-        for number in in_order(lambda number: _gather(building, number, paths, plan), missing, num_threads=min(2, num_threads)):
+        for number in map_in_order(
+            lambda number: _gather(building, number, paths, plan), missing, num_threads=min(2, num_threads)
+        ):
             found[number] = _note_of(building, number)
             on_rows(plan.shard_starts[number + 1] - plan.shard_starts[number])
     written = [one for one in found if one is not None]

@@ -1,4 +1,4 @@
-"""What is asked of `from_torch` besides the loader; its arguments that go in 0.3, with what takes their place."""
+"""The arguments of `from_torch` besides the loader, and those that go in 0.3, with what takes their place."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Handling(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What was asked of `from_torch`, besides the loader and the seed."""
+    """The arguments of a call of `from_torch`, without the loader and the seed."""
 
     device: str | torch.device
     backend: Backend

@@ -17,7 +17,7 @@ from datapipe.columns.chains import Chain, Fitted, Vocabulary
 from datapipe.columns.operations import Categorify, FillMissing, Normalize, Operation, needs_fitting
 from datapipe.columns.values import ColumnValues, values_of
 from datapipe.containers.tables.rows import GroupReader
-from datapipe.core.ordered import in_order
+from datapipe.core.ordered import map_in_order
 from datapipe.errors import OptionError
 from datapipe.index.tables import ColumnKind, TableColumn, TableIndex
 
@@ -216,7 +216,7 @@ def fit_columns(
                 readers.append(reader)
             return {name: _part_of(arrays[name], columns[name], operations) for name, operations in wanted.items()}
 
-        for number, parts in enumerate(in_order(look, range(index.num_groups), num_threads=max(1, num_workers))):
+        for number, parts in enumerate(map_in_order(look, range(index.num_groups), num_threads=max(1, num_workers))):
             for name, part in parts.items():
                 found[name].add(part)
             on_rows(index.group(number).num_rows)

@@ -11,7 +11,7 @@ A = TypeVar("A")
 B = TypeVar("B")
 
 
-def in_order(function: Callable[[A], B], values: Iterable[A], *, num_threads: int) -> Iterator[B]:
+def map_in_order(function: Callable[[A], B], values: Iterable[A], *, num_threads: int) -> Iterator[B]:
     """Yield `function` of each value in order, computed a few ahead by threads. Closing it waits for those under way."""
     waiting: deque[Future[B]] = deque()
     with ThreadPoolExecutor(num_threads) as pool:

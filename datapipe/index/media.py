@@ -1,4 +1,4 @@
-"""What the indexes of videos and of recordings have in common."""
+"""The common part of the indexes of videos and of recordings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class MediaSource(NamedTuple):
 
 
 class MediaIndex(Protocol):
-    """What is known of some files, by their numbers."""
+    """The facts of some files, by their numbers."""
 
     def __len__(self) -> int: ...
 

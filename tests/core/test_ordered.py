@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from datapipe.core.ordered import in_order
+from datapipe.core.ordered import map_in_order
 
 
 def test_values_come_in_order_and_few_are_computed_ahead() -> None:
@@ -22,7 +22,7 @@ def test_values_come_in_order_and_few_are_computed_ahead() -> None:
         time.sleep(0.002 * (number % 3))
         return number * number
 
-    found = in_order(square, numbers(), num_threads=3)
+    found = map_in_order(square, numbers(), num_threads=3)
     assert next(found) == 0
     assert len(taken) == 5
     assert [*found] == [number * number for number in range(1, 50)]
@@ -37,7 +37,7 @@ def test_an_error_comes_in_its_place_and_what_was_waiting_is_given_up() -> None:
             raise ValueError("two")
         return number
 
-    found = in_order(check, range(1000), num_threads=1)
+    found = map_in_order(check, range(1000), num_threads=1)
     assert [next(found), next(found)] == [0, 1]
     with pytest.raises(ValueError, match="two"):
         next(found)

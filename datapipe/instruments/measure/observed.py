@@ -1,4 +1,4 @@
-"""What a recording holds of a process besides steps and batches: its waits for other ranks, Python's lock, its model's cost."""
+"""The facts of a process in a recording besides steps and batches: its waits for other ranks, Python's lock, its model's cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the files of a LeRobot dataset say: `meta/info.json`, the tables of episodes and tasks, and those of rows in `data/`.
+"""Read the files of a LeRobot dataset: `meta/info.json`, the tables of episodes and tasks, and those of rows in `data/`.
 
 The format is that of https://github.com/huggingface/lerobot (`lerobot/datasets`). In 3.0 files hold many episodes, and
 `meta/episodes` says where each begins; in 2.1 each episode has files of its own.
@@ -40,7 +40,7 @@ _DAMAGE = (pa.ArrowException, OSError, ValueError, KeyError, TypeError)
 
 @dataclass(frozen=True, slots=True)
 class Info:
-    """What `meta/info.json` says."""
+    """The contents of `meta/info.json`."""
 
     root: Place
     version: int  # 2 or 3
@@ -76,7 +76,7 @@ class Info:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Episodes:
-    """What is known of each episode, in order."""
+    """The facts of each episode, in order."""
 
     number: Ints
     length: Ints
@@ -202,19 +202,13 @@ def read_table(info: Info, episodes: Episodes) -> EpisodeTable:
 def _read_tasks(info: Info) -> tuple[str, ...]:
     """Return the texts of tasks, by number."""
     path = info.root / "meta" / ("tasks.parquet" if info.version == 3 else "tasks.jsonl")
-    try:
+    with _read_as(str(path), "not a table of tasks"):
         if info.version == 3:
             with opened_for_library(str(path)) as opened:
                 rows = pq.ParquetFile(opened).read().to_pylist()
             pairs = {int(row["task_index"]): str(row.get("task", row.get("__index_level_0__"))) for row in rows}
         else:
             pairs = {int(row["task_index"]): str(row["task"]) for row in _json_lines(path)}
-    except FileNotFoundError as exc:
-        raise MissingDataError(f"{path}: no such file; get the dataset again") from exc
-    except StorageError:
-        raise
-    except _DAMAGE as exc:
-        raise FormatError(f"{path}: not a table of tasks ({exc}); get it again") from exc
     return tuple(pairs.get(number, "") for number in range(max(pairs, default=-1) + 1))
 
 
@@ -245,15 +239,21 @@ def groups_of(name: str, file: str) -> list[RowGroup]:
 @contextlib.contextmanager
 def _opened(file: str) -> Iterator[pq.ParquetFile]:
     """Open a file; errors, also those of the block, say which one."""
+    with _read_as(file, "cannot be read as a table of the dataset"), opened_for_library(file) as opened:
+        yield pq.ParquetFile(opened)
+
+
+@contextlib.contextmanager
+def _read_as(file: str, problem: str) -> Iterator[None]:
+    """Translate the errors of a block that reads a file. `problem`: what is said of a damaged one."""
     try:
-        with opened_for_library(file) as opened:
-            yield pq.ParquetFile(opened)
+        yield
     except FileNotFoundError as exc:
         raise MissingDataError(f"{file}: no such file; get the dataset again") from exc
     except StorageError:
         raise
     except _DAMAGE as exc:
-        raise FormatError(f"{file}: cannot be read as a table of the dataset ({exc}); get it again") from exc
+        raise FormatError(f"{file}: {problem} ({exc}); get it again") from exc
 
 
 def _columns_of(file: str, is_wanted: Callable[[str], bool]) -> dict[str, NDArray[Any]]:
