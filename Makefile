@@ -1,8 +1,7 @@
 # Every target makes the environment it needs; from a bare clone nothing else has to be typed.
 #
 #   make demo    convert, verify, load and train on generated photos; two diagnoses in demo-out/
-#   make test    the test suite, 10 to 20 minutes on two cores    make test-fast   without what is slow
-#   make test-nightly    what is slow and rarely breaks; continuous integration runs it too
+#   make test    the tests of the day, three to five minutes on two cores    make test-all    all tests, 20 to 30 minutes
 #   make setup   the environment of a contributor, with everything that tests, checks and documentation need
 #   make cpu-kinds   the tests of pixels, decoding and parity under several kinds of CPU: two minutes on two cores;
 #                   CPU_KINDS_ARGS=--record writes benchmarks/results/cpu-kinds.json
@@ -28,9 +27,10 @@ VENV ?= .venv
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo $$p; break; }; done)
 PIP_ARGS ?=
-# Tests often wait for processes of theirs, so there is one worker more than cores.
+# Tests often wait for processes of theirs, so there is one worker more than cores; two more by night.
 JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 8 ? n + 1 : 8)))
-PYTEST_ARGS ?= -n $(JOBS) --dist worksteal
+NIGHT_JOBS ?= $(shell echo $$(($(JOBS) + 1)))
+PYTEST_ARGS ?=
 DEMO_ARGS ?=
 BENCH_ARGS ?=
 FUZZ_ARGS ?= --inputs 1000000
@@ -43,14 +43,14 @@ TORCHVISION ?= torchvision==0.28.0
 CUDF ?= pylibcudf-cu13==26.10.2 rmm-cu13==26.10.0
 
 # Tests start some hundred processes; without bytecode each of them would compile the packages again.
-test test-fast test-nightly cpu-kinds versions: export PYTHONDONTWRITEBYTECODE :=
+test test-all cpu-kinds versions: export PYTHONDONTWRITEBYTECODE :=
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 NEEDS := pyproject.toml constraints.txt
 EXTRAS := cpu nvimgcodec remote lmdb tokens video nvdec audio video,tokens,remote ray dali-cu12 dali-cu13 cudf-cu12 cudf-cu13 gpu-cu12 gpu-cu13 train bench docs release dev
 
-.PHONY: setup demo test test-fast test-nightly cpu-kinds versions arm docs lint types bench fuzz gpu-check gpu-check-dry resolve constraints check-wheel check-clean
+.PHONY: setup demo test test-all cpu-kinds versions arm docs lint types bench fuzz gpu-check gpu-check-dry resolve constraints check-wheel check-clean
 
 setup: $(VENV)/.installed-dev $(VENV)/.installed-docs
 
@@ -58,14 +58,10 @@ demo: $(VENV)/.installed-demo
 	$(BIN)/datapipe demo $(DEMO_ARGS)
 
 test: $(VENV)/.installed-dev
-	@echo 'The test suite takes 10 to 20 minutes on two cores; make test-fast leaves out what is slow.'
-	$(BIN)/python -m pytest $(PYTEST_ARGS) -m 'not nightly'
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m 'not nightly' $(PYTEST_ARGS)
 
-test-fast: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest $(PYTEST_ARGS) -m 'not slow'
-
-test-nightly: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest $(PYTEST_ARGS) -m nightly
+test-all: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -n $(NIGHT_JOBS) --dist worksteal $(PYTEST_ARGS)
 
 cpu-kinds: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.run_cpu_kinds $(CPU_KINDS_ARGS)

@@ -4,7 +4,8 @@ python -m benchmarks.versions                # all of them: hours on two cores
 python -m benchmarks.versions 3.14 lowest    # those
 
 `3.11` and the like have the newest of everything, as pip would choose it today. `lowest` has the oldest Python and the
-lowest versions that pyproject.toml allows. The oldest and the newest Python run the whole suite, the others the quick one.
+lowest versions that pyproject.toml allows. The oldest and the newest Python run the whole suite, the others the quick one: the
+tests of the day.
 It needs uv (`make versions` installs it) and the network; variables such as UV_TORCH_BACKEND=cpu reach uv.
 """
 
@@ -121,7 +122,16 @@ def run_suite(python: Path, *, whole: bool, jobs: int) -> Run:
     environment = describe_environment()
     log = python.parents[1] / "test.log"
     print(f"{log}: {'whole' if whole else 'quick'} suite ...", flush=True)
-    command: list[Any] = [python, "-m", "pytest", "-n", str(jobs), "--dist", "worksteal", *([] if whole else ["-m", "not slow"])]
+    command: list[Any] = [
+        python,
+        "-m",
+        "pytest",
+        "-n",
+        str(jobs),
+        "--dist",
+        "worksteal",
+        *([] if whole else ["-m", "not nightly"]),
+    ]
     started = time.monotonic()
     with log.open("w") as out:
         status = subprocess.run(command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT).returncode

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 from hypothesis import HealthCheck, settings
+from thinning import spread
 
 gc.disable()  # until all tests are collected: many objects are made, and none is garbage
 
@@ -74,11 +75,21 @@ _LONG = ("test_engine_ray.py", "test_gpu_check.py", "test_pages.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put long tests first, mark nightly ones as slow, and skip those marked `gpu`, with a reason, where torch sees no device."""
-    items.sort(key=lambda item: _LONG.index(item.path.name) if item.path.name in _LONG else len(_LONG))
+    """Leave cases to the night, put long tests first, and skip those marked `gpu`, with a reason, where torch sees no device.
+
+    It runs before pytest's own hook, which then selects by marks.
+    """
+    of_tests: dict[str, list[pytest.Function]] = {}
     for item in items:
-        if item.get_closest_marker("nightly"):
-            item.add_marker("slow")
+        if item.get_closest_marker("daily") and not item.get_closest_marker("nightly"):
+            assert isinstance(item, pytest.Function)
+            of_tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for cases in of_tests.values():
+        (number,) = cases[0].get_closest_marker("daily").args
+        by_day = spread([{name: repr(value) for name, value in case.callspec.params.items()} for case in cases], number)
+        for place in set(range(len(cases))).difference(by_day):
+            cases[place].add_marker("nightly")
+    items.sort(key=lambda item: _LONG.index(item.path.name) if item.path.name in _LONG else len(_LONG))
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked:
         return

@@ -10,7 +10,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -127,15 +127,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_folder(tmp_path_factory.mktemp("folder") / "set")
 
 
-def mostly_nightly(cases: Iterable[Any], *daily: Any, slow: Collection[Any] = ()) -> list[Any]:
-    """The cases as a test's parameters, a tuple as several; those that are not `daily` are left to `make test-nightly`.
-
-    `slow`: those of the daily ones that `make test-fast` leaves out.
-    """
+def mostly_nightly(cases: Iterable[Any], *daily: Any) -> list[Any]:
+    """The cases as a test's parameters, a tuple as several; those that are not `daily` are left to the night."""
     return [
         pytest.param(
             *(case if isinstance(case, tuple) else [case]),
-            marks=[pytest.mark.slow] if case in slow else [] if case in daily else [pytest.mark.nightly],
+            marks=[] if case in daily else [pytest.mark.nightly],
         )
         for case in cases
     ]

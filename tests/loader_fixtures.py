@@ -58,7 +58,7 @@ def converted(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return convert(folder, tmp_path_factory.mktemp("converted") / "set")
 
 
-@pytest.fixture(params=["images_cpu", pytest.param("dali", marks=pytest.mark.slow)])
+@pytest.fixture(params=["images_cpu", pytest.param("dali", marks=pytest.mark.nightly)])
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """What decodes in loaders of backend="auto" in this process; DALI as far as it can do what they ask for."""
     if request.param == "dali":

@@ -108,7 +108,7 @@ def test_contenders_are_named_once_and_complete() -> None:
     assert {"ours", "ours-again", "torch", "webdataset", "dali-file", "ffcv"} <= set(CONTENDERS)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_sets_are_made_once_and_not_mixed_up(tmp_path: Path) -> None:
     source = Path(prepare(Workshop(tmp_path / "a"), ImageSet("photos", num_files=3, copies=1), ()), "folder")
     workshop = Workshop(tmp_path / "b")
@@ -126,7 +126,7 @@ def test_sets_are_made_once_and_not_mixed_up(tmp_path: Path) -> None:
     assert json.loads((root / "set.json").read_text())["num_files"] == 4
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("workers", gil.WORKERS)
 def test_time_of_clips_is_that_of_this_process(tmp_path: Path, workers: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("av")
@@ -137,7 +137,7 @@ def test_time_of_clips_is_that_of_this_process(tmp_path: Path, workers: str, mon
     assert all(0 < epoch["cpu_us"] < 1.5 * epoch["wall_us"] for epoch in of_thread)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_parts_of_a_clip_s_time_add_up(tmp_path: Path) -> None:
     pytest.importorskip("av")
     parts = video_stages.measure(gil.make_videos(tmp_path / "videos", 1, 40), per_visit=2)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from PIL import Image
 
 from benchmarks import convert_sources
 from converters import ConvertOptions, convert
 
 
-@pytest.mark.slow
 def test_archives_hold_the_files_of_the_folder(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     for number in range(6):

@@ -33,7 +33,7 @@ def shapes(batch: Any) -> Any:
     return [shapes(part) for part in batch]
 
 
-@pytest.mark.slow
+@pytest.mark.daily(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_kind_taken_over_gives_the_same_shapes(root: Path, kind: str) -> None:
     loader: Any = DataLoader(OwnDataset(root, kind), batch_size=3, collate_fn=mixed if kind == "random-collate" else None)
@@ -67,7 +67,7 @@ def same(ours: list[list[torch.Tensor]], theirs: list[list[torch.Tensor]]) -> bo
     return all(torch.equal(one, other) for one, other in pairs)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize("kind", mostly_nightly(KINDS, "two-crops"))
 def test_batches_of_a_kind_are_the_same_for_any_number_of_workers_and_after_a_resume(

@@ -11,7 +11,6 @@ from benchmarks.contenders.torchvision_transforms import import_torchvision
 from benchmarks.recording import measure
 
 
-@pytest.mark.slow
 @pytest.mark.nightly
 def test_recording_is_timed_apart_from_the_images(tmp_path: Path) -> None:
     try:

@@ -36,7 +36,7 @@ def test_an_instruction_that_the_cpu_lacks_is_named() -> None:
     assert CpuKind("of tomorrow", {"ATEN_CPU_CAPABILITY": "avx2048"}, needs="avx2048").why_not()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_settings_reach_the_libraries() -> None:
     (plain,) = [kind for kind in cpu_kinds() if kind.name == "all plain"]
     if reason := plain.why_not():

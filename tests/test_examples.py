@@ -14,8 +14,6 @@ import pytest
 from converters import ConvertOptions, convert
 from datapipe.testing.synthetic_images import make_image_folder
 
-pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -84,6 +82,7 @@ def test_a_small_gpt_learns_from_text_files(tmp_path: Path, run_here: Callable[.
     assert second < 0.95 * first
 
 
+@pytest.mark.nightly
 def test_a_small_network_learns_actions_from_videos(tmp_path: Path, run_here: Callable[..., str]) -> None:
     pytest.importorskip("av")
 

@@ -137,7 +137,6 @@ def test_a_table_loader_and_the_attributes_of_loaders(folder: Path, table: Path)
     assert not hasattr(images, "no_such_attribute")
 
 
-@pytest.mark.slow
 def test_arguments_of_from_torch(folder: Path) -> None:
     torchvision_v2()
     from torchvision import transforms as v1

@@ -17,8 +17,6 @@ from hypothesis import strategies as st
 
 from datapipe.containers.tables import files
 
-pytestmark = pytest.mark.slow
-
 CHANGES = st.builds(
     Change,
     kind=st.sampled_from(sorted(set(KINDS))),
@@ -41,6 +39,7 @@ def test_sound_files_are_read(name: str, tmp_path: Path, monkeypatch: pytest.Mon
         TARGETS[name].look(data, tmp_path / "x")
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("name", mostly_nightly(TARGETS, *({*TARGETS} - {"http"})))
 @settings(quick, max_examples=150)
 @given(number=st.integers(0, 20), changes=st.lists(CHANGES, min_size=1, max_size=4), mended=st.booleans())
@@ -52,6 +51,7 @@ def test_damage_leads_to_a_result_or_an_error_of_ours(
     examine(target, data, tmp_path_factory.getbasetemp() / f"fuzz-{os.getpid()}")
 
 
+@pytest.mark.nightly
 def test_rows_that_are_believed_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -60,6 +60,7 @@ def test_rows_that_are_believed_are_found(
     assert fuzz.fuzz("table-parquet", seed=1, num=400, keep=tmp_path / "keep")
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("fault", ["exception", "crash", "hang", "memory"])
 def test_the_driver_finds_what_it_is_for(
     fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

@@ -35,8 +35,6 @@ from benchmarks.gpu.sweep import Sweep, merged
 from benchmarks.task import Task
 from datapipe.testing.synthetic_images import make_image_folder
 
-pytestmark = pytest.mark.slow
-
 
 def make_check(tmp_path: Path) -> Check:
     return Check(out=tmp_path / "results", data=tmp_path / "data", is_dry=True)
@@ -175,6 +173,7 @@ def test_a_job_that_fails_keeps_what_it_had(tmp_path: Path, environment: dict[st
     assert "exit code 1" in broken.problem
 
 
+@pytest.mark.nightly
 def test_a_job_that_takes_too_long_is_stopped(tmp_path: Path) -> None:
     arguments = {"data": "", "seconds": 60, "warmup_s": 0.0, "variants": [{"contender": "gpu-synthetic", "batch_size": 2}]}
     outcome = run_job(make_check(tmp_path), "rates", arguments, limit_s=3)
@@ -311,6 +310,7 @@ def test_idle_share_is_gaps_over_steps() -> None:
     assert (found["gap_ms"], found["gap_ms_highest"], found["compute_ms"]) == (1.0, 2.0, 9.0)
 
 
+@pytest.mark.nightly
 def test_plots_are_made_of_results(tmp_path: Path) -> None:
     from benchmarks.gpu.plots import plot_all
 

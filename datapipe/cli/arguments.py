@@ -166,6 +166,7 @@ def add_doctor(subparsers: Commands) -> None:
 _DEMO_EPILOG = """\
 examples:
   datapipe demo
+  datapipe demo --all
   datapipe demo --photos photos --images 600
   datapipe demo --make clips videos
   datapipe demo --data photos/train --out /tmp/demo
@@ -178,19 +179,22 @@ def add_demo(subparsers: Commands) -> None:
         "demo",
         help="see it work: photos to shards, loaded beside torch's DataLoader, and a training script diagnosed",
         description="Make photographs (or take yours), convert and verify them, and load them in turns: from the files with "
-        "torch's DataLoader, from the shards with datapipe's. Then train a small network for an epoch with each, under "
-        "`datapipe diagnose`, and compare the two. Then make and load a little data of each other kind.",
+        "torch's DataLoader, from the shards with datapipe's. Then train a small network for a few epochs with each, under "
+        "`datapipe diagnose`, and compare the two. It takes about a minute.",
         epilog=_DEMO_EPILOG,
     )
     parser.add_argument("--out", type=Path, default=Path("demo-out"), metavar="DIR", help="where all results go (demo-out)")
     parser.add_argument("--data", type=Path, metavar="DIR", help="your image folder, one directory per class")
-    parser.add_argument("--images", type=int, metavar="N", help="photographs to generate (2000)")
+    parser.add_argument("--images", type=int, metavar="N", help="photographs to generate (320)")
     parser.add_argument("--photos", type=Path, metavar="DIR", help="only generate photographs, in the new directory DIR")
     parser.add_argument(
         "--make",
         nargs=2,
         metavar=("KIND", "PATH"),
         help="only generate a little data of another kind at a new path: tables, audio, clips (videos) or tokens (texts)",
+    )
+    parser.add_argument(
+        "--all", action="store_true", help="make and load a little data of each other kind too: half a minute more"
     )
     parser.add_argument("--workers", type=int, metavar="N", help="worker processes of torch, threads of datapipe (cores)")
     parser.add_argument("--json", action="store_true", help="print the result as JSON; the commentary goes to standard error")

@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-SIZE, BATCH_SIZE = 160, 64
+SIZE, BATCH_SIZE = 160, 16
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
@@ -68,11 +68,12 @@ def loader_of_shards(path: str, workers: int) -> Any:
 
 
 def main() -> None:
-    """Train for one epoch."""
+    """Train for some epochs."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("photos")
     parser.add_argument("--shards")
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--epochs", type=int, default=4)
     args = parser.parse_args()
     photos = Photos(args.photos)
     loader: Any
@@ -80,16 +81,23 @@ def main() -> None:
         loader = loader_of_shards(args.shards, args.workers)
     else:
         loader = DataLoader(
-            photos, batch_size=BATCH_SIZE, shuffle=True, drop_last=True, num_workers=args.workers, collate_fn=stacked
+            photos,
+            batch_size=BATCH_SIZE,
+            shuffle=True,
+            drop_last=True,
+            num_workers=args.workers,
+            collate_fn=stacked,
+            persistent_workers=args.workers > 0,
         )
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
     model = network(len(photos.classes)).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    for images, labels in loader:
-        loss = torch.nn.functional.cross_entropy(model(images.to(device)), labels.to(device))
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
+    for _ in range(args.epochs):
+        for images, labels in loader:
+            loss = torch.nn.functional.cross_entropy(model(images.to(device)), labels.to(device))
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
 
 
 if __name__ == "__main__":

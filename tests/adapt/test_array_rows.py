@@ -189,7 +189,6 @@ def test_changes_of_the_dataset_are_followed() -> None:
         next(iter(ours))
 
 
-@pytest.mark.slow
 def test_a_transform_that_is_set_later_is_called() -> None:
     data = Rows()
     _, ours = take(data)

@@ -132,7 +132,7 @@ def resumed(make: Callable[[], Any], after: int) -> list[Any]:
     return copies(second)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("route", mostly_nightly(ROUTES, "files seen", "a batch sampler"))
 def test_batches_do_not_depend_on_the_number_of_workers(root: Path, route: str) -> None:
     expected: list[Any] = []
@@ -150,7 +150,7 @@ def test_batches_do_not_depend_on_the_number_of_workers(root: Path, route: str) 
     assert len(set(draws)) == len(draws), "each step draws other numbers"
 
 
-@pytest.mark.slow
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("route", mostly_nightly(ROUTES, "files seen", "a batch sampler"))
 def test_a_place_in_mid_epoch_is_resumed_with_its_draws(root: Path, route: str) -> None:
     def make(num_workers: int) -> Any:
@@ -164,7 +164,7 @@ def test_a_place_in_mid_epoch_is_resumed_with_its_draws(root: Path, route: str) 
         assert same(resumed(lambda: make(num_workers), 2), second[2:])  # noqa: B023
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", COLLATES)
 @pytest.mark.parametrize("route", ["files seen", "a Dataset of the user's"])
 def test_each_kind_of_collate(root: Path, route: str, name: str) -> None:
@@ -176,7 +176,7 @@ def test_each_kind_of_collate(root: Path, route: str, name: str) -> None:
         assert all(labels.shape[1:] == (NUM_CLASSES,) for _, labels in expected)
 
 
-@pytest.mark.slow
+@pytest.mark.daily(8)
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("route", ROUTES)
 def test_the_trainings_own_draws_are_left_alone(root: Path, route: str, num_workers: int) -> None:
@@ -199,7 +199,6 @@ def test_the_trainings_own_draws_are_left_alone(root: Path, route: str, num_work
     assert [own[1:] for own in first] == alone
 
 
-@pytest.mark.slow
 def test_states_are_exchanged_between_threads_and_workers(root: Path) -> None:
     whole = copies(taken(root, "files seen", Masking(), num_workers=2))
     for before, after in ((0, 2), (2, 0)):
@@ -212,7 +211,6 @@ def test_states_are_exchanged_between_threads_and_workers(root: Path) -> None:
         assert same(copies(second), whole[1:])
 
 
-@pytest.mark.slow
 def test_ranks_draw_apart(root: Path) -> None:
     """All ranks know the seed, and their MixUps must not be one."""
 
@@ -238,7 +236,7 @@ class SharedCount:
         return (*default_collate(samples), torch.randint(1000, (4,), generator=generator), torch.randint(1000, (4,)))
 
 
-@pytest.mark.slow
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("route", ["files seen", "a Dataset of the user's"])
 def test_a_mask_collator_whose_workers_share_a_count(root: Path, route: str) -> None:
     expected = copies(taken(root, route, SharedCount(), num_workers=0))
@@ -270,7 +268,6 @@ def test_a_seed_of_worker_init_fn_gives_way(root: Path) -> None:
     assert len(expected) == len(in_order)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_without_reseeding_draws_are_torchs(root: Path, num_workers: int) -> None:
     def batches(loader: Any) -> list[list[int]]:

@@ -267,7 +267,7 @@ def test_the_sampler_goes_on_deciding(root: Path, name: str, seen: bool) -> None
         assert [numbers.tolist() for _, numbers in ours] == expected
 
 
-@pytest.mark.slow
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_shuffle_is_ours_and_resumes(num_workers: int) -> None:
     ours = dp.from_torch(theirs(Numbers(), shuffle=True, num_workers=num_workers), seed=3)

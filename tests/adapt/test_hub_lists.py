@@ -44,7 +44,7 @@ FORMS: dict[str, Any] = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.daily(13)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("mapped", [False, True])
 @pytest.mark.parametrize("collator", ["default", "function", "object"])

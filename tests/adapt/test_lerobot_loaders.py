@@ -48,7 +48,7 @@ def assert_equal_batches(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
             assert found == values
 
 
-@pytest.mark.slow
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("deltas", [None, DELTAS], ids=["now", "deltas"])
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_batches_are_those_of_lerobots_own_code(root: Path, deltas: dict[str, list[float]] | None, num_workers: int) -> None:
@@ -62,7 +62,6 @@ def test_batches_are_those_of_lerobots_own_code(root: Path, deltas: dict[str, li
     assert "LeRobotDataset: datapipe reads its videos and tables; equal to LeRobot's own code in " in said
 
 
-@pytest.mark.slow
 def test_some_episodes_shuffled_without_the_last_batch(root: Path) -> None:
     dataset = LeRobotDataset(root, episodes=[0, 2], delta_timestamps=DELTAS)
     theirs = DataLoader(dataset, 8, shuffle=True, drop_last=True)
@@ -79,7 +78,6 @@ def test_some_episodes_shuffled_without_the_last_batch(root: Path) -> None:
     assert seen != sorted(seen)
 
 
-@pytest.mark.slow
 def test_frames_may_stay_uint8(root: Path) -> None:
     dataset = LeRobotDataset(root, return_uint8=True)
     dataset.reader = dataset
@@ -88,7 +86,7 @@ def test_frames_may_stay_uint8(root: Path) -> None:
     assert_equal_batches(next(iter(ours)), next(iter(DataLoader(dataset, 5))))
 
 
-@pytest.mark.slow
+@pytest.mark.daily(1)
 def test_a_state_resumes_in_mid_epoch(root: Path) -> None:
     def loader() -> Any:
         return dp.from_torch(DataLoader(LeRobotDataset(root), 8, shuffle=True), seed=1)
@@ -103,7 +101,6 @@ def test_a_state_resumes_in_mid_epoch(root: Path) -> None:
     assert [batch["index"].tolist() for batch in other] == alone[3:]
 
 
-@pytest.mark.slow
 def test_the_trainings_random_numbers_are_left_alone(root: Path) -> None:
     torch.manual_seed(0)
     before = torch.get_rng_state()
@@ -132,7 +129,7 @@ def with_another_field(dataset: Any) -> Any:
     return dataset
 
 
-@pytest.mark.slow
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(
     ("loader", "reason"),
     [
@@ -176,7 +173,6 @@ def test_faithful_leaves_the_samples_to_torchs_workers(root: Path) -> None:
     assert isinstance(dp.from_torch(DataLoader(LeRobotDataset(root), 4), faithful=True), TorchLoader)
 
 
-@pytest.mark.slow
 def test_a_dataset_that_changes_afterwards_is_an_error(root: Path) -> None:
     dataset = LeRobotDataset(root)
     ours = dp.from_torch(DataLoader(dataset, 4))

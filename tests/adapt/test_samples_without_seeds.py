@@ -78,7 +78,7 @@ def all_seeded(dataset: Any, monkeypatch: pytest.MonkeyPatch, **arguments: Any) 
         return [copies(made) for made in [loader(dataset, **arguments)] for _ in range(3)]
 
 
-@pytest.mark.slow
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("draw", DRAWS, ids=lambda draw: draw.__name__)
 @pytest.mark.parametrize("shuffle", mostly_nightly([False, True], True), ids=["in order", "shuffled"])
 def test_batches_are_as_if_every_sample_were_seeded(draw: Any, shuffle: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +87,7 @@ def test_batches_are_as_if_every_sample_were_seeded(draw: Any, shuffle: bool, mo
     assert all(same(copies(found), epoch) for epoch in expected)
 
 
-@pytest.mark.slow
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("draw", [draws_late, draws_always, reads_the_seed], ids=lambda draw: draw.__name__)
 def test_the_number_of_workers_does_not_matter(draw: Any) -> None:
     expected = copies(loader(Rows(draw)))

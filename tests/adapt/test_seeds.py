@@ -59,7 +59,7 @@ def test_manual_seed_decides(dataset: Any) -> None:
     assert not same(expected[1], expected[2])
 
 
-@pytest.mark.slow
+@pytest.mark.daily(5)
 @pytest.mark.parametrize("workers", [{}, {"num_workers": 1, "persistent_workers": True}], ids=["here", "workers that persist"])
 def test_a_state_brings_its_seed_along(dataset: Any, workers: dict[str, Any]) -> None:
     torch.manual_seed(1)

@@ -72,7 +72,6 @@ def outcomes(iterator: Iterator[Any], limit: int = 50) -> list[Any]:
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_pass_goes_on_after_a_batch_that_failed(num_workers: int) -> None:
     def theirs() -> Any:
@@ -114,7 +113,7 @@ def test_workers_end_with_the_loop_that_an_error_of_theirs_ends() -> None:
         gc.enable()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_wait_that_failed_is_no_batch() -> None:
     """After torch's timeout the batch that was waited for still comes, and the state stands before it."""
     ours = dp.from_torch(DataLoader(Slow(), 4, num_workers=1, timeout=0.5))

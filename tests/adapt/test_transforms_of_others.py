@@ -57,7 +57,7 @@ def theirs(root: Path, chain: Any, **arguments: Any) -> torch.utils.data.DataLoa
     return torch.utils.data.DataLoader(folders.ImageFolder(root, chain), **({"batch_size": 5} | arguments))
 
 
-@pytest.mark.slow
+@pytest.mark.daily(7)
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("name", CHAINS)
 def test_batches_are_torchs(root: Path, name: str, num_workers: int) -> None:
@@ -114,7 +114,7 @@ WITHOUT_CUTS: dict[str, Any] = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("name", WITHOUT_CUTS)
 def test_before_any_that_cuts_the_datasets_code_runs_unchanged(root: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only to decode would cost more than Pillow. What is recorded or not, the batches are the same."""

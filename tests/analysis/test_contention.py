@@ -84,7 +84,6 @@ def test_workers_that_wait_each_for_itself_are_recommended_as_before() -> None:
     assert "Workers wait for each other" not in screen(found)
 
 
-@pytest.mark.slow
 def test_without_a_trial_the_interval_reaches_to_no_gain() -> None:
     found = diagnosed(None)
     assert found.remedies is not None

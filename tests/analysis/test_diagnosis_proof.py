@@ -20,7 +20,6 @@ from benchmarks.harness import RESULTS
 from datapipe.analysis.judge.attribution import attribute
 from datapipe.analysis.judge.verdict import VerdictKind, figures_of, judge
 
-pytestmark = pytest.mark.slow
 _ONCE = 0.25  # of a wait, by which a loaded machine may lengthen it: what is counted twice is twice as long
 
 
@@ -85,6 +84,7 @@ def test_python_in_the_loop_is_not_the_loaders_fault() -> None:
         assert verdict.figures.data_s == pytest.approx(0.0, abs=1e-4)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(
     "cell", [Cell("read", 0, 2, 2, "none"), Cell("read", 20, 2, 1, "none"), Cell("sync", 20, 0, 1, "none")], ids=lambda c: c.name
 )
@@ -102,6 +102,7 @@ def test_the_bracket_agrees_with_a_device_in_real_time(cell: Cell) -> None:
         assert judge(figures_of(run.steps, num_workers=cell.num_workers)).kind in (VerdictKind.DATA_BOUND, VerdictKind.NOT_ENOUGH)
 
 
+@pytest.mark.nightly
 def test_a_loader_wrapped_twice_counts_once() -> None:
     run = run_control("wrapped twice", num_batches=40)
     assert len(run.steps) == 40
@@ -109,6 +110,7 @@ def test_a_loader_wrapped_twice_counts_once() -> None:
     assert float(run.steps["gap_s"].mean()) == pytest.approx(float(run.truth_s.mean()), rel=_ONCE)
 
 
+@pytest.mark.nightly
 def test_a_loader_behind_a_thread_is_measured_outside_it_or_not_at_all() -> None:
     outside = run_control("outermost over a thread", num_batches=40)
     assert outside.context.num_elsewhere >= 40

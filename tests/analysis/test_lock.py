@@ -49,7 +49,7 @@ def looked(seconds: float) -> LockUse:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_thread_that_computes_in_python_is_found(hog: str) -> None:
     latest = time.monotonic() + 60
     while not (found := looked(2.0)).holders:
@@ -60,7 +60,7 @@ def test_a_thread_that_computes_in_python_is_found(hog: str) -> None:
     assert holder_of(found) == found.holders[0]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_threads_that_wait_are_not_named() -> None:
     ends = threading.Event()
     thread = threading.Thread(target=ends.wait, args=(60,))
@@ -92,7 +92,6 @@ def test_what_the_training_process_does_around_batches_is_charged_to_the_lock() 
         assert charged_to_lock(waits, other, {TRANSFER, IDLE}) == waits
 
 
-@pytest.mark.slow
 def test_a_diagnosis_names_the_thread_instead_of_the_transfer() -> None:
     slow = process(make_s=2e-3, work_s=10e-3, open_s=20e-3)
     assert as_json(diagnose([slow], COMMAND).document)["attribution"]["fault"] == "transfer"

@@ -144,7 +144,6 @@ def test_what_was_not_measured_is_not_replayed() -> None:
         Change(production_factor=0)
 
 
-@pytest.mark.slow
 def test_batches_as_they_are_made_help_beside_a_slow_worker() -> None:
     """Worker 0 takes 60 ms for a batch, worker 1 takes 20: in order the pair gives 2 in 60, as they are made 4."""
     made_by = np.arange(400) % 2

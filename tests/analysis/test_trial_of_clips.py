@@ -80,7 +80,7 @@ def test_the_remedy_for_decoding_videos_is_named_with_its_documentation() -> Non
     assert "datapipe.Clips" not in (advice_for("decode", LoaderSituation()) or "")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_lerobots_dataset_is_measured_against_clips_in_a_fork(tmp_path: Path) -> None:
     dataset = LeRobotDataset(write_lerobot(tmp_path / "data", lengths=(40, 40, 40)))
     found = try_clips(held_for_trial(DataLoader(dataset, 8)), seconds=4.0)["clips"]

@@ -58,7 +58,6 @@ def test_a_dataset_is_tried_both_ways_in_a_child(tmp_path: Path, num_workers: in
     assert not multiprocessing.active_children()
 
 
-@pytest.mark.slow
 def test_code_that_fails_hangs_or_ends_the_child_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Failing(Photos):
         def __getitem__(self, number: int) -> Any:

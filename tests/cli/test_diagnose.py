@@ -21,8 +21,6 @@ from datapipe.cli.main import main
 from datapipe.diagnostics.command import _command
 from datapipe.errors import OptionError
 
-pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).resolve().parents[2]
 
 LOOP = """
@@ -121,6 +119,7 @@ def test_a_stream_with_workers_and_what_is_left_behind(
     assert str(Path("out") / "diagnosis.html") in printed
 
 
+@pytest.mark.nightly
 @timed
 def test_a_slow_model_is_not_blamed_on_the_loader(diagnose: Diagnose) -> None:
     source = LOOP + "\nif __name__ == '__main__':\n    train(DataLoader(Numbers(num=132), batch_size=4), work_s=0.1)\n"
@@ -153,6 +152,7 @@ def test_fail_if_and_json_and_compare(diagnose: Diagnose, capfd: pytest.CaptureF
     assert json.loads(capfd.readouterr().out)
 
 
+@pytest.mark.nightly
 def test_a_script_that_fails_and_one_without_loaders(diagnose: Diagnose, capfd: pytest.CaptureFixture[str]) -> None:
     source = LOOP + "\ntrain(DataLoader(Numbers(num=40), batch_size=4))\nraise SystemExit(7)\n"
     status, found = diagnose(source, "--no-html", settles=False)
@@ -164,6 +164,7 @@ def test_a_script_that_fails_and_one_without_loaders(diagnose: Diagnose, capfd: 
     assert "starvation was not measured" in said
 
 
+@pytest.mark.nightly
 @timed
 def test_a_remedy_is_applied_and_compared(diagnose: Diagnose, tmp_path: Path) -> None:
     source = LOOP + textwrap.dedent("""
@@ -190,6 +191,7 @@ def test_a_remedy_is_applied_and_compared(diagnose: Diagnose, tmp_path: Path) ->
     assert (tmp_path / "runs.txt").read_text().split() == ["begun", "ended", "ended", "begun", "ended"]
 
 
+@pytest.mark.nightly
 def test_two_ranks_under_torchrun(diagnose: Diagnose) -> None:
     source = LOOP + textwrap.dedent("""
     import os
@@ -258,6 +260,7 @@ def test_a_script_that_a_signal_ends_leaves_what_was_seen(name: str, diagnose: D
     assert any(f"{name} ended the script" in trouble for trouble in found["troubles"])
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(not _has("torchvision"), reason="torchvision is not installed")
 def test_a_loop_over_an_image_folder_and_what_datapipe_would_bring(diagnose: Diagnose, tmp_path: Path) -> None:
     photos = tmp_path / "photos"

@@ -66,7 +66,7 @@ def test_a_misspelt_option_names_the_one_that_is_meant(argv: list[str], said: st
     assert f"error: {said}" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_long_wait_is_told_without_a_level(capfd: pytest.CaptureFixture[str]) -> None:
     """It is no fault; what is one has its level."""
     code = (
@@ -139,7 +139,7 @@ def test_help_needs_none_of_what_commands_need() -> None:
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_commands_on_files_start_without_torch_and_pandas(tmp_path: Path) -> None:
     """`import torch` takes a second or two, and each worker of a conversion would import pandas again."""
     make_folder(tmp_path / "photos", num=3)

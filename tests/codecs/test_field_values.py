@@ -81,7 +81,6 @@ def test_what_means_nothing_is_bad(kind: FieldKind, data: bytes, said: str) -> N
         value_of(kind, data)
 
 
-@pytest.mark.slow
 @settings(max_examples=200)
 @given(kind=st.sampled_from([FieldKind.MASK, FieldKind.ARRAY, FieldKind.TEXT, FieldKind.JSON]), data=st.data())
 def test_damage_is_bad_or_harmless(kind: FieldKind, data: st.DataObject) -> None:

@@ -467,7 +467,6 @@ def test_an_nvimgcodec_that_cannot_decode_without_a_gpu_is_refused(monkeypatch: 
     assert default_decoder_name.__wrapped__() == "simplejpeg"
 
 
-@pytest.mark.slow
 def test_threads_may_open_their_decoders_all_at_once() -> None:
     """As a loader's threads do. In a process of its own, where nothing is imported yet."""
     code = """

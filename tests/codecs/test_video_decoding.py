@@ -31,7 +31,7 @@ def wanted(*frames: int) -> NDArray[np.int64]:
     return np.array(frames, np.int64)
 
 
-@pytest.mark.slow
+@pytest.mark.daily(6)
 @pytest.mark.parametrize("name", KINDS)
 def test_random_access_equals_sequential_decoding(name: str, tmp_path: Path) -> None:
     path = KINDS[name](tmp_path / name)

@@ -370,7 +370,8 @@ def test_recipes_that_mean_nothing(operations: Any, reason: str) -> None:
     [
         lambda: C.FillMissing("mode"), lambda: C.FillMissing(float("nan")), lambda: C.Clip(), lambda: C.Clip(3, 1),
         lambda: C.Bucketize(()),
-        lambda: C.Bucketize((2, 1)), lambda: C.HashBucket(1), lambda: C.Categorify(min_count=0), lambda: C.Categorify(max_size=0),
+        lambda: C.Bucketize((2, 1)), lambda: C.Bucketize((1, 1)),
+        lambda: C.HashBucket(1), lambda: C.Categorify(min_count=0), lambda: C.Categorify(max_size=0),
         lambda: C.Cast("complex64"),
     ],
 )  # fmt: skip

@@ -62,7 +62,6 @@ def written(saved: Path, document: object, name: str) -> Path:
     return path
 
 
-@pytest.mark.slow
 def test_every_member_with_every_value_is_refused_or_used(saved: Path) -> None:
     document = json.loads(saved.read_text())
     refusals = []

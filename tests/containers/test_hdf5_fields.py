@@ -244,7 +244,7 @@ def test_a_shard_of_our_own_without_its_manifest(tmp_path: Path) -> None:
 # -- lists, read here -----------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @quick
 @given(
     lists=st.lists(st.lists(st.integers(-(2**31), 2**31 - 1), max_size=40), min_size=1, max_size=30),

@@ -278,7 +278,6 @@ def test_data_in_chunks_are_refused(path: Path) -> None:
         index_shard(path)
 
 
-@pytest.mark.slow
 def test_a_dataset_for_each_sample_is_refused(path: Path) -> None:
     with h5py.File(path, "w") as file:
         for number in range(10_001):
@@ -287,7 +286,7 @@ def test_a_dataset_for_each_sample_is_refused(path: Path) -> None:
         index_shard(path)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_groups_without_end_are_refused_in_no_time(path: Path) -> None:
     def nested(num: int) -> None:
         with h5py.File(path, "w") as file:
@@ -407,7 +406,7 @@ def test_a_damaged_reference_is_refused(path: Path) -> None:
         index_shard(path)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @quick
 @given(data=st.data())
 def test_damage_to_the_heap_raises_nothing_but_format_errors(

@@ -119,7 +119,6 @@ def _indexed_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_indexed_once")
-@pytest.mark.slow
 @pytest.mark.parametrize("options", [PLAIN, PACKED, {"compression": "zstd", "data_page_version": "2.0"}], ids=str)
 def test_columns_are_fields(path: Path, options: dict[str, Any]) -> None:
     write(path, {name: column for name, (column, _, _) in COLUMNS.items()}, **options)
@@ -133,7 +132,7 @@ def test_columns_are_fields(path: Path, options: dict[str, Any]) -> None:
             assert getattr(value, "dtype", None) == getattr(wanted, "dtype", None), name
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @quick
 @given(
     texts=st.lists(st.text(st.characters(codec="utf-8"), max_size=30), min_size=1, max_size=40),
@@ -279,7 +278,6 @@ def test_a_page_that_fails_its_checksum_is_damage(path: Path) -> None:
     assert rows.columns["image"].column == "image.bytes"
 
 
-@pytest.mark.slow
 def test_a_page_that_claims_to_be_large_is_not_decompressed(path: Path) -> None:
     """One of 2 KB that would have 100 MB; written by its own header, in as many bytes as the truth."""
     image = b"\xff\xd8\xff" + bytes(70_000_000)

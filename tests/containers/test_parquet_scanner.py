@@ -105,7 +105,6 @@ def test_a_column_that_must_not_be_null(path: Path) -> None:
         assert read(path) == IMAGES
 
 
-@pytest.mark.slow
 @quick
 @given(
     images=st.lists(st.binary(max_size=400), min_size=1, max_size=40),
@@ -548,7 +547,6 @@ def column_of(footer: dict[int, Any]) -> dict[int, Any]:
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -623,7 +621,7 @@ def test_a_page_of_labels_that_claims_to_be_large_is_not_decompressed(path: Path
         index_shard(path)
 
 
-@pytest.mark.slow
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("version", ["1.0", "2.0"])
 @quick
 @given(data=st.data())

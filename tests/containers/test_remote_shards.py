@@ -23,7 +23,7 @@ from datapipe.opening.samples import open_index
 from datapipe.stores.random_access import RemoteBytes
 from datapipe.testing.loaders.kind import copies, same
 
-pytestmark = [pytest.mark.slow, needs_obstore, needs_moto]
+pytestmark = [needs_obstore, needs_moto]
 TOP = f"s3://{BUCKET}"
 OPTIONS: dict[str, Any] = {"batch_size": 8, "shuffle": True, "seed": 3, "num_workers": 2, "transform": [T.RandomResizedCrop(24)]}
 
@@ -56,6 +56,7 @@ def store(server: FaultyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     server.weather.faults.clear()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("shuffle", [True, False, "windows"])
 @pytest.mark.parametrize("name", ["tars", "plain", "grouped"])
 def test_batches_and_states_are_those_of_the_local_files(
@@ -99,6 +100,7 @@ def test_an_index_is_made_once_and_again_when_a_shard_changes(store: FaultyStore
     assert [line for line in store.log if line == f"GET /{BUCKET}/changing/{names[0]}"]
 
 
+@pytest.mark.daily(6)
 @pytest.mark.parametrize(
     ("url", "num_shards"),
     [("tars/*.tar", 4), ("tars/set-00[01].tar", 2), ("tars/set-{000..003}.tar", 4),
@@ -158,6 +160,7 @@ def test_other_formats_are_refused(store: FaultyStore, tmp_path: Path) -> None:
         dp.DataLoader(f"{TOP}/records")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["tars", "grouped"])
 def test_a_bad_network_while_indexing_changes_nothing(store: FaultyStore, sets: dict[str, Path], name: str) -> None:
     store.weather.faults = [
@@ -169,6 +172,7 @@ def test_a_bad_network_while_indexing_changes_nothing(store: FaultyStore, sets: 
     assert sum(fault.done for fault in store.weather.faults) > 10
 
 
+@pytest.mark.nightly
 def test_a_store_that_stays_away_is_no_damage(store: FaultyStore) -> None:
     for name, suffix in (("tars", ".tar"), ("grouped", ".parquet")):
         next(iter(dp.DataLoader(dp.Images(f"{TOP}/{name}"), **OPTIONS)))  # which makes the index
@@ -222,6 +226,7 @@ def kept(url: str, cache: Path, **options: Any) -> dp.DataLoader:
     return dp.DataLoader(dp.Images(url, remote=dp.Remote(cache_dir=cache)), **{**OPTIONS, **options})
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("shuffle", [True, "windows"])
 @pytest.mark.parametrize("name", ["tars", "plain", "grouped"])
 def test_shards_of_others_are_kept(
@@ -243,6 +248,7 @@ def test_shards_of_others_are_kept(
     assert f"{num_all} of {num_all} shards are kept in" in "\n".join(dp.explain(loader).lines)
 
 
+@pytest.mark.nightly
 def test_a_shard_that_was_replaced_is_kept_again(
     store: FaultyStore, sets: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -258,6 +264,7 @@ def test_a_shard_that_was_replaced_is_kept_again(
     assert same(copies(loader), copies(dp.DataLoader(str(copied), **OPTIONS)))
 
 
+@pytest.mark.nightly
 def test_a_damaged_row_group_in_the_cache_is_read_from_the_store(
     store: FaultyStore, sets: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

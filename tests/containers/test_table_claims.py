@@ -79,7 +79,6 @@ def test_images_that_nobody_stored_are_refused(num: int, tmp_path: Path) -> None
         index_shard(tmp_path / "t.parquet")
 
 
-@pytest.mark.slow
 def test_claims_cost_no_memory(tmp_path: Path) -> None:
     (tmp_path / "t.parquet").write_bytes(claim_rows(parquet_of(random_table()), 10**9))
     script = (

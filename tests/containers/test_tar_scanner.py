@@ -140,7 +140,7 @@ def test_members_without_data_have_none_whatever_their_size_says(kind: bytes) ->
     assert scan(data) == [("a.jpg", b"1"), ("b.jpg", b"2")]
 
 
-@pytest.mark.slow
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("name", ["../../etc/up.jpg", "/etc/absolute.jpg", "a/../../b.jpg", "./c.jpg"])
 def test_names_are_keys_not_paths(name: str, tmp_path: Path) -> None:
     """Nothing is extracted, so a hostile name has nowhere to lead."""
@@ -387,7 +387,7 @@ SEEDS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.daily(3)
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("mend", [False, True], ids=["as it is", "checksums mended"])
 @quick

@@ -377,7 +377,7 @@ def test_a_damaged_head_is_an_error(at: int, tmp_path: Path) -> None:
         index_shard(shard(tmp_path, bytes(damaged)))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_memory_does_not_follow_what_the_bytes_claim(tmp_path: Path) -> None:
     """A name of 50 MB, and a map of millions of features."""
     name = b"\x0a" + _long(50_000_000) + b"a" * 50_000_000

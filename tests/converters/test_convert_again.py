@@ -16,9 +16,8 @@ from converters import ConvertOptions, OnError, Part, Split, convert
 from datapipe.errors import IntegrityError, OptionError
 from datapipe.index.manifest import read_manifest
 
-pytestmark = pytest.mark.slow
 
-
+@pytest.mark.promise("convert: Stopping and resuming")
 def test_the_same_again_writes_nothing(tree: Path, tmp_path: Path, to: str) -> None:
     options = ConvertOptions(tree, tmp_path / "out", to=to, num_workers=1)
     assert convert(options).compared is None
@@ -29,6 +28,7 @@ def test_the_same_again_writes_nothing(tree: Path, tmp_path: Path, to: str) -> N
     assert contents(tmp_path / "out") == before
 
 
+@pytest.mark.nightly
 def test_the_command_says_so(tree: Path, tmp_path: Path) -> None:
     command = ("convert", tree, tmp_path / "out", "--to", "webdataset", "--split", "train=0.5,val=0.5")
     assert run_main(*command) == 0
@@ -55,6 +55,7 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 }
 
 
+@pytest.mark.promise("convert: Stopping and resuming")
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_source_that_changed_is_said(tree: Path, tmp_path: Path, change: str) -> None:
     options = ConvertOptions(tree, tmp_path / "out", num_workers=1)
@@ -92,6 +93,7 @@ def test_what_is_compared_does_not_depend_on_place_and_time(form: str, tmp_path:
     assert convert(ConvertOptions(source, tmp_path / "out", num_workers=1, **(made.options | root))).compared
 
 
+@pytest.mark.promise("convert: Several machines")
 def test_parts_and_bad_samples(tree: Path, tmp_path: Path) -> None:
     (tree / "class_1" / "img 3.jpg").write_bytes(b"no image")
     for number in (1, 2):

@@ -122,6 +122,7 @@ SOURCES = {
 }  # fmt: skip
 
 
+@pytest.mark.promise("form: audio")
 @pytest.mark.parametrize("to", TARGETS)
 @pytest.mark.parametrize("kind", SOURCES)
 def test_every_source_loads_to_the_same_samples_texts_labels_and_ids(kind: str, to: str, tmp_path: Path) -> None:
@@ -234,7 +235,7 @@ def test_loud_sound_is_clipped_rather_than_wrapped(tmp_path: Path) -> None:
     assert np.abs(found.audio - expected.audio.clip(-1, 1)).max() < 1e-6
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_same_bytes_on_any_number_of_workers_and_after_a_restart(tmp_path: Path) -> None:
     source = classes_of_all_formats(tmp_path / "in")
     options: dict[str, Any] = {"shard_nbytes": 30_000, "audio_rate": 8000, "audio_silence": -60.0}

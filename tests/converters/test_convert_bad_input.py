@@ -29,8 +29,6 @@ from datapipe.errors import (
 )
 from datapipe.index.manifest import read_manifest
 
-pytestmark = pytest.mark.slow
-
 BOMB = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0) + bytes(40) + b"IEND\xaeB`\x82"
 
 
@@ -66,6 +64,7 @@ def errors_of(directory: Path) -> list[dict[str, object]]:
 # -- policies -----------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("convert: Bad samples")
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_fail_names_the_file_and_leaves_nothing_complete(tree: Path, tmp_path: Path, num_workers: int) -> None:
     (tree / "class_1" / "text.jpg").write_bytes(b"hello")
@@ -75,6 +74,7 @@ def test_fail_names_the_file_and_leaves_nothing_complete(tree: Path, tmp_path: P
         read_manifest(tmp_path / "out")
 
 
+@pytest.mark.promise("convert: Bad samples")
 def test_skip_leaves_every_bad_sample_out(tree: Path, tmp_path: Path, to: str) -> None:
     skip_every_bad_sample(tree, tmp_path, to=to, num_workers=1)
 
@@ -108,6 +108,7 @@ def test_skipped_samples_keep_the_ids_of_the_others(tree: Path, tmp_path: Path, 
     assert sum(len(shard.skipped) for shard in manifest.shards) == 1
 
 
+@pytest.mark.promise("convert: Bad samples")
 def test_quarantine_copies_what_can_be_read(tree: Path, tmp_path: Path, to: str) -> None:
     reasons = spoiled(tree)
     out = tmp_path / "out"
@@ -190,6 +191,7 @@ def test_unreadable_directories(tree: Path, tmp_path: Path) -> None:
 # -- the operating system -----------------------------------------------------------------------
 
 
+@pytest.mark.daily(5)
 @pytest.mark.parametrize("last_call", [1, 3, 6])
 def test_full_disk(tree: Path, tmp_path: Path, to: str, last_call: int, monkeypatch: pytest.MonkeyPatch) -> None:
     options = ConvertOptions(tree, tmp_path / "out", to=to, shard_nbytes=5_000, num_workers=1)
@@ -212,6 +214,7 @@ def test_full_disk(tree: Path, tmp_path: Path, to: str, last_call: int, monkeypa
     assert contents(tmp_path / "out") == contents(tmp_path / "reference")
 
 
+@pytest.mark.nightly
 def test_a_refusal_in_a_worker_is_reported_without_traceback(tree: Path, tmp_path: Path) -> None:
     """Workers inherit a limit on file sizes, which the kernel enforces."""
 
@@ -519,6 +522,7 @@ def test_parts_cannot_overwrite(tree: Path, tmp_path: Path) -> None:
         convert(ConvertOptions(tree, tmp_path / "out", part=Part(1, 2), overwrite=True))
 
 
+@pytest.mark.nightly
 def test_command_line(tree: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     usage = run_process("convert", tree, out, "--to", "webdataset", "--resize", "256")

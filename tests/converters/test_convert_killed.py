@@ -22,23 +22,20 @@ from converters.publishing.destination import holds_dataset
 from datapipe.errors import UnfinishedError
 from datapipe.index.manifest import read_manifest
 
-pytestmark = pytest.mark.slow
-
-
-BY_DAY: list[tuple[Any, ...]] = [  # to, flags, the first change before which it is killed, and how many further on the next
+KILLS: list[tuple[Any, ...]] = [  # to, flags, the first change before which it is killed, and how many further on the next
+    ("webdataset", (), 3, 11),
     ("webdataset", (), 1, 1),  # before every change; the others, most of whose changes are the same, before some
     ("webdataset", ("overwrite",), 2, 4), ("hdf5", (), 1, 3), ("parquet", (), 2, 3),
-]  # fmt: skip
-BY_NIGHT: list[tuple[Any, ...]] = [
     ("webdataset", ("split",), 1, 4), ("webdataset", ("twice",), 3, 5), ("webdataset", ("pairs",), 1, 5), ("tfrecord", (), 1, 3),
     ("hdf5", ("overwrite",), 1, 5), ("hdf5", ("hub",), 1, 20), ("webdataset", ("videos",), 3, 12),
     ("parquet", ("sounds",), 2, 12),
 ]  # fmt: skip
 
 
+@pytest.mark.promise("convert: Stopping and resuming")
 @pytest.mark.parametrize(
     ("to", "flags", "first", "step"),
-    mostly_nightly(BY_DAY + BY_NIGHT, *BY_DAY),
+    mostly_nightly(KILLS, KILLS[0]),
     ids=lambda value: value if isinstance(value, str) else None if isinstance(value, int) else value[0] if value else "plain",
 )
 def test_killed_before_changes_to_the_disk(tmp_path: Path, to: str, flags: tuple[str, ...], first: int, step: int) -> None:
@@ -89,6 +86,7 @@ def small_videos(root: Path) -> Path:
     return root
 
 
+@pytest.mark.promise("convert: Stopping and resuming")
 @pytest.mark.nightly
 def test_killed_at_random_moments(tmp_path: Path) -> None:
     """The whole program with two workers, killed up to a few times in a row, and resumed."""
@@ -116,6 +114,8 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
     assert contents(out) == contents(reference)
 
 
+@pytest.mark.promise("convert: Stopping and resuming")
+@pytest.mark.nightly
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted(tmp_path: Path, number: signal.Signals) -> None:
     """Exit status 130, workers gone, no traceback, and a hint that it resumes."""
@@ -142,6 +142,8 @@ def test_interrupted(tmp_path: Path, number: signal.Signals) -> None:
     assert run_cli("verify", out).returncode == 0
 
 
+@pytest.mark.promise("convert: Several machines")
+@pytest.mark.nightly
 @pytest.mark.parametrize("parts", [("1/3", "2/3", "3/3"), (None, None, None)], ids=["parts", "the same run thrice"])
 def test_runs_at_the_same_time(tmp_path: Path, parts: tuple[str | None, ...]) -> None:
     """Parts share the work; of equal runs one works and the others say so. No run disturbs another."""

@@ -26,8 +26,6 @@ from datapipe.errors import DecodeError, OptionError
 from datapipe.index.manifest import read_manifest
 from datapipe.index.sample_index import SampleIndex
 
-pytestmark = pytest.mark.slow
-
 
 def source_files(tree: Path) -> list[Path]:
     """In ImageFolder's order: by sample."""
@@ -137,6 +135,8 @@ def test_write_order_is_shuffled_by_the_seed(tree: Path, tmp_path: Path) -> None
     assert orders[3] == sorted(orders[0]) != orders[0]
 
 
+@pytest.mark.promise("convert: Several machines")
+@pytest.mark.nightly
 def test_workers_and_parts_do_not_show(tree: Path, tmp_path: Path, to: str) -> None:
     outs = []
     for num_workers in (1, 3):
@@ -154,6 +154,7 @@ def test_workers_and_parts_do_not_show(tree: Path, tmp_path: Path, to: str) -> N
     assert all(contents(out) == contents(outs[0]) for out in outs[1:])
 
 
+@pytest.mark.nightly
 def test_a_moved_source_gives_the_same_bytes_later(tree: Path, tmp_path: Path, to: str) -> None:
     convert(ConvertOptions(tree, tmp_path / "one", to=to, num_workers=1))
     time.sleep(1.1)  # formats that note times count seconds
@@ -163,6 +164,7 @@ def test_a_moved_source_gives_the_same_bytes_later(tree: Path, tmp_path: Path, t
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
 
 
+@pytest.mark.promise("convert: Several machines")
 def test_a_finished_part_may_be_started_again(tree: Path, tmp_path: Path) -> None:
     options = ConvertOptions(tree, tmp_path / "out", num_workers=1, part=Part(1, 1))
     convert(options)
@@ -377,6 +379,7 @@ def test_odd_names_survive(tmp_path: Path, to: str) -> None:
     assert run_main("verify", tmp_path / "out") == 0
 
 
+@pytest.mark.nightly
 def test_converting_imports_no_torch(tree: Path, tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; import converters; from converters.verify import verify;"

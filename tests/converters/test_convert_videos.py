@@ -64,7 +64,8 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, byt
     return root / "videos", dict(zip(sources_of(root / "out"), field_of(root / "out", "mp4"), strict=True)), bad
 
 
-@pytest.mark.slow
+@pytest.mark.promise("form: videos")
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", [name for name in KINDS if name not in NOT_KEPT])
 def test_kept_videos_show_the_same_frames_at_the_same_times(
     name: str, kinds: tuple[Path, dict[str, bytes], dict[str, str]], tmp_path: Path
@@ -84,7 +85,6 @@ def test_kept_videos_show_the_same_frames_at_the_same_times(
         assert ours.rotation == theirs.rotation
 
 
-@pytest.mark.slow
 def test_the_table_of_contents_comes_first_and_nothing_names_a_version(
     kinds: tuple[Path, dict[str, bytes], dict[str, str]],
 ) -> None:
@@ -94,6 +94,7 @@ def test_the_table_of_contents_comes_first_and_nothing_names_a_version(
         assert b"Lavf" not in data, name
 
 
+@pytest.mark.promise("form: videos")
 @pytest.mark.parametrize(
     "name",
     ["h264.mp4", "h264-open.mp4", "h264-open.mkv", "h264-irregular.mp4", "hevc-open.mp4", "vp9.webm", "h264-late.mp4"],
@@ -157,7 +158,7 @@ def test_videos_are_recognised(tmp_path: Path, path: str, why: str) -> None:
     assert why in found.why
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_same_bytes_on_any_number_of_workers_and_after_a_run_that_ended_early(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     for number in range(6):

@@ -33,6 +33,7 @@ def lines(path: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.promise("convert: Duplicates")
 def test_the_rest_is_as_if_duplicates_had_not_been_there(doubled: Path, tmp_path: Path) -> None:
     options = ConvertOptions(doubled, tmp_path / "out", shard_nbytes=5_000, num_workers=1, dedupe=True)
     assert [one.num_samples for one in preview(options).sets] == [24]
@@ -61,6 +62,7 @@ def test_the_rest_is_as_if_duplicates_had_not_been_there(doubled: Path, tmp_path
     assert [found[name] for name in shards] == [expected[name] for name in shards]
 
 
+@pytest.mark.promise("convert: Duplicates")
 def test_resumed_divided_and_split(doubled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {"shard_nbytes": 5_000, "num_workers": 1, "dedupe": True, "split": Split.parse_all("a=0.6,b=0.4")}
     convert(ConvertOptions(doubled, tmp_path / "reference", **settings))  # type: ignore[arg-type]

@@ -56,7 +56,7 @@ def files(path: Path) -> dict[str, bytes]:
     return {one.name: one.read_bytes() for one in path.iterdir() if one.name != "dataset.json"}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_workers_of_a_large_source_start_before_it_is_planned_and_write_the_same(
     corpus: Path, tokens: Tokenizing, tmp_path: Path, started: list[tuple[subprocess.Popen[bytes], bool]]
 ) -> None:
@@ -69,7 +69,6 @@ def test_workers_of_a_large_source_start_before_it_is_planned_and_write_the_same
     assert files(tmp_path / "one") == files(tmp_path / "two")
 
 
-@pytest.mark.slow
 def test_workers_end_where_one_shard_needs_none_of_them(
     corpus: Path, tokens: Tokenizing, tmp_path: Path, started: list[tuple[subprocess.Popen[bytes], bool]]
 ) -> None:
@@ -78,7 +77,6 @@ def test_workers_end_where_one_shard_needs_none_of_them(
     assert all(process.poll() is not None for process, _ in started)
 
 
-@pytest.mark.slow
 def test_workers_end_where_a_document_is_bad(
     corpus: Path, tokens: Tokenizing, tmp_path: Path, started: list[tuple[subprocess.Popen[bytes], bool]]
 ) -> None:

@@ -24,7 +24,7 @@ from datapipe.errors import DecodeError, DependencyError, OptionError, StorageEr
 
 ray = pytest.importorskip("ray", reason="Ray is not installed (the extra `ray`)")
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 SHARD_NBYTES = 40_000
 
@@ -122,7 +122,6 @@ def assert_nothing_goes_on(out: Path) -> None:
     assert written() == before
 
 
-@pytest.mark.nightly
 def test_the_bytes_and_the_progress_of_the_local_engine(
     nodes: TwoNodes, source: Path, reference: dict[str, str], tmp_path: Path
 ) -> None:
@@ -203,7 +202,6 @@ def test_a_disk_that_nodes_do_not_see_is_named(
         convert(options_of(source, tmp_path / "out", engine="ray"))
 
 
-@pytest.mark.nightly
 def test_the_command_killed_and_run_again(nodes: TwoNodes, source: Path, reference: dict[str, str], tmp_path: Path) -> None:
     """SIGTERM ends it as it ends a local run. After SIGKILL while tasks write, the same command gives the same bytes.
 
@@ -231,7 +229,6 @@ def test_the_command_killed_and_run_again(nodes: TwoNodes, source: Path, referen
     assert contents(out) == reference
 
 
-@pytest.mark.nightly
 def test_a_node_killed_in_the_middle(nodes: TwoNodes, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """It leaves one node, which builds the rest."""
     source = make_tree(tmp_path / "source", num_classes=2, per_class=30, size=(300, 400))
@@ -260,7 +257,6 @@ def test_a_node_killed_in_the_middle(nodes: TwoNodes, tmp_path: Path, caplog: py
     assert contents(out) == contents(tmp_path / "reference")
 
 
-@pytest.mark.nightly
 def test_a_cluster_of_its_own_ends_with_the_command(source: Path, reference: dict[str, str], tmp_path: Path) -> None:
     """Without an address; and one whose command is killed leaves no process."""
     out = tmp_path / "out"

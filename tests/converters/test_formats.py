@@ -23,8 +23,6 @@ from converters.writers import Target
 from datapipe.fetch.local import LocalFiles
 from datapipe.opening.samples import open_index
 
-pytestmark = pytest.mark.slow
-
 TEXT = (ROOT / "docs" / "formats.md").read_text()
 BLOCKS = dict(re.findall(r"```python\n# ([^\n]+)\n(.*?)```", TEXT, re.DOTALL))
 TARGET_OF = {
@@ -53,6 +51,7 @@ def is_installed(package: str) -> bool:
         return False
 
 
+@pytest.mark.daily(6)
 @pytest.mark.parametrize("name", TARGET_OF)
 def test_stock_readers_read_every_sample(tree: Path, tmp_path: Path, name: str) -> None:
     package = NEEDS.get(name, "json")
@@ -97,6 +96,7 @@ def closest_class(pixels: np.ndarray, tree: Path) -> int:
     return int(paths[int(np.argmin(differences))].parent.name.removeprefix("class_"))
 
 
+@pytest.mark.nightly
 def test_the_whole_program(tree: Path, tmp_path: Path, to: str, target: Target) -> None:
     """convert, verify, inspect, index, on a converted set and on one of its shards alone."""
     out = tmp_path / "out"

@@ -28,7 +28,7 @@ from datapipe.stores.location import Location, parse_location, parse_place
 from datapipe.stores.objects import list_names, read_object
 from datapipe.stores.opening import open_store
 
-pytestmark = [needs_moto, pytest.mark.slow]
+pytestmark = needs_moto
 
 SOURCES = {**PLAIN_SOURCES, **INDEX_SOURCES, **ARCHIVE_SOURCES}
 READ = [
@@ -71,6 +71,7 @@ def shards_of(directory: Path) -> dict[str, bytes]:
     return {**files, "dataset.json": json.dumps(manifest).encode()}
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("name", mostly_nightly(READ, *READ[::4]))
 def test_the_shards_of_a_local_conversion(store: FaultyStore, tmp_path: Path, name: str) -> None:
     made = SOURCES[name](tmp_path / "source")
@@ -104,6 +105,7 @@ def photos(store: FaultyStore, tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.nightly
 def test_names_and_folders(store: FaultyStore, photos: Path, tmp_path: Path) -> None:
     for number, options in enumerate(({}, {"class_from": "none"}, {"class_from": "path"})):
         chosen = {name: ClassFrom(value) for name, value in options.items()}
@@ -112,6 +114,7 @@ def test_names_and_folders(store: FaultyStore, photos: Path, tmp_path: Path) -> 
         assert shards_of(tmp_path / f"out{number}") == shards_of(tmp_path / f"local{number}")
 
 
+@pytest.mark.nightly
 def test_workers_and_a_bad_network(store: FaultyStore, photos: Path, tmp_path: Path) -> None:
     convert(options_of(photos, tmp_path / "local"))
     store.weather.faults = [
@@ -121,6 +124,7 @@ def test_workers_and_a_bad_network(store: FaultyStore, photos: Path, tmp_path: P
     assert shards_of(tmp_path / "out") == shards_of(tmp_path / "local")
 
 
+@pytest.mark.nightly
 def test_an_object_that_changed(store: FaultyStore, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Replaced by one of the same size since the listing: an error; once it is restored, the same command goes on."""
     place, options = parse_location(f"s3://{BUCKET}/photos"), options_of(parse_place(f"s3://{BUCKET}/photos"), tmp_path / "out")
@@ -148,6 +152,7 @@ def test_an_object_that_changed(store: FaultyStore, photos: Path, tmp_path: Path
     obstore.put(open_store(place), f"photos/{name}", victim.read_bytes())
 
 
+@pytest.mark.nightly
 def test_an_object_that_is_gone(store: FaultyStore, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     build, place = conversion.run_shards, parse_location(f"s3://{BUCKET}/photos")
     name = str(sorted(photos.rglob("*.jpg"))[5].relative_to(photos))
@@ -161,6 +166,7 @@ def test_an_object_that_is_gone(store: FaultyStore, photos: Path, tmp_path: Path
         convert(options_of(place, tmp_path / "out", on_error=OnError.SKIP))
 
 
+@pytest.mark.nightly
 def test_from_one_store_into_another_place_by_the_command(
     store: FaultyStore, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -205,6 +211,7 @@ def test_tars_of_a_web_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             convert(options_of(parse_place(f"{store.url}/{BUCKET}/tars"), tmp_path / "other", form="tar"))
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(
     ("source", "form", "said"),
     [
@@ -222,6 +229,7 @@ def test_what_is_not_read(store: FaultyStore, photos: Path, tmp_path: Path, sour
         convert(options_of(parse_place(f"s3://{BUCKET}/{source}"), tmp_path / "out", form=form))
 
 
+@pytest.mark.nightly
 def test_a_place_within_the_source(store: FaultyStore, photos: Path) -> None:
     place = parse_location(f"s3://{BUCKET}/photos")
     for other in (place, place / "made"):

@@ -20,7 +20,7 @@ import {module}
 """
 
 
-@pytest.mark.slow
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(
     "module", ["converters.planning.plan", "converters.engines.local", "converters.shards", "converters.conversion"]
 )

@@ -68,7 +68,7 @@ BAD = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.daily(8)
 @pytest.mark.parametrize("place", ["in a block", "in a block of its own"])
 @pytest.mark.parametrize("case", BAD)
 def test_bad_lines_are_named_and_left_out(tmp_path: Path, case: str, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +161,6 @@ def test_parts_of_a_block_that_differ_in_types(tmp_path: Path) -> None:
     assert table["z"].to_pylist() == [None] * 5000 + ["new"] + [None] * 999
 
 
-@pytest.mark.slow
 def test_new_keys_in_each_line_are_bounded(tmp_path: Path) -> None:
     source = write(tmp_path / "t.jsonl", [f'{{"k{row}": {row}}}' for row in range(100_000)])
     began = resource.getrusage(resource.RUSAGE_SELF)
@@ -180,7 +179,6 @@ def test_new_keys_in_many_blocks_are_bounded(tmp_path: Path, monkeypatch: pytest
         converted(write(tmp_path / "t.jsonl", [f'{{"k{row}": {row}}}' for row in range(100)]))
 
 
-@pytest.mark.slow
 def test_a_thousand_sparse_columns(tmp_path: Path) -> None:
     source = write(tmp_path / "t.jsonl", [f'{{"k{row % 1000}": {row}}}' for row in range(3000)])
     table, _ = converted(source)

@@ -46,7 +46,6 @@ def image_folder_order(root: Path) -> list[str]:
 names = st.text(st.sampled_from("ab -_Z0é"), min_size=1, max_size=3).filter(lambda name: name.strip())
 
 
-@pytest.mark.slow
 @settings(max_examples=60)
 @given(paths=st.sets(st.tuples(names, st.lists(names, max_size=2).map(tuple), names), min_size=1, max_size=12))
 def test_order_is_image_folders(paths: set[tuple[str, tuple[str, ...], str]], tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -15,8 +15,6 @@ from benchmarks import million
 from converters import recognise
 from converters.options import ConvertOptions
 
-pytestmark = pytest.mark.slow
-
 
 def test_files_are_links_in_folders_of_a_thousand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(million, "_PER_FOLDER", 4)
@@ -63,6 +61,7 @@ def test_ten_million_are_extrapolated_openly() -> None:
     assert million.scan_times({10_000_000: 50.0})["extrapolated"]["seconds"] == 50
 
 
+@pytest.mark.nightly
 def test_parts_must_give_the_bytes_of_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     million.make_tree(tmp_path / "many", 60, masters=tmp_path / "masters", files="links")
     divided = million.divide(tmp_path / "many", tmp_path / "divided", 60)

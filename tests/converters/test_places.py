@@ -62,7 +62,7 @@ def in_plain_words(sample: ListedSample) -> str:
     return repr(json.dumps(shown, sort_keys=True))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @settings(max_examples=300)
 @given(sample=SAMPLES)
 def test_columns_are_read_as_written_and_digested_by_a_fixed_text(sample: ListedSample) -> None:

@@ -53,7 +53,7 @@ def boxes_of(out: Path) -> list[list[list[float]]]:
     return [np.load(io.BytesIO(data)).tolist() for data in field_of(out, "boxes")]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_imagenet(tmp_path: Path) -> None:
     write(tmp_path / "ILSVRC2012_img_train.tar", tar_bytes(class_tars()))
     names = [f"ILSVRC2012_val_{row:08d}.JPEG" for row in range(1, 5)]
@@ -73,7 +73,7 @@ def coco_of(names: list[str], **more: object) -> dict[str, object]:
     return {"images": images, "categories": [{"id": 7, "name": "dog"}, {"id": 3, "name": "cat"}], **more}
 
 
-@pytest.mark.slow
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
 def test_coco(tmp_path: Path, method: int) -> None:
     write_zip(tmp_path / "val2017.zip", [(f"val2017/{row}.jpg", image(row)) for row in range(3)], method)
@@ -86,7 +86,6 @@ def test_coco(tmp_path: Path, method: int) -> None:
     assert field_of(out, "image") == [image(row) for row in range(3)]
 
 
-@pytest.mark.slow
 def test_open_images(tmp_path: Path) -> None:
     put(tmp_path / "train_0" / "ab.jpg", image(0))
     put(tmp_path / "train_0" / "cd.jpg", image(1))
@@ -101,7 +100,6 @@ def test_open_images(tmp_path: Path) -> None:
     assert read_manifest(out).classes == ("Cat", "Dog")
 
 
-@pytest.mark.slow
 def test_cifar(tmp_path: Path) -> None:
     files = [
         (f"cifar10/{part}/{name}/{row}.png", image(row, "PNG"))
@@ -113,7 +111,7 @@ def test_cifar(tmp_path: Path) -> None:
     assert (labels_of(out), sources_of(out)) == ([0, 0, 1, 1], ["cat/0.png", "cat/1.png", "dog/0.png", "dog/1.png"])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_pascal_voc(tmp_path: Path) -> None:
     top = tmp_path / "VOCdevkit" / "VOC2012"
     for row in range(2):
@@ -131,7 +129,7 @@ def test_pascal_voc(tmp_path: Path) -> None:
     assert [json.loads(data) for data in field_of(out, "difficult")] == [[1], [0]]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_yolo(tmp_path: Path) -> None:
     for row in range(3):
         put(tmp_path / "images" / "train" / f"{row}.jpg", image(row))
@@ -145,7 +143,6 @@ def test_yolo(tmp_path: Path) -> None:
     assert np.allclose(found[0], [[12, 5, 18, 15, 1], [0, 0, 6, 4, 0]], atol=1e-5)
 
 
-@pytest.mark.slow
 def test_inaturalist(tmp_path: Path) -> None:
     names = [f"train/{row % 2:05d}_Animalia/{row}.jpg" for row in range(4)]
     write(tmp_path / "train.tar.gz", gzip.compress(tar_bytes((name, image(row)) for row, name in enumerate(names))))

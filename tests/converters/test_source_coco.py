@@ -42,6 +42,7 @@ def convert_coco(source: Path, out: Path, **options: Any) -> Path:
     return converted(source, out, root=source.parent / "val", **options)
 
 
+@pytest.mark.promise("form: coco")
 def test_boxes_are_float32_corners_and_labels(tmp_path: Path) -> None:
     source = annotated(tmp_path, [box(2, 1, 0.1, 2, 3, 4), box(1, 1, 5, 6, 0, 0.7)])
     out = convert_coco(source, tmp_path / "out")

@@ -202,7 +202,6 @@ def test_files_that_are_not_known(tmp_path: Path, name: str, said: str) -> None:
         converted(put(tmp_path / name, "{}"), tmp_path / "out")
 
 
-@pytest.mark.slow
 def test_the_command_says_what_it_took_the_source_for(tmp_path: Path) -> None:
     source = deep(tmp_path / "in")
     taken = f"{source}: recognised as an image folder (images in folders; --from image-folder)"

@@ -34,7 +34,7 @@ def lsun(root: Path) -> Made:
     return Made(source, [{"image": value} for value in values])
 
 
-@pytest.mark.slow
+@pytest.mark.promise("form: lmdb")
 def test_every_value_is_a_sample(tmp_path: Path) -> None:
     made = lsun(tmp_path)
     out = converted(made.source, tmp_path / "out")
@@ -45,7 +45,6 @@ def test_every_value_is_a_sample(tmp_path: Path) -> None:
     assert sources_of(converted(single, tmp_path / "single")) == ["0001", "a", "c/d"]
 
 
-@pytest.mark.slow
 def test_a_folder_of_databases_is_one_of_classes(tmp_path: Path) -> None:
     for number, name in enumerate(("bridge_train_lmdb", "tower_train_lmdb")):
         database(tmp_path / "in" / name, {b"%d" % row: image(row + 3 * number) for row in range(3)})
@@ -60,7 +59,6 @@ def test_values_that_are_no_images(tmp_path: Path) -> None:
         converted(source, tmp_path / "out")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.3, 0.6, 0.95])
 def test_a_database_that_was_cut(tmp_path: Path, share: float) -> None:
     path = lsun(tmp_path).source / "data.mdb"
@@ -70,7 +68,6 @@ def test_a_database_that_was_cut(tmp_path: Path, share: float) -> None:
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.slow
 def test_damaged_pages_give_an_error_not_a_crash(tmp_path: Path) -> None:
     """Whatever bytes the pages hold, this process goes on: it raises in one line, or finds bad samples."""
     path = lsun(tmp_path).source / "data.mdb"

@@ -15,6 +15,7 @@ from datapipe.errors import DecodeError, MissingDataError, OptionError
 from datapipe.index.manifest import read_manifest
 
 
+@pytest.mark.promise("form: pairs")
 def test_side_by_side(tmp_path: Path) -> None:
     for number, name in enumerate(("a", "b.c", "sub/d e")):
         for suffix, data in {

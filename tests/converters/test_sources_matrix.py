@@ -24,8 +24,6 @@ from datapipe.fetch.local import LocalFiles
 from datapipe.index.manifest import read_manifest
 from datapipe.opening.samples import open_index
 
-pytestmark = pytest.mark.slow
-
 SOURCES = {**PLAIN_SOURCES, **INDEX_SOURCES, **ARCHIVE_SOURCES, "lmdb": lsun}
 
 
@@ -52,6 +50,7 @@ def options_of(
     return ConvertOptions(made.source, out, to=to, shard_nbytes=5_000, num_workers=num_workers, part=part, **made.options)
 
 
+@pytest.mark.daily(13)
 def test_what_went_in_comes_out(made: Made, tmp_path: Path, to: str) -> None:
     """Keys, labels, bytes and further fields, by ids."""
     out = tmp_path / "out"
@@ -76,6 +75,7 @@ def test_what_went_in_comes_out(made: Made, tmp_path: Path, to: str) -> None:
     assert verify(out, num_workers=1).problems == ()
 
 
+@pytest.mark.daily(13)
 def test_what_lies_in_place_is_what_comes_out(made: Made, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """A loader that opens the source itself has the ids, labels, classes, fields and bytes of its conversion."""
     options = options_of(made, tmp_path / "out")
@@ -102,6 +102,7 @@ def test_the_form_is_told_by_a_look(made: Made, tmp_path: Path, request: pytest.
     assert recognise(options_of(made, tmp_path / "out")).form == form
 
 
+@pytest.mark.nightly
 def test_parts_and_workers_do_not_show(made: Made, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     num_workers = 1 if request.node.callspec.params["made"] in READ_ALIKE else 2
     reference = tmp_path / "reference"
@@ -115,6 +116,7 @@ def test_parts_and_workers_do_not_show(made: Made, tmp_path: Path, request: pyte
     assert contents(tmp_path / "parts") == contents(reference) == contents(tmp_path / "joined")
 
 
+@pytest.mark.daily(13)
 def test_a_source_that_changed_is_refused(made: Made, tmp_path: Path) -> None:
     """Resuming names what changed; once that is restored, it continues."""
     options, out = options_of(made, tmp_path / "out"), tmp_path / "out"

@@ -332,7 +332,7 @@ def test_any_number_of_threads_writes_the_same_bytes(tmp_path: Path, monkeypatch
     assert contents(tmp_path / "1") == contents(tmp_path / "4")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("to", mostly_nightly(["parquet", "hdf5"], "hdf5"))
 def test_killed_before_every_change_to_the_disk(tmp_path: Path, to: str) -> None:
     source = write(tmp_path / "t.csv", "a,b\n" + "".join(f"{row},{row / 4}\n" for row in range(600)))

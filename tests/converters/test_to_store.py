@@ -35,7 +35,7 @@ from datapipe.stores.location import Location, parse_location
 from datapipe.stores.objects import list_names, read_object
 from datapipe.testing.loaders.kind import copies
 
-pytestmark = [needs_moto, pytest.mark.slow]
+pytestmark = needs_moto
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +71,7 @@ def objects(location: Location) -> dict[str, bytes]:
     return {name: read_object(location / name) for name in list_names(location)}
 
 
+@pytest.mark.nightly
 def test_same_bytes_as_on_a_disk(store: FaultyStore, folder: Path, local: dict[str, bytes]) -> None:
     place = parse_location(f"s3://{BUCKET}/plain")
     convert_to_store(options_of(folder), place)
@@ -97,6 +98,7 @@ def test_shards_that_a_cluster_built(store: FaultyStore, folder: Path, local: di
     assert not any(user_cache(STAGED).iterdir()), "nothing is left on the local disk"
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_stopped_around_each_put(
     store: FaultyStore, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
@@ -167,6 +169,7 @@ def test_two_conversions_into_one_place(
         convert_to_store(options_of(folder, seed=7), place)
 
 
+@pytest.mark.nightly
 def test_two_machines_make_the_same(
     store: FaultyStore,
     folder: Path,
@@ -194,6 +197,7 @@ def test_two_machines_make_the_same(
     assert objects(place) == local
 
 
+@pytest.mark.nightly
 def test_taken_over_by_another(store: FaultyStore, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With --overwrite a place is taken from a conversion that is under way; that one stops, and the other one's set is whole."""
     place, take = parse_location(f"s3://{BUCKET}/taken"), StoreDelivery.take
@@ -215,6 +219,7 @@ def test_taken_over_by_another(store: FaultyStore, folder: Path, tmp_path: Path,
     assert found == expected
 
 
+@pytest.mark.nightly
 def test_the_local_disk_holds_few_shards(
     store: FaultyStore, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -235,6 +240,7 @@ def test_the_local_disk_holds_few_shards(
     assert 1 <= most <= 3, "the shard that is built, the one that is written, and the one whose files are being removed"
 
 
+@pytest.mark.nightly
 def test_a_full_local_disk(store: FaultyStore, folder: Path, local: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names the local disk and what to do, and the same command goes on once there is room."""
     place, open_shard = parse_location(f"s3://{BUCKET}/full"), shards.write_sidecar
@@ -256,6 +262,7 @@ def test_a_full_local_disk(store: FaultyStore, folder: Path, local: dict[str, by
     assert len(written) == sum(name.endswith(".tar") for name in local) - 2, "the two shards before are not written again"
 
 
+@pytest.mark.nightly
 def test_a_bad_sample_then_skipped(store: FaultyStore, folder: Path, tmp_path: Path) -> None:
     """A conversion that failed at a bad sample goes on with another policy, and quarantined files reach the store."""
     place, spoiled = parse_location(f"s3://{BUCKET}/bad-sample"), tmp_path / "spoiled"
@@ -272,6 +279,7 @@ def test_a_bad_sample_then_skipped(store: FaultyStore, folder: Path, tmp_path: P
     assert {name: read_object(place / name) for name in files} == files
 
 
+@pytest.mark.nightly
 def test_large_shards_are_written_in_parts(
     store: FaultyStore, folder: Path, local: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -339,6 +347,7 @@ def test_the_manifest_is_written_once(
     assert "another process has finished the same conversion first" in caplog.text
 
 
+@pytest.mark.nightly
 def test_overwriting_deletes_the_manifest_first(store: FaultyStore, folder: Path, tmp_path: Path) -> None:
     place = parse_location(f"s3://{BUCKET}/over")
     convert_to_store(options_of(folder), place)
@@ -350,6 +359,7 @@ def test_overwriting_deletes_the_manifest_first(store: FaultyStore, folder: Path
     assert set(objects(place)) == {path.name for path in convert(folder, tmp_path / "set", shard_nbytes=40_000).iterdir()}
 
 
+@pytest.mark.nightly
 def test_overwriting_goes_on_where_it_was_stopped(
     store: FaultyStore, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -399,6 +409,7 @@ def test_a_claim_names_no_other_objects(store: FaultyStore, folder: Path, tmp_pa
     assert read_object(place / "notes.txt") == b"precious"
 
 
+@pytest.mark.nightly
 def test_splits_and_the_command(store: FaultyStore, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     url = f"s3://{BUCKET}/split"
     assert main(["convert", str(folder), url, "--to", "webdataset", "--split", "train=0.8,val=0.2", "--workers", "1"]) == 0

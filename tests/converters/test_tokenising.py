@@ -154,6 +154,7 @@ SOURCES: dict[str, tuple[Callable[[Path], Path], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.promise("form: documents")
 @pytest.mark.parametrize("source", SOURCES)
 def test_documents_of_any_source_get_the_ids_of_the_reference(source: str, tmp_path: Path, tokenizer: Path) -> None:
     make, options = SOURCES[source]
@@ -178,7 +179,7 @@ def contents(path: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in path.iterdir() if file.is_file()}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_bytes_do_not_depend_on_workers_nor_on_which_library_encodes(
     tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -273,7 +274,6 @@ def test_what_the_tokenizer_puts_before_a_text_begins_documents(tmp_path: Path, 
     assert Tokenizing.of(tmp_path).facts.bos is None
 
 
-@pytest.mark.slow
 def test_large_vocabularies_take_32_bits(tmp_path: Path) -> None:
     big = Tokenizer(WordLevel({f"w{number}": number for number in range(70_001)}, unk_token="w7"))
     big.save(str(tmp_path / "tokenizer.json"))

@@ -17,9 +17,8 @@ from trees import ROOT, cli_command, contents, run_cli
 from datapipe.errors import UnfinishedError
 from datapipe.index.manifest import read_manifest
 
-pytestmark = pytest.mark.slow
 
-
+@pytest.mark.nightly
 @pytest.mark.parametrize("num_kills", [2, pytest.param(20, marks=pytest.mark.nightly)])
 def test_texts_are_converted_to_the_same_bytes_whenever_the_process_is_killed(num_kills: int, tmp_path: Path) -> None:
     """The whole program with two workers, killed as a file of its work appears, or later, and resumed."""

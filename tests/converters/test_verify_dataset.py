@@ -17,8 +17,6 @@ from datapipe.errors import FormatError, MissingDataError, UnfinishedError
 from datapipe.index.manifest import read_manifest
 from datapipe.index.open_sidecars import Sidecar
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture
 def dataset(tmp_path: Path, to: str) -> Path:
@@ -43,6 +41,7 @@ def flip(path: Path, offset: int) -> None:
     path.write_bytes(data)
 
 
+@pytest.mark.promise("convert: Verifying")
 def test_intact(dataset: Path) -> None:
     report = verify(dataset)
     manifest = read_manifest(dataset)
@@ -57,6 +56,7 @@ def first_image(dataset: Path) -> tuple[int, int, str]:
     return int(sidecar.offsets("image")[1]), int(sidecar.ids[1]), sidecar.source(1).decode()
 
 
+@pytest.mark.promise("convert: Verifying")
 def test_a_flipped_bit_is_traced_to_its_sample(dataset: Path) -> None:
     offset, sample, source = first_image(dataset)
     flip(shards(dataset)[0], offset + 40)
@@ -125,6 +125,8 @@ def swap(dataset: Path) -> None:
     two.write_bytes(data)
 
 
+@pytest.mark.promise("convert: Verifying")
+@pytest.mark.daily(10)
 @pytest.mark.parametrize(
     ("damage", "path", "what"),
     [

@@ -15,7 +15,7 @@ from converters.verify import Problem, verify, verify_remote
 from datapipe.opening.samples import open_index
 from datapipe.stores.location import parse_location
 
-pytestmark = [needs_obstore, pytest.mark.slow]
+pytestmark = needs_obstore
 PLACE = parse_location(f"s3://{BUCKET}/train")
 
 

@@ -68,7 +68,7 @@ def converted(source: str | Path, out: Path, **options: Any) -> dict[str, Any]:
     return shards_of(out)
 
 
-@pytest.mark.slow
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("options", [{}, {"video_size": 32, "video_keyframes": 8}], ids=["copied", "encoded"])
 def test_a_prefix_is_the_folder(store: FaultyStore, videos: Path, tmp_path: Path, options: dict[str, Any]) -> None:
     assert recognise(ConvertOptions(parse_place(f"{TOP}/videos"), tmp_path / "x")).form == "videos"
@@ -80,7 +80,6 @@ def test_a_prefix_is_the_folder(store: FaultyStore, videos: Path, tmp_path: Path
     assert clips[0].classes == clips[1].classes == ("jump", "wave")
 
 
-@pytest.mark.slow
 def test_one_video_and_a_list_of_parts(store: FaultyStore, videos: Path, tmp_path: Path) -> None:
     name = "jump/b%20c%25.mp4"  # as a URL
     assert converted(f"{TOP}/videos/{name}", tmp_path / "out") == converted(videos / "jump" / "b c%.mp4", tmp_path / "local")
@@ -101,7 +100,6 @@ def test_one_video_and_a_list_of_parts(store: FaultyStore, videos: Path, tmp_pat
     assert stored == local
 
 
-@pytest.mark.slow
 def test_a_bad_network(store: FaultyStore, videos: Path, tmp_path: Path) -> None:
     local = converted(videos, tmp_path / "local")
     store.weather.faults = [
@@ -110,7 +108,7 @@ def test_a_bad_network(store: FaultyStore, videos: Path, tmp_path: Path) -> None
     assert converted(f"{TOP}/videos", tmp_path / "out", num_workers=2) == local
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_by_command_and_wrong_sources(
     store: FaultyStore, videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -122,7 +122,7 @@ def test_no_command_prints_a_name_as_it_is(
     assert SHOWN[:24] in printed, printed  # argparse writes what follows otherwise
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_terminal_without_unicode_gets_escapes(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     command = [sys.executable, "-m", "datapipe", "verify", str(tmp_path / "é")]

@@ -61,7 +61,6 @@ def test_costs_are_those_of_a_sample() -> None:
     assert found.wall_s * found.num_samples >= 0.1
 
 
-@pytest.mark.slow
 def test_the_machine_is_measured(tmp_path: Path) -> None:
     assert memory_rate(2, seconds=0.1) > 1e8
     assert copy_rate(torch.device("cpu")) is None
@@ -118,7 +117,7 @@ def test_the_lowest_is_said_and_the_next(tmp_path: Path) -> None:
     assert all(len(line) <= 130 for line in text.splitlines())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_cannot_be_measured_has_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(of_loader, "costs_of", lambda loader, least_samples: costs(read_nbytes=0.0))
     found = roofline_of(Loader(), str(tmp_path), _NO_LOCK, least_samples=10)
@@ -138,7 +137,7 @@ def test_one_ceiling_has_no_next() -> None:
     assert as_text(only).endswith("The lowest ceiling is cores, 50% used.")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_folder(tmp_path / "data", num=40)
     command = ["bench", str(tmp_path / "data"), "--ceilings", "--images", "40", "--batch-size", "8", "--size", "16", "--json"]

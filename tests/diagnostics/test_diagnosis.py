@@ -55,7 +55,6 @@ def test_a_slow_decode_is_found_and_more_workers_help() -> None:
     assert "prefetch_factor=8" in names(found, "within_noise")
 
 
-@pytest.mark.slow
 def test_the_ceilings_of_a_training() -> None:
     found = document(process(make_s=30 * MS, work_s=10 * MS))["ceilings"]
     step_s = 31 * MS  # one worker, and a millisecond of handing over
@@ -151,7 +150,6 @@ def test_what_was_not_measured_is_null_and_said() -> None:
     assert "could not be inspected" in blind["why_no_remedies"]
 
 
-@pytest.mark.slow
 def test_a_page_gets_no_more_than_it_can_show() -> None:
     found = document(process(make_s=1 * MS, work_s=2 * MS, num_steps=2 * MAX_STEPS + 100))
     columns = found["steps"]

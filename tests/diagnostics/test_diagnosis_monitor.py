@@ -20,7 +20,7 @@ from datapipe.instruments.attach import loaders
 from datapipe.training import ClockBracket, epoch
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @timed
 def test_a_loader_is_measured_and_explained() -> None:
     with dp.Monitor(DataLoader(data.Numbers(stall_s=0.002, num=160), batch_size=4)) as batches:
@@ -42,7 +42,6 @@ def test_a_loader_is_measured_and_explained() -> None:
     assert "data" in batches.screen().splitlines()[0]
 
 
-@pytest.mark.slow
 def test_without_a_block_passes_add_up_and_monitors_are_told_apart() -> None:
     train = dp.Monitor(DataLoader(data.Numbers(num=40), batch_size=2, num_workers=1))
     test = dp.Monitor([1, 2, 3])

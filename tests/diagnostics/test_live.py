@@ -135,7 +135,7 @@ def test_windows_that_nobody_can_judge_cost_nothing(capsys: pytest.CaptureFixtur
     assert "a run cannot be followed any more: RuntimeError: a recording that is broken" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @timed
 def test_a_starved_loop_writes_one_line_logs_and_saves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
@@ -158,7 +158,6 @@ def test_a_starved_loop_writes_one_line_logs_and_saves(tmp_path: Path, capsys: p
     assert [len(one.steps) for one in processes] == [325]
 
 
-@pytest.mark.slow
 def test_a_fed_loop_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     with dp.Monitor(every=50) as monitor:

@@ -12,7 +12,6 @@ from datapipe.diagnostics.ceilings.lock_watch import watch
 from datapipe.errors import LifecycleError
 
 
-@pytest.mark.slow
 def test_a_lock_that_is_held_is_seen_from_outside() -> None:
     """For a tenth of a second each: held, let go, and held again by a call that releases it."""
     code = """

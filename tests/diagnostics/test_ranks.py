@@ -94,7 +94,7 @@ def late(part: str, rank: int, num_ranks: int, by: float = 8 * MS, **options: An
     return [slow if one == rank else rank_of(one, others=1 * MS + by, **options) for one in range(num_ranks)]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @given(st.sampled_from(PARTS), st.integers(2, 8), st.data(), st.floats(2 * MS, 100 * MS), st.integers(0, 99))
 def test_the_rank_that_the_others_wait_for_is_found(part: str, num_ranks: int, drawn: Any, by: float, seed: int) -> None:
     rank = drawn.draw(st.integers(0, num_ranks - 1))
@@ -104,7 +104,7 @@ def test_the_rank_that_the_others_wait_for_is_found(part: str, num_ranks: int, d
     assert found.straggler.excess_s == pytest.approx(by, rel=0.2)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @given(st.integers(1, 8), st.floats(0.1 * MS, 50 * MS), st.integers(0, 99))
 def test_even_ranks_are_not_blamed(num_ranks: int, data: float, seed: int) -> None:
     assert joined(*(rank_of(rank, data=data, seed=seed) for rank in range(num_ranks))).straggler is None
@@ -270,7 +270,7 @@ torch.distributed.destroy_process_group()
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_modules_are_found_and_read(tmp_path: Path) -> None:
     script = [sys.executable, "-c", _READS, str(tmp_path)]
     ranks = [subprocess.Popen([*script, str(rank)], stderr=subprocess.PIPE, text=True) for rank in range(2)]
@@ -278,7 +278,7 @@ def test_modules_are_found_and_read(tmp_path: Path) -> None:
         assert (rank.wait(100), rank.stderr.read() if rank.stderr else "")[0] == 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("num_ranks", "fault"),
     mostly_nightly([(2, "decode"), (2, "backward"), (1, "read")], (2, "decode")),

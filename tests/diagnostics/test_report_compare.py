@@ -12,7 +12,6 @@ from datapipe.diagnostics.report.compare import compare, differences
 from datapipe.errors import FormatError
 
 
-@pytest.mark.slow
 def test_better_is_called_better() -> None:
     found = differences(document("data-bound"), document("compute-bound"))
     assert found["verdict"] == {"before": "data-bound", "after": "compute-bound"}

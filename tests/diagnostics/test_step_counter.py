@@ -119,7 +119,7 @@ def test_too_few_steps_count_nothing() -> None:
         torch.ones(2) + 1  # no mode is left
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_compiled_models_are_counted_as_what_they_were_made_of() -> None:
     """Also with fullgraph=True, by which torch refuses to compile below a mode."""
     torch._dynamo.reset()
@@ -151,7 +151,7 @@ class Branches(Model):
         return found + scaled + flex_attention(tokens, tokens, tokens)[:, 0]  # type: ignore[index]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:flex_attention called without:UserWarning")
 def test_operations_of_higher_order_run_and_are_named() -> None:
     torch._dynamo.reset()
@@ -227,7 +227,7 @@ def test_other_batch_sizes_are_compared_without_waiting() -> None:
     assert batch_size_lines(read_document(document("data-bound"))) == []
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_command(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(

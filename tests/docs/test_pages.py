@@ -42,7 +42,6 @@ def test_the_page_on_diagnosis_has_every_stage() -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 def test_the_quick_start_runs_as_typed(tmp_path: Path, environment: dict[str, str]) -> None:
     folder = tmp_path / "here"
     folder.mkdir()
@@ -55,7 +54,6 @@ def test_the_quick_start_runs_as_typed(tmp_path: Path, environment: dict[str, st
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 @pytest.mark.parametrize("guide", ["folder", "own-dataset", "gpu-waits", "small-gpt", "clips", "bad-files", "resume", "ranks"])
 def test_a_guide_runs_as_typed(guide: str, tmp_path: Path, environment: dict[str, str]) -> None:
     """From beginning to end, in an environment that lacks torchvision, as a newcomer's does."""
@@ -72,7 +70,7 @@ def test_notebooks_are_those_of_their_guides() -> None:
     subprocess.run([sys.executable, script, "--check"], check=True, timeout=60)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_readme_runs_as_typed(tmp_path: Path, environment: dict[str, str]) -> None:
     found = sections(README.read_text())
     type_in(found["Convert"], tmp_path, environment)

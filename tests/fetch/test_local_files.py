@@ -57,7 +57,6 @@ def _many_switches() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("_many_switches")
 def test_threads_that_push_out_each_others_files_read_the_right_ones(shards: list[Path]) -> None:
     """With one file kept open every read closes another's; a descriptor must outlive the reads that use it."""

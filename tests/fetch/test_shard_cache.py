@@ -192,7 +192,7 @@ def test_a_smaller_limit_than_before(tmp_path: Path) -> None:
     assert 0 < smaller.held().nbytes <= 80_000
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_killed_at_any_point(tmp_path: Path) -> None:
     """Four processes on one cache, killed again and again: within its bound, no bad shard, and no dead part stays."""
     limit, chance = 160_000, random.Random(0)
@@ -353,7 +353,6 @@ def test_filling_survives_a_bad_network(converted: Path, tmp_path: Path) -> None
         filled(tmp_path / "c", 4)
 
 
-@pytest.mark.slow
 @needs_obstore
 def test_ranks_share_one_cache_and_resume_on_another_number(converted: Path, tmp_path: Path) -> None:
     """Two ranks, resumed as four, with a cold and with a warm cache: the samples of the local set."""

@@ -62,7 +62,6 @@ def test_steps_until_each_shard_is_due() -> None:
     assert list(schedule.upcoming()) == ["e", "d", "c", "b", "a"]
 
 
-@pytest.mark.slow
 @needs_obstore
 def test_what_a_step_needs_is_there_though_few_fit(served: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With room for a third of the shards, each is fetched once an epoch, before it is due, and none is evicted too early."""
@@ -102,7 +101,7 @@ def test_what_a_step_needs_is_there_though_few_fit(served: Path, tmp_path: Path,
     assert fetched.total() <= 2 * (len(shards) + lanes) + at_once, "shards that a lane's end cuts are due twice"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @needs_obstore
 @pytest.mark.parametrize("share", [0.3, 2.0])
 def test_the_same_batches_by_streams(served: Path, tmp_path: Path, share: float) -> None:
@@ -122,7 +121,6 @@ def test_the_same_batches_by_streams(served: Path, tmp_path: Path, share: float)
     assert directory.held().num_shards >= wanted
 
 
-@pytest.mark.slow
 @needs_obstore
 def test_ranks_do_not_evict_what_others_are_about_to_read(served: Path, tmp_path: Path) -> None:
     """Two ranks share a directory that has room for what both need at once; both give the samples of the local set."""

@@ -72,7 +72,7 @@ def dataset_of(source: str, name: str) -> Any:
     return made
 
 
-@pytest.mark.slow
+@pytest.mark.daily(2)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("seed", range(4))
 def test_what_is_gathered_is_what_the_program_returns(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:

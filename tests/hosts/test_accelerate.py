@@ -12,9 +12,8 @@ from host_ranks import in_a_process, needs, on_ranks
 import datapipe as dp
 from datapipe import transforms as T
 
-pytestmark = pytest.mark.slow
-
 needs("accelerate")
+pytestmark = pytest.mark.nightly
 
 NUM = 1003
 

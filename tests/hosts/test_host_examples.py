@@ -13,7 +13,7 @@ from host_ranks import in_a_process, needs, on_ranks
 from converters import ConvertOptions, convert
 from datapipe.testing.synthetic_images import make_image_folder
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -42,7 +42,6 @@ def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize(("name", "data", "options", "least"), [
     ("segmentation.py", "scenes", ["--epochs", "6"], 60),
     ("captions.py", "scenes", ["--epochs", "8"], 40),

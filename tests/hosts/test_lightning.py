@@ -12,9 +12,9 @@ from host_ranks import in_a_process, needs, on_ranks
 import datapipe as dp
 from datapipe import transforms as T
 
-pytestmark = pytest.mark.slow
-
 needs("lightning")
+
+pytestmark = pytest.mark.nightly
 
 NUM, BATCH, STEPS = 50, 6, 9
 DDP = {"devices": 2, "strategy": "ddp"}

@@ -13,9 +13,8 @@ from host_ranks import needs
 
 from datapipe.instruments.measure.recorded import read_processes
 
-pytestmark = pytest.mark.slow
 
-
+@pytest.mark.nightly
 @pytest.mark.parametrize("host", mostly_nightly(["lightning", "trainer", "accelerate"], "accelerate"))
 def test_a_starved_training_says_so_once_and_logs_its_figures(host: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     needs({"trainer": "transformers"}.get(host, host))

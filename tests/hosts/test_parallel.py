@@ -14,8 +14,6 @@ from host_ranks import on_ranks
 import datapipe as dp
 from datapipe import transforms as T
 
-pytestmark = pytest.mark.slow
-
 HERE = Path(__file__).parent
 
 

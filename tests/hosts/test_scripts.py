@@ -13,8 +13,6 @@ from fixtures import CLASSES, label_of
 from host_ranks import in_a_process, needs, on_ranks
 from PIL import Image
 
-pytestmark = pytest.mark.slow
-
 SCRIPT = Path(__file__).with_name("imagenet_script.py")
 TRAIN, VAL = 33, 14
 CHANGES = {
@@ -64,6 +62,7 @@ def test_few_lines_change(changed: Path) -> None:
     assert sum(line.startswith("+") and not line.startswith("+++") for line in lines) == 4
 
 
+@pytest.mark.nightly
 def test_the_imagenet_script_alone(colours: Path, changed: Path) -> None:
     needs("torchvision")
     theirs, ours = (json.loads(in_a_process("script_runs:run_script", path, [str(colours)])) for path in (SCRIPT, changed))
@@ -74,6 +73,7 @@ def test_the_imagenet_script_alone(colours: Path, changed: Path) -> None:
     assert ours["train"][0] != ours["train"][1]
 
 
+@pytest.mark.nightly
 def test_the_imagenet_script_on_two_ranks(colours: Path, changed: Path) -> None:
     """Its DistributedSampler still decides the training order; for validation ours shares out what its sampler left over."""
     needs("torchvision")
@@ -86,6 +86,7 @@ def test_the_imagenet_script_on_two_ranks(colours: Path, changed: Path) -> None:
         assert sorted(flat(ours[0]["val"][epoch]) + flat(ours[1]["val"][epoch])) == list(range(VAL))
 
 
+@pytest.mark.nightly
 def test_timms_loops(colours: Path) -> None:
     needs("timm")
     theirs, ours = (in_a_process("script_runs:timm_epochs", colours / "train", whose) for whose in (False, True))

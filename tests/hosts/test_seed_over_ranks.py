@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from host_ranks import on_ranks
 
+pytestmark = pytest.mark.nightly
 
-@pytest.mark.slow
+
 def test_ranks_take_what_rank_0_draws(shards: Path) -> None:
     """Also if rank 0 has looked at a batch alone before: nothing waits for it, and no collective is mixed up."""
     ranks = on_ranks("seed_runs:seeds", 3, shards)
@@ -24,7 +25,6 @@ def test_ranks_take_what_rank_0_draws(shards: Path) -> None:
     assert [rank["sampler"] for rank in ranks] == [(20, 20)] * 3, "of samples; the order it decides for itself"
 
 
-@pytest.mark.slow
 def test_a_rank_does_not_wait_without_limit(shards: Path) -> None:
     _, said = on_ranks("seed_runs:left_alone", 2, shards)
     assert "rank 0 has begun no pass over this dataset within 2 s" in said

@@ -8,7 +8,7 @@ import pytest
 from fixtures import mostly_nightly
 from host_ranks import in_a_process, needs, on_ranks
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 NUM, STEPS = 50, 18  # of two epochs
 DDP = {"devices": 2, "strategy": "ddp"}
@@ -37,7 +37,6 @@ def test_accelerate_from_two_ranks_to_one(kind: str, photos: Path, tmp_path: Pat
     assert first + in_a_process("taken_runs:with_accelerate", kind, photos, None, tmp_path / "state") == whole
 
 
-@pytest.mark.nightly
 def test_lightning_from_two_ranks_to_one(tmp_path: Path) -> None:
     needs("lightning")
     whole = in_a_process("taken_runs:with_lightning", "kept", tmp_path, {}, None, None)
@@ -47,7 +46,6 @@ def test_lightning_from_two_ranks_to_one(tmp_path: Path) -> None:
     assert _joined(ranks) + _joined([rest]) == _joined([whole])
 
 
-@pytest.mark.nightly
 def test_trainer_goes_on_in_mid_epoch(tmp_path: Path) -> None:
     needs("transformers")
     whole = in_a_process("taken_runs:with_trainer", tmp_path / "whole", {}, False)

@@ -19,7 +19,6 @@ from benchmarks.contenders.torchvision_transforms import import_torchvision
 from converters import ConvertOptions, FieldChoice, convert
 from converters.tokenizer import Tokenizing
 
-pytestmark = pytest.mark.slow
 VOCAB, LENGTH = 200, 64
 DOCUMENTS = random_documents(40, most=60, least=2, vocab=VOCAB)
 
@@ -50,6 +49,7 @@ def summed_loss_of_each(model: Any) -> float:
     return total
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "options", [{}, {"packing": "pad", "fields": ["input_ids", "labels", "attention_mask"]}], ids=["packed", "padded"]
 )
@@ -128,6 +128,7 @@ def test_a_trainer_of_hugging_face_sees_the_loss_of_its_own_collator(corpus: Pat
     assert ours == pytest.approx(np.average(by_batch, weights=sizes), rel=1e-4)  # the Trainer averages over rows
 
 
+@pytest.mark.nightly
 @torch.no_grad()
 def test_flex_attention_by_document_ids_is_that_of_each_document_alone(corpus: Path) -> None:
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention

@@ -15,7 +15,6 @@ from tokenizers_of_tests import byte_level
 
 import datapipe as dp
 
-pytestmark = pytest.mark.slow
 INDEXED = "megatron.core.datasets.indexed_dataset"
 VOCAB, LENGTH = 200, 64
 DOCUMENTS = random_documents(40, most=60, least=2, vocab=VOCAB)

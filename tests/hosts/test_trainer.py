@@ -13,9 +13,9 @@ from host_ranks import exit_code_of, in_a_process, needs, on_ranks
 import datapipe as dp
 from datapipe import transforms as T
 
-pytestmark = pytest.mark.slow
-
 needs("transformers")
+
+pytestmark = pytest.mark.nightly
 
 NUM, BATCH, STEPS = 50, 6, 9
 
@@ -67,7 +67,6 @@ def test_a_killed_run_goes_on_exactly(shards: Path, tmp_path: Path, whole: Any, 
         assert rest.weights == whole.weights
 
 
-@pytest.mark.nightly
 def test_with_accumulation_and_on_other_ranks(shards: Path, tmp_path: Path) -> None:
     """Nine batches an epoch in groups of two, saved on one process, gone on with on two."""
     options = {"gradient_accumulation_steps": 2, "save_steps": 3}

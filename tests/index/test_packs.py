@@ -78,7 +78,6 @@ def test_fitted_packs_have_each_token_once(
         ]
 
 
-@pytest.mark.slow
 @quick
 @given(SHARD_SIZES, st.integers(2, 40), st.sampled_from(["truncate", "drop"]), st.integers(1, 200), st.booleans())
 def test_batches_of_so_many_tokens_have_each_document_once_in_all_fields(

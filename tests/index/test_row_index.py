@@ -103,7 +103,7 @@ def test_rows_are_looked_up_with_their_row_groups(tmp_path: Path) -> None:
     assert len(index.look_up(asked[:0], "image")) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @quick
 @given(
     shards=st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=5).filter(any), min_size=1, max_size=4),

@@ -106,7 +106,6 @@ def test_a_range_of_a_file_is_a_video(videos: list[MediaSource], tmp_path: Path)
         assert same(index.track(number), track)  # offsets are those within the range
 
 
-@pytest.mark.slow
 def test_an_index_is_mapped_and_not_read(videos: list[MediaSource], tmp_path: Path) -> None:
     entries = [look_at(source) for source in videos] * 100
     path = tmp_path / "videos.arrow"
@@ -134,7 +133,6 @@ def test_fingerprints_do_not_depend_on_the_place(videos: list[MediaSource], tmp_
     assert open_videos(videos[::-1], where=str(tmp_path / "videos")).fingerprint != before
 
 
-@pytest.mark.slow
 def test_damaged_indexes_are_refused_and_made_again(videos: list[MediaSource], tmp_path: Path) -> None:
     open_videos(videos, where=str(tmp_path))
     (path,) = (tmp_path / "cache").rglob("videos.arrow")

@@ -36,8 +36,6 @@ from datapipe.instruments.attach.passes import num_ready
 from datapipe.instruments.measure.bracket import ThreadBracket
 from datapipe.instruments.measure.clock import HostClock
 
-pytestmark = pytest.mark.slow
-
 NUM_BATCHES = 6
 
 
@@ -58,6 +56,7 @@ def test_the_loader_inside_what_from_torch_returns_has_its_batch_size() -> None:
         assert [facts.batch_size for facts in calls.facts] == [expected]
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_each_next_is_bracketed_once(num_workers: int) -> None:
     with attached() as calls:
@@ -256,6 +255,7 @@ def test_a_broken_meter_costs_its_figures_only(broken: Any, kind: Any, capfd: py
     assert all("planted" in line and line.endswith("the script continues") for line in lines)
 
 
+@pytest.mark.nightly
 def test_the_bracket_is_a_meter() -> None:
     bracket = ThreadBracket(HostClock())
     with attached(bracket):

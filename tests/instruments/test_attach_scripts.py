@@ -16,8 +16,6 @@ from datapipe.errors import MissingDataError
 from datapipe.instruments.attach.launching import CommandResult, child_environment, run_command, run_script
 from datapipe.instruments.measure.recorded import SUFFIX, Process, read_process
 
-pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).resolve().parents[2]
 RECORDING = "datapipe.instruments.attach.recording:open_recording"
 
@@ -115,6 +113,7 @@ def test_a_script_without_loaders_does_not_get_us(scripts: Scripts) -> None:
     assert "package" in scripts.both("-m", "package", "a").out
 
 
+@pytest.mark.nightly
 def test_a_training_script_runs_unmodified(scripts: Scripts) -> None:
     """What it prints, its traceback and its exit code are those of a run alone."""
     scripts.write(
@@ -148,6 +147,7 @@ def test_a_training_script_runs_unmodified(scripts: Scripts) -> None:
     assert [profile.made.worker for profile in found.profiles] == [0, 1, 0, 0]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["converters", "datapipe"])
 def test_packages_of_the_users_keep_their_names(scripts: Scripts, name: str) -> None:
     scripts.write(f"{name}/__init__.py", "from .more import VALUE")
@@ -222,6 +222,7 @@ def test_without_a_sitecustomize_there_is_none(scripts: Scripts) -> None:
     assert scripts.both("script.py").out == "No module named 'sitecustomize' sitecustomize\n"
 
 
+@pytest.mark.nightly
 def test_our_own_failure_is_told_and_nothing_else(scripts: Scripts) -> None:
     scripts.write("train.py", LOOP + "\ntrain()\n")
     env = child_environment(os.environ, scripts.results, open_watch="datapipe.no_such_module:f")

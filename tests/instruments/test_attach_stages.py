@@ -20,8 +20,6 @@ from datapipe.analysis.judge.breakdown import places_of
 from datapipe.analysis.judge.fault import Fault
 from datapipe.instruments.torch_stages.timing import TimingSchedule
 
-pytestmark = pytest.mark.slow
-
 WAYS: dict[str, dict[str, Any]] = {
     "in the consumer": {},
     "forked": {"num_workers": 2, "multiprocessing_context": "fork"},
@@ -89,6 +87,7 @@ SHAPES: dict[str, tuple[Any, dict[str, Any], int | None]] = {
 }
 
 
+@pytest.mark.daily(5)
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_loaders_of_every_shape_are_seen(shape: str, num_workers: int) -> None:
@@ -114,6 +113,7 @@ FAULTS: dict[str, tuple[Any, dict[str, Any], tuple[str, str | None]]] = {
 }
 
 
+@pytest.mark.daily(3)
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("fault", FAULTS)
 @timed
@@ -135,6 +135,7 @@ def test_busy_getitem_is_told_from_a_waiting_one() -> None:
     assert computing > shares.get("read", 0.0), found  # what a loaded machine takes away is in `cores`
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("num_workers", mostly_nightly([0, 1], 1))
 @timed
 def test_a_dataset_of_own_code_is_told_by_its_calls(num_workers: int, tmp_path: Path) -> None:
@@ -153,6 +154,7 @@ def test_a_dataset_of_own_code_is_told_by_its_calls(num_workers: int, tmp_path: 
     assert places["dataset image.resize"].endswith("(Pictures.__getitem__)")
 
 
+@pytest.mark.nightly
 @timed
 def test_a_call_that_holds_the_lock_is_told_from_one_that_does_not() -> None:
     start = time.thread_time()
@@ -194,6 +196,7 @@ class SlowSampler(Sampler[int]):
         return len(self._inner)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("num_workers", [0, 2])
 @timed
 def test_slow_sampler_is_found(num_workers: int) -> None:

@@ -39,7 +39,7 @@ def stalls(dataset: Any, *, seconds: float = 0.4, **options: Any) -> dict[int, f
     return {int(num): one["stall_s"] for num, one in found["levels"].items()}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @timed
 def test_workers_behind_a_lock_wait_for_each_other() -> None:
     found = stalls(Slow(multiprocessing.get_context("fork").Lock()))
@@ -47,7 +47,7 @@ def test_workers_behind_a_lock_wait_for_each_other() -> None:
     assert found[4] > 2 * found[1]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @timed
 def test_workers_that_wait_for_themselves_do_not() -> None:
     found = stalls(Slow(), num_workers=2)

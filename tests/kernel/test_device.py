@@ -67,7 +67,7 @@ def test_the_last_batches_let_go_of_host_memory_as_they_are_taken() -> None:
     assert len(fake.pending) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_thousand_batches_take_few_slabs() -> None:
     fake = FakeDevice(0, is_fair=True)
     uploader = Uploader(fake, max_free=4)
@@ -98,7 +98,6 @@ def test_a_batch_takes_one_slab_whatever_it_holds() -> None:
     assert fake.num_slabs == before + 2, "fake.pin's own, and none for what is pinned or empty"
 
 
-@pytest.mark.slow
 def test_growing_batches_need_few_pools() -> None:
     fake = FakeDevice(is_lazy=True)
     uploader = Uploader(fake)
@@ -192,7 +191,6 @@ def test_no_thread_waits_for_another_that_lets_go_of_memory() -> None:
     assert len(fake.pending) == 2
 
 
-@pytest.mark.slow
 def test_threads_share_an_uploader() -> None:
     fake = FakeDevice(5)
     uploader = Uploader(fake, max_free=3)

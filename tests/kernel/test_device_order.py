@@ -19,8 +19,6 @@ from datapipe.kernel import device
 from datapipe.kernel.device import DeviceTransfer, Uploader
 from datapipe.kernel.device_runtime import KeepAlive
 
-pytestmark = pytest.mark.slow
-
 
 def train(fake: FakeDevice, uploader: Uploader, seed: int, num_steps: int = 12) -> Reads:
     """What training does, in an order that the seed decides: upload ahead, take, compute, drop."""
@@ -54,6 +52,7 @@ def train(fake: FakeDevice, uploader: Uploader, seed: int, num_steps: int = 12) 
     return reads
 
 
+@pytest.mark.nightly
 @quick
 @given(st.integers(0, 2**32))
 def test_bytes_are_right_whatever_runs_when(seed: int) -> None:
@@ -179,6 +178,7 @@ BROKEN: dict[str, tuple[type[FakeDevice], Callable[[pytest.MonkeyPatch], None], 
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("rule", BROKEN)
 def test_a_broken_rule_is_seen(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kind, patch, sign = BROKEN[rule]

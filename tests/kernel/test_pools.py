@@ -16,8 +16,6 @@ from hypothesis import strategies as st
 
 from datapipe.kernel.pools import SlabPool
 
-pytestmark = pytest.mark.slow
-
 
 def test_a_slab_returns_when_the_last_view_dies() -> None:
     pool = SlabPool(1024, max_free=4)
@@ -125,6 +123,8 @@ libc.__cxa_atexit(ctypes.cast(libc.sleep, ctypes.c_void_p), ctypes.c_void_p(2), 
 """
 
 
+@pytest.mark.promise("loader: The script's end")
+@pytest.mark.nightly
 def test_the_last_view_may_die_after_the_interpreter() -> None:
     """As where a thread of C++ code holds it: what frees the memory must not wait for Python's lock."""
     done = subprocess.run([sys.executable, "-c", _DIES_LATE], capture_output=True, text=True, timeout=120)

@@ -375,7 +375,7 @@ def test_arguments_that_cannot_be_honoured(arguments: tuple[Any, ...], message: 
 # -- batches whose memory repeats -----------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @quick
 @given(seed=st.integers(0, 10_000), num=st.integers(1, 3), depth=st.integers(1, 3))
 def test_static_batches_use_the_same_memory_in_turn(seed: int, num: int, depth: int) -> None:
@@ -392,7 +392,6 @@ def test_static_batches_use_the_same_memory_in_turn(seed: int, num: int, depth: 
     assert places[num:] == places[:-num]
 
 
-@pytest.mark.slow
 @quick
 @given(seed=st.integers(0, 10_000))
 def test_static_batches_are_not_overwritten_under_another_stream(seed: int) -> None:

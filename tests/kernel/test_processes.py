@@ -65,7 +65,7 @@ def broken_worker() -> Any:
     raise DecodeError("nothing is right")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_worker_answers_from_another_process(launcher: Launcher) -> None:
     worker = WorkerProcess(launcher, make_worker)
     assert worker.ask(("double", 1, 2.5, "ab"))[0] == [2, 5.0, "abab"]
@@ -74,12 +74,10 @@ def test_a_worker_answers_from_another_process(launcher: Launcher) -> None:
     assert worker.ask(("double", large))[0] == [2 * large]
 
 
-@pytest.mark.slow
 def test_a_worker_sees_no_gpu(launcher: Launcher) -> None:
     assert WorkerProcess(launcher, make_worker).ask(("gpus",))[0] == ""
 
 
-@pytest.mark.slow
 def test_errors_come_with_their_type_and_the_worker_goes_on(launcher: Launcher) -> None:
     worker = WorkerProcess(launcher, make_worker)
     with pytest.raises(DecodeError, match="of no use"):
@@ -92,7 +90,6 @@ def test_errors_come_with_their_type_and_the_worker_goes_on(launcher: Launcher) 
         WorkerProcess(launcher, broken_worker)
 
 
-@pytest.mark.slow
 def test_what_is_large_comes_in_scratch_memory(launcher: Launcher) -> None:
     worker = WorkerProcess(launcher, make_worker)
     for nbytes, value in ((10, 3), (5000, 4), (20, 5), (9_000_000, 6)):
@@ -196,7 +193,7 @@ def test_a_launcher_that_ends_is_noticed(
     begun.end()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, None])
 def test_nothing_is_left_of_a_script(how: signal.Signals | None, tmp_path: Path) -> None:
     """Killed, interrupted, or at its end, without `if __name__ == "__main__"`."""

@@ -72,7 +72,7 @@ def test_a_loader_taken_for_a_dataset_names_what_takes_loaders(folder: Path, tab
         assert len(list(loader)) == len(loader)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_dir_has_the_public_names_only() -> None:
     code = "import datapipe; datapipe.DataLoader; import datapipe.cli; print(dir(datapipe) == sorted(datapipe.__all__))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "True\n"

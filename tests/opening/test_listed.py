@@ -211,6 +211,15 @@ def fill_a_folder_of_arrays(root: Path) -> Path:
     return root / "npy"
 
 
+@pytest.mark.promise("form: npy")
+def test_arrays_of_a_folder_come_in_batches(tmp_path: Path) -> None:
+    path = fill_a_folder_of_arrays(tmp_path)
+    (labels, arrays), *others = dp.DataLoader(dp.Images(path, form=dp.Form("npy")), 10)
+    assert not others
+    assert {tuple(array) for array in arrays.tolist()} == {(0, 1, 2)}
+    assert labels.tolist() == sorted(labels.tolist())
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -110,7 +110,6 @@ def test_neighbours_are_not_correlated(case: str) -> None:
     assert not np.array_equal(columns[0], columns[1])
 
 
-@pytest.mark.slow
 def test_few_words_collide() -> None:
     """A million words of 64 bits: any repetition at all would be a one in forty million event."""
     words = Draws(9, 9, np.arange(250_000)).words(0, 4)

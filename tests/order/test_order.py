@@ -84,7 +84,7 @@ def test_every_arrangement_is_equally_likely_for_tiny_sizes() -> None:
     assert statistic < chi_square_limit(23)
 
 
-@pytest.mark.slow
+@pytest.mark.daily(5)
 @pytest.mark.parametrize(("num_samples", "num_epochs"), [(10, 3000), (100, 3000), (66_000, 1500)])
 @pytest.mark.parametrize("position", [0, 1, "last"])
 def test_each_position_gets_each_sample_equally_often(num_samples: int, num_epochs: int, position: int | str) -> None:

@@ -60,7 +60,6 @@ PERMUTED = [682770, 379980, 559753, 379808, 603255, 821099]
 PERMUTED_LARGE = [3366198995, 2385480588, 1111638436, 2101551638]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("num", [100_000, 262_144, 1_000_000])
 def test_permutation_looks_random(num: int) -> None:
     """Places of neighbours are uncorrelated and even, for several keys; bounds are five standard deviations."""

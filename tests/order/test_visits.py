@@ -64,7 +64,7 @@ def test_runs_are_cut_elsewhere_in_each_epoch() -> None:
     assert len(together[0] & together[1]) < 10
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_means_of_batches_vary_as_in_a_full_shuffle() -> None:
     """Samples of a run are alike, as windows of a video are; 32 samples a batch."""
     num_runs, size, batch = 2000, 15, 32
@@ -103,7 +103,7 @@ def mixed_of(
 MIXES = st.lists(st.tuples(RUNS, st.integers(0, 200)), min_size=1, max_size=4).filter(lambda mix: any(count for _, count in mix))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @quick
 @given(MIXES, st.integers(1, 8), st.integers(1, 40), st.booleans())
 def test_mixed_datasets_come_as_often_as_they_should(

@@ -41,7 +41,7 @@ def server() -> Iterator[IllServer]:
         forget_stores()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("fault", mostly_nightly(FAULTS, *ONCE, "silent", "drip", "unavailable"))
 def test_a_dataset_is_given_up_by_its_deadline(fault: str, server: IllServer) -> None:
     apply_settings(Remote())  # the loader applies its own
@@ -57,7 +57,7 @@ def test_a_dataset_is_given_up_by_its_deadline(fault: str, server: IllServer) ->
         assert "with 1.5 s at most: " in str(caught.value)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "fault", mostly_nightly(sorted({*FAULTS} - {"endless", "endless-range", "drip", "too-large", "too-large-closed"}), "garbage")
 )
@@ -71,7 +71,7 @@ def test_the_head_of_an_object_too(fault: str, server: IllServer) -> None:
     assert time.monotonic() - started_s < MOST_S
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("fault", mostly_nightly(["drip", "too-large", "unavailable", "silent"], "drip"))
 def test_a_download_that_does_not_get_on_ends(fault: str, server: IllServer) -> None:
     got: list[int] = []
@@ -93,7 +93,7 @@ def test_no_more_is_read_than_was_asked_for(has_checksum: bool, server: IllServe
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kb) >> 10 < 200
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_failure_that_went_before_is_told_not_the_end_of_the_time(server: IllServer) -> None:
     with pytest.raises(dp.errors.StorageError, match=r"attempts, with 1\.5 s at most: the store throttles requests"):
         read_object(parse_location(server.url("unavailable")))

@@ -17,7 +17,7 @@ from datapipe import transforms as T
 from datapipe.cli.main import main
 from datapipe.testing.loaders.kind import copies, same
 
-pytestmark = [needs_moto, pytest.mark.slow]
+pytestmark = needs_moto
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +39,7 @@ def store(server: FaultyStore) -> Iterator[FaultyStore]:
     server.weather.faults.clear()
 
 
+@pytest.mark.nightly
 def test_batches_are_those_of_the_local_set(store: FaultyStore, converted: Path) -> None:
     options = {"batch_size": 8, "shuffle": True, "seed": 5, "transform": [T.RandomResizedCrop(24)]}
     here, there = dp.DataLoader(str(converted), **options), dp.DataLoader(f"s3://{BUCKET}/data/train", **options)
@@ -83,6 +84,7 @@ def test_refusals_are_one_line_with_a_remedy(store: FaultyStore, status: int, co
     assert str(caught.value).startswith(f"s3://{BUCKET}/data/train/dataset.json: ")
 
 
+@pytest.mark.nightly
 def test_nothing_secret_is_pickled_or_kept(store: FaultyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     loader = dp.DataLoader(f"s3://{BUCKET}/data/train", batch_size=8, transform=[T.Resize((24, 24))], seed=0)
@@ -98,6 +100,7 @@ def test_nothing_secret_is_pickled_or_kept(store: FaultyStore, tmp_path: Path, m
     )
 
 
+@pytest.mark.nightly
 def test_commands_take_urls(store: FaultyStore, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["inspect", f"s3://{BUCKET}/data/train", "--grid", str(tmp_path / "sheet.png")]) == 0
     assert "37 samples" in capsys.readouterr().out

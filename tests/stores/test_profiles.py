@@ -56,7 +56,6 @@ def signatures(server: FaultyStore, monkeypatch: pytest.MonkeyPatch) -> list[str
     return seen
 
 
-@pytest.mark.slow
 def test_a_profile_signs_requests_with_its_key_and_region(
     server: FaultyStore, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -67,7 +66,6 @@ def test_a_profile_signs_requests_with_its_key_and_region(
     assert all("Credential=AKIALAB/" in header and "/eu-central-1/s3/" in header for header in seen)
 
 
-@pytest.mark.slow
 def test_the_environment_goes_before_a_profile(server: FaultyStore, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (
         ("AWS_PROFILE", "lab"),
@@ -90,7 +88,6 @@ def test_a_profile_that_does_not_exist_is_named_without_secrets(home: Path, monk
     assert "very-secret" not in str(caught.value)
 
 
-@pytest.mark.slow
 def test_a_profile_needs_boto3(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_PROFILE", "lab")
     monkeypatch.setitem(sys.modules, "boto3", None)

@@ -57,7 +57,10 @@ def failing_s(work: Callable[[], object], said: str) -> float:
         pytest.param(lambda: write(b"x", PLACE, overwrite=True), id="write", marks=pytest.mark.nightly),
     ],
 )
-def test_names_that_do_not_resolve_and_refused_connections_fail_soon(closed_port: str, work: Callable[[], object]) -> None:
+def test_names_that_do_not_resolve_and_refused_connections_fail_soon(
+    closed_port: str, work: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reachability, "UNREACHED_S", 0.5)
     for endpoint, said in ((NO_HOST, "the host's name does not resolve"), (closed_port, "the connection was refused")):
         with environment(endpoint):
             assert failing_s(work, said) < LIMIT_S
@@ -70,7 +73,7 @@ def test_a_web_server_that_is_not_there(closed_port: str) -> None:
     assert failing_s(lambda: dp.DataLoader(f"{closed_port}/x.tar"), "the connection was refused") < LIMIT_S
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @needs_obstore
 def test_the_host_is_given_its_seconds_only_once(closed_port: str) -> None:
     with environment(closed_port):
@@ -108,7 +111,7 @@ def test_no_credentials_whatever_the_metadata_service_answers(url: str, remedy: 
         assert remedy in found.what
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @needs_obstore
 def test_a_wait_for_a_store_is_reported(
     tmp_path: Path, closed_port: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -172,7 +172,7 @@ def test_pixels_are_those_of_pillow(engine: Engine, name: str, index: SampleInde
     assert len({row.tobytes() for row in found.numpy()}) == NUM
 
 
-@pytest.mark.slow
+@pytest.mark.daily(1)
 @quick
 @given(ids=st.lists(st.integers(0, NUM - 1), min_size=1, max_size=10), data=st.data(), name=st.sampled_from(sorted(RECIPES)))
 def test_a_sample_is_the_same_in_any_block(
@@ -204,7 +204,7 @@ def test_without_geometry_sizes_stay(make_block_worker: Callable[[Recipe], Block
     assert [tuple(image.shape) for image in images if image is not None] == [(40, 48, 3), (64, 40, 3), (25, 90, 3)]
 
 
-@pytest.mark.slow
+@pytest.mark.daily(26)
 @pytest.mark.parametrize("name", ["uint8", "float32"])
 @pytest.mark.parametrize("kind", BAD)
 @pytest.mark.parametrize("places", [(0,), (3,), (6,), (0, 1), (5, 6), (0, 3, 6), tuple(range(7))], ids=str)

@@ -12,13 +12,12 @@ import pytest
 from bit_flips import READERS
 from fixtures import convert, mostly_nightly
 
-pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).resolve().parents[2]
 DRIVER = Path(__file__).with_name("bit_flips.py")
 NUM_FLIPS = 400
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("what", mostly_nightly(READERS, "sidecar", "cache data"))
 def test_a_flipped_bit_is_told_or_does_not_matter(what: str, folder: Path, tmp_path: Path) -> None:
     directory = tmp_path / "cache" if what.startswith("cache") else convert(folder, tmp_path / "set")

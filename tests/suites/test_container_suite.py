@@ -149,6 +149,8 @@ def test_ids_are_places_in_the_listing(made: Path, folder: Path) -> None:
     assert index.look_up(ALL_IDS[::-1], "image").labels.tolist() == expected[::-1]
 
 
+@pytest.mark.promise("form: image-folder", "form: archive", "form: manifest", "form: tar", "form: tfrecord", "form: hdf5")
+@pytest.mark.promise("form: parquet", "form: arrow", "form: dataset")
 def test_extents_hold_each_samples_pixels(made: Path, folder: Path) -> None:
     index, files, decoder = open_index(made), LocalFiles(), open_decoder()
     entries = index.look_up(ALL_IDS, "image")

@@ -27,7 +27,19 @@ from datapipe.kinds.images import process_workers as image_workers
 from datapipe.kinds.images.dali.installation import installation
 from datapipe.opening.videos.indexing import look_at
 from datapipe.order.sampling import interleaved
-from datapipe.testing.loaders import NUM_SAMPLES, LoaderOf, LoaderSuite
+from datapipe.testing.loaders import (
+    NUM_SAMPLES,
+    BadSampleSuite,
+    InterruptSuite,
+    LoaderOf,
+    LoaderSuite,
+    OptionSuite,
+    PassSuite,
+    ProcessSuite,
+    SamenessSuite,
+    SeedSuite,
+    StateSuite,
+)
 from datapipe.testing.loaders.kind import values
 
 EXTENDING = Path(__file__).parents[2] / "examples" / "extending"
@@ -272,16 +284,32 @@ KINDS = {
 }
 
 
-class TestLoaders(LoaderSuite):
-    """Every kind, some where there is time for slow tests; by night, each backend of images and way of taking clips and sound."""
+class OfTheKernel(PassSuite, SeedSuite, OptionSuite, InterruptSuite, ProcessSuite):
+    """Promises that code keeps which knows no kind."""
 
-    @pytest.fixture(params=mostly_nightly(KINDS, "images", "tables", slow=("tokens", "clips", "audio", "numbers")))
+
+class OfTheKind(SamenessSuite, StateSuite, BadSampleSuite):
+    """Promises that each kind has a part in."""
+
+
+class TestKernel(OfTheKernel):
+    """By day on the cheapest kind."""
+
+    @pytest.fixture(params=mostly_nightly(KINDS, "numbers"))
     def kind(self, request: pytest.FixtureRequest) -> LoaderOf:
         return KINDS[request.param]
 
 
-@pytest.mark.slow
-class TestProcesses(LoaderSuite):
+@pytest.mark.promise("kind: images", "kind: tables", "kind: tokens", "kind: clips", "kind: audio")
+class TestKinds(OfTheKind):
+    """By day on every kind; by night also by each backend of images, and for each way of taking clips and sound."""
+
+    @pytest.fixture(params=mostly_nightly(KINDS, "images", "tables", "tokens", "clips", "audio", "numbers"))
+    def kind(self, request: pytest.FixtureRequest) -> LoaderOf:
+        return KINDS[request.param]
+
+
+class InProcesses:
     """Kinds whose decode threads have a process each, from the first batch on."""
 
     files_per_worker = 2  # the socket and the memory of its process
@@ -290,6 +318,19 @@ class TestProcesses(LoaderSuite):
     def kind(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> LoaderOf:
         require_processes({"images": image_workers, "clips": clip_workers}[request.param].IMPORTS, monkeypatch)
         return KINDS[request.param]
+
+
+class TestKindsInProcesses(InProcesses, OfTheKind):
+    pass
+
+
+@pytest.mark.nightly
+class TestKernelInProcesses(InProcesses, OfTheKernel):
+    pass
+
+
+def test_the_parts_are_the_suite() -> None:
+    assert {*OfTheKernel.__bases__, *OfTheKind.__bases__} == {*LoaderSuite.__bases__}
 
 
 @pytest.mark.gpu
@@ -320,8 +361,16 @@ def test_a_kind_is_known_by_its_line_in_the_registry(
     assert f"{NUM_SAMPLES} numbers in 5 files" in capsys.readouterr().out
     assert main(["bench", str(path), "--rounds", "1"]) == 0
     assert "numbers/s" in capsys.readouterr().out
-    assert main(["bench", str(path), "--ceilings", "--images", "10"]) == 0
-    assert "The lowest ceiling is " in capsys.readouterr().out
     assert isinstance(dp.DataLoader(path).dataset, Numbers)
     assert registry.recognise(str(make_table(tmp_path / "table", NUM_SAMPLES)))[0] == "tables"
     assert registry.recognise(str(make_images(tmp_path / "folder", NUM_SAMPLES)))[0] == "images"
+
+
+@pytest.mark.nightly
+def test_ceilings_are_measured_of_any_kind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(registry, "KINDS", {"numbers": "kind_numbers", **registry.KINDS})
+    path = make_numbers(tmp_path / "numbers", NUM_SAMPLES)
+    assert main(["bench", str(path), "--ceilings", "--images", "10"]) == 0
+    assert "The lowest ceiling is " in capsys.readouterr().out

@@ -111,7 +111,7 @@ GROUPS: dict[str, tuple[Any, str]] = {  # columns, dtype
 }
 
 
-@pytest.mark.slow
+@pytest.mark.daily(7)
 @pytest.mark.parametrize("case", GROUPS)
 def test_types_keep_their_values(backend: Backend, table: Path, case: str) -> None:
     columns, dtype = GROUPS[case]
@@ -177,7 +177,7 @@ RECIPES: dict[str, tuple[list[str], Any]] = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.daily(12)
 @pytest.mark.parametrize("case", RECIPES)
 def test_operations_give_what_the_recipe_says(backend: Backend, table: Path, case: str) -> None:
     """Expected is what the operations give of one block of all values, in the order of the file."""
@@ -201,7 +201,7 @@ def test_operations_give_what_the_recipe_says(backend: Backend, table: Path, cas
     assert seen == NUM
 
 
-@pytest.mark.slow
+@pytest.mark.daily(5)
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.parametrize("num_workers", [0, 3])
 def test_batches_are_the_same_whatever_reads_them(backend: Backend, table: Path, shuffle: bool, num_workers: int) -> None:

@@ -31,7 +31,7 @@ def test_classes_take_turns(tmp_path: Path) -> None:
     assert {path.name: len(list(path.iterdir())) for path in root.iterdir()} == {"class_000": 3, "class_001": 3, "class_002": 2}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_pictures_have_the_promised_sizes_and_bytes(tmp_path: Path) -> None:
     seen = []
     paths = list(make_image_folder(tmp_path / "set", num_images=60, seed=1).rglob("*.jpg"))

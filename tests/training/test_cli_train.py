@@ -18,8 +18,6 @@ import torch
 from datapipe.cli.main import main
 from datapipe.testing.synthetic_images import make_image_folder
 
-pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = [sys.executable, "-c", "import sys; from datapipe.cli.main import main; sys.exit(main(sys.argv[1:]))", "train"]
 SMALL = ["--size", "32", "--batch-size", "16", "--num-workers", "1", "--device", "cpu"]

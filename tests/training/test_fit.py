@@ -41,8 +41,6 @@ from datapipe.training.process_group import ProcessGroup
 from datapipe.training.record import RunLogger
 from datapipe.training.stop_signals import note_signals
 
-pytestmark = pytest.mark.slow
-
 QUIET = TrainOptions(epochs=1, display="none")
 SIZE = 64
 ROOT = Path(__file__).resolve().parents[2]

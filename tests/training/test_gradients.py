@@ -207,7 +207,6 @@ class Normed(nn.Module):
         return self.drop(self.norm(self.conv(images)))  # type: ignore[no-any-return]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("is_compiled", [False, True])
 def test_recomputing_counts_a_batch_once_and_drops_the_same(is_compiled: bool) -> None:
     torch.manual_seed(0)

@@ -19,8 +19,6 @@ from training_driver import Settings, as_script, ids_of, step_lines, train
 from datapipe.errors import FormatError, MissingDataError, OptionError, StateError
 from datapipe.training import TrainOptions, fit, load_checkpoint
 
-pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).resolve().parents[2]
 BATCHES = 6  # per epoch: 90 samples in batches of 16, the last with 10 real ones
 
@@ -43,6 +41,7 @@ def weights(out: str) -> dict[str, torch.Tensor]:
     return dict(load_checkpoint(Path(out) / "last.pt").model)
 
 
+@pytest.mark.nightly
 def test_killed_and_stopped_runs_end_as_the_undisturbed_one(settings: Callable[..., Settings]) -> None:
     """SIGTERM in the first epoch, SIGKILL in the second, each in a process of its own; dropout and shuffling included."""
     whole = settings("whole", dropout=0.3)

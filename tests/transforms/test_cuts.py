@@ -57,7 +57,7 @@ def carried_out(image: NDArray[np.uint8], chain: list[Cuts], row: int) -> NDArra
     return out.numpy()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @settings(max_examples=300)
 @given(ops=st.lists(_ops, min_size=1, max_size=5), sizes=st.lists(_pair, min_size=1, max_size=3), seed=st.integers(0, 5))
 def test_merged_equals_step_by_step(ops: list[GeometryOp], sizes: list[tuple[int, int]], seed: int) -> None:

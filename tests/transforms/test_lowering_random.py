@@ -21,8 +21,6 @@ from torchvision_reference import torchvision_v2
 import datapipe.transforms as T
 from datapipe.order.draws import Draws
 
-pytestmark = pytest.mark.slow
-
 v2 = torchvision_v2()
 v1: Any = importlib.import_module("torchvision.transforms")
 Pixels = NDArray[np.float64]  # (3, h, w), 0 to 255
@@ -85,6 +83,7 @@ BOX: dict[str, Callable[[Pixels], float]] = {
 }
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize(
     "chain",
     [
@@ -126,6 +125,7 @@ COLOURS: dict[str, Callable[[Pixels], float]] = {
 }
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize(
     "chain",
     [
@@ -152,6 +152,7 @@ def test_pixel_operations(chain: Callable[[], list[Any]]) -> None:
     check_alike(chain(), image.astype(np.uint8), COLOURS)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("make", [v1.RandomErasing, v2.RandomErasing])
 def test_erasing(make: Callable[..., Any]) -> None:
     white = np.full((24, 32, 3), 255, np.uint8)

@@ -107,7 +107,6 @@ def test_to_tensors() -> None:
     assert recipe.run_rest(before_rest(recipe, image)).shape == (3, 4, 4)
 
 
-@pytest.mark.slow
 def test_crops_and_erased_boxes_are_distributed_alike() -> None:
     crop, image = their.RandomResizedCropAndInterpolation(16, (0.2, 0.8), (0.5, 1.5), "bilinear"), ramp()
     random.seed(0)

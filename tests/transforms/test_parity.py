@@ -28,7 +28,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> list[NDArray[np.uint8]]:
     return [np.asarray(Image.open(path)).copy() for path in sorted(Path(root).rglob("*.jpg"))]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("case", cases(), ids=lambda case: f"{case.name} / {case.against}")
 def test_within_the_published_bound(case: Case, photos: list[NDArray[np.uint8]]) -> None:
     result = measure(case, photos)
@@ -66,7 +66,6 @@ def bounds(resizes: str) -> list[tuple[str, str, tuple[float, float, float]]]:
     return [(c.name, c.against, (c.bound.largest, c.bound.p999, c.bound.mean)) for c in cases(resizes)]
 
 
-@pytest.mark.slow
 def test_an_exceeded_bound_is_seen(photos: list[NDArray[np.uint8]]) -> None:
     """The measure notices a difference of one step in one value of a thousand."""
     (exact,) = [case for case in cases() if case.name == "RandomHorizontalFlip" and case.against == "tensor"]

@@ -29,7 +29,7 @@ def name_of(case: BackendCase) -> str:
     return f"{case.recipe} / {case.backend} / {case.against}"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("case", backend_cases(), ids=name_of)
 def test_within_the_published_bound(case: BackendCase, photos: Photos) -> None:
     result = measure_backend(case, photos)
@@ -84,7 +84,6 @@ def test_the_crops_are_the_same(transforms: list[object], tmp_path: Path) -> Non
     assert len({tuple(image.flatten().tolist()) for image in ours}) == (40 if "Random" in str(transforms) else 1)
 
 
-@pytest.mark.slow
 def test_a_difference_at_the_border_alone_is_told_from_one_inside(photos: Photos) -> None:
     case, *_ = [c for c in backend_cases() if (c.recipe, c.against) == ("RandomCrop with padding, flips", "images_cpu")]
     for rows, inside in ((slice(0, 1), 0.0), (slice(1, 2), 3.0)):

@@ -162,7 +162,7 @@ def test_the_real_albumentations() -> None:
     assert torch.equal(torch.as_tensor(result).permute(1, 2, 0), expected)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_no_other_library_is_imported() -> None:
     """What is known of them is known by name."""
     code = "import datapipe.transforms, sys; print([m for m in ('torchvision', 'timm', 'albumentations') if m in sys.modules])"

@@ -9,8 +9,9 @@ A kind joins by saying how its data is made and read:
         def kind(self) -> LoaderOf:
             return LoaderOf(make=write_files, spoil=damage_one, open=MyLoader, ids=lambda batch: batch["id"].tolist())
 
-The tests need pytest, and use real threads and processes; those that take longer carry the mark `slow`, to be registered with
-pytest. `pytest.register_assert_rewrite("datapipe.testing.loaders")` in a conftest.py lets a failure show the values compared.
+The tests need pytest, and use real threads and processes. Those that take longer carry the mark `nightly`, and those that stand
+for a promise of docs/loader.md the mark `promise`; both are to be registered with pytest.
+`pytest.register_assert_rewrite("datapipe.testing.loaders")` in a conftest.py lets a failure show the values compared.
 """
 
 from datapipe.testing.loaders.bad_samples import BadSampleSuite
@@ -23,7 +24,19 @@ from datapipe.testing.loaders.sameness import SamenessSuite
 from datapipe.testing.loaders.seeds import SeedSuite
 from datapipe.testing.loaders.states import StateSuite
 
-__all__ = ["NUM_SAMPLES", "LoaderOf", "LoaderSuite"]
+__all__ = [
+    "NUM_SAMPLES",
+    "BadSampleSuite",
+    "InterruptSuite",
+    "LoaderOf",
+    "LoaderSuite",
+    "OptionSuite",
+    "PassSuite",
+    "ProcessSuite",
+    "SamenessSuite",
+    "SeedSuite",
+    "StateSuite",
+]
 
 
 class LoaderSuite(PassSuite, SamenessSuite, SeedSuite, StateSuite, BadSampleSuite, OptionSuite, InterruptSuite, ProcessSuite):

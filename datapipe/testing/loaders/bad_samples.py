@@ -34,6 +34,7 @@ class BadSampleSuite(Promises):
         assert bad < set(range(1, NUM_SAMPLES)), f"LoaderOf.spoil returned {bad}; it is to leave sample 0 as it is"
         return bad
 
+    @pytest.mark.promise("loader: Errors")
     @pytest.mark.parametrize("num_workers", [0, 1, 4])
     @pytest.mark.parametrize("shuffle", [False, True])
     def test_a_loop_that_catches_sees_all_other_batches(
@@ -70,6 +71,7 @@ class BadSampleSuite(Promises):
         resumed.load_state_dict(loader.state_dict())
         assert kind.ids(next(iter(resumed)))[:1] == [min(bad) // 2 * 2 + 2]
 
+    @pytest.mark.promise("loader: Bad samples")
     @pytest.mark.parametrize("num_workers", [0, 1, 4])
     def test_skip_makes_shorter_batches_never_fewer_steps(
         self, kind: LoaderOf, path: Path, bad: set[int], tmp_path: Path, num_workers: int
@@ -99,6 +101,7 @@ class BadSampleSuite(Promises):
             seen += real_ids(kind, batch)
         assert sorted(seen) == sorted(set(range(NUM_SAMPLES)) - bad)
 
+    @pytest.mark.promise("loader: Bad samples")
     def test_bad_samples_are_reported(self, kind: LoaderOf, path: Path, bad: set[int], caplog: pytest.LogCaptureFixture) -> None:
         loader = _open(kind, path, on_error="skip", shuffle=True)
         assert loader.bad_samples == []
@@ -114,6 +117,7 @@ class BadSampleSuite(Promises):
                 assert 0 <= report.step < len(loader)
         assert str(path) in caplog.text
 
+    @pytest.mark.promise("loader: Bad samples")
     def test_replacements_depend_on_seed_and_epoch_alone(self, kind: LoaderOf, path: Path, bad: set[int]) -> None:
         options = {"on_error": "replace", "shuffle": True, "batch_size": 4}
         loader = _open(kind, path, num_workers=0, **options)

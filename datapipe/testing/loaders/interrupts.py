@@ -52,7 +52,7 @@ def interrupted(do: Callable[[], Any], at: int) -> tuple[str | None, Any]:
 class InterruptSuite(Promises):
     """A user in a notebook stops a cell and goes on."""
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     @pytest.mark.parametrize("num_workers", [0, 2])
     def test_ctrl_c_is_heard_wherever_it_comes_and_the_pass_goes_on(self, kind: LoaderOf, path: Path, num_workers: int) -> None:
         loader = kind.open(path, batch_size=3, shuffle=True, seed=0, num_workers=num_workers)

@@ -75,6 +75,7 @@ class OptionSuite(Promises):
         with pytest.raises(TypeError, match="not subscriptable"):
             loader[0]
 
+    @pytest.mark.promise("loader: Attributes")
     def test_what_torch_lets_one_assign_takes_effect_with_the_next_pass(self, kind: LoaderOf, path: Path) -> None:
         loader = kind.open(path, batch_size=8, num_workers=0)
         expected, before = copies(loader), threading.active_count()

@@ -71,6 +71,7 @@ class PassSuite(Promises):
 
     files_per_worker = 1  # that a loader keeps open for its next pass, at most
 
+    @pytest.mark.promise("loader: Length")
     @pytest.mark.parametrize(("options", "length"), LENGTHS, ids=str)
     def test_its_length_is_the_number_of_its_batches_at_any_time(
         self, kind: LoaderOf, path: Path, options: dict[str, Any], length: int
@@ -85,6 +86,7 @@ class PassSuite(Promises):
             assert num == len(loader) == length
             assert list(iterator) == []
 
+    @pytest.mark.promise("loader: Iterators")
     def test_each_iter_is_a_fresh_pass_over_another_epoch(self, kind: LoaderOf, path: Path) -> None:
         loader = kind.open(path, batch_size=5, shuffle=True, num_workers=2)
         epochs = [tuple(flat(map(kind.ids, loader))) for _ in range(3)]
@@ -96,6 +98,7 @@ class PassSuite(Promises):
                 list(range(start, min(start + 10, NUM_SAMPLES))) for start in (0, 10, 20, 30)
             ]
 
+    @pytest.mark.promise("loader: Epochs")
     @pytest.mark.parametrize("through", ["loader", "sampler"])
     def test_set_epoch_says_which_pass_comes_next(self, kind: LoaderOf, path: Path, through: str) -> None:
         loader = kind.open(path, batch_size=5, shuffle=True, num_workers=2)
@@ -107,6 +110,7 @@ class PassSuite(Promises):
         target.set_epoch(1)
         assert [[kind.ids(batch) for batch in loader] for _ in range(2)] == passes[1:3], "and from there they count on"
 
+    @pytest.mark.promise("loader: Epochs")
     def test_an_epoch_is_claimed_at_the_first_next(self, kind: LoaderOf, path: Path) -> None:
         """Frameworks call iter() just to see whether it works."""
         loader = kind.open(path, batch_size=5, shuffle=True, num_workers=2)
@@ -120,6 +124,7 @@ class PassSuite(Promises):
         loader.set_epoch(1)
         assert [kind.ids(batch) for batch in late] == expected[1]
 
+    @pytest.mark.promise("loader: Iterators")
     def test_nothing_starts_before_the_first_next(self, kind: LoaderOf, path: Path) -> None:
         loader = kind.open(path, batch_size=5, num_workers=2)
         before, files = own_threads(), _num_open_files()
@@ -130,6 +135,7 @@ class PassSuite(Promises):
         next(iterators[0])
         assert len(own_threads()) >= len(before) + 2
 
+    @pytest.mark.promise("loader: Iterators")
     def test_open_iterators_do_not_disturb_each_other(self, kind: LoaderOf, path: Path) -> None:
         loader = kind.open(path, batch_size=5, shuffle=True, num_workers=2)
         expected = [[kind.ids(batch) for batch in loader] for _ in range(2)]
@@ -167,6 +173,7 @@ class PassSuite(Promises):
             gc.enable()
         _exhaust(loader)
 
+    @pytest.mark.promise("loader: Errors")
     @pytest.mark.parametrize("num_workers", [0, 2])
     def test_a_batch_that_fails_costs_no_other(self, kind: LoaderOf, path: Path, num_workers: int) -> None:
         """Its error is raised in its place. It leads to the iterator and nothing leads back, so the end of a loop frees both."""
@@ -193,6 +200,7 @@ class PassSuite(Promises):
         finally:
             gc.enable()
 
+    @pytest.mark.promise("loader: Iterators")
     def test_an_iterator_is_not_to_be_shared(self, kind: LoaderOf, path: Path) -> None:
         is_inside, told_off = threading.Event(), threading.Event()
 

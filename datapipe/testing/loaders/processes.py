@@ -65,6 +65,7 @@ def in_forked_child(function: Callable[[], None], *, within_s: float = 20) -> in
 class ProcessSuite(Promises):
     """A loader goes to other processes as its arguments, and survives those that end."""
 
+    @pytest.mark.promise("loader: Processes")
     @pytest.mark.parametrize("num_workers", [0, 2])
     def test_an_iterator_that_is_open_at_a_fork_raises_in_the_child(self, kind: LoaderOf, path: Path, num_workers: int) -> None:
         iterator = iter(kind.open(path, batch_size=5, num_workers=num_workers))
@@ -95,6 +96,7 @@ class ProcessSuite(Promises):
         assert in_forked_child(child) == 0
         assert same(copies(iterators[0]), expected[1:])
 
+    @pytest.mark.promise("loader: Processes")
     @pytest.mark.parametrize("copied", [pickle.dumps, copy.copy, copy.deepcopy])
     def test_iterators_are_not_copied(self, kind: LoaderOf, path: Path, copied: Callable[[object], object]) -> None:
         iterator = iter(kind.open(path, batch_size=5, num_workers=2))
@@ -104,7 +106,8 @@ class ProcessSuite(Promises):
             next(iterator)
         assert sum(1 for _ in iterator) == 6
 
-    @pytest.mark.slow
+    @pytest.mark.promise("loader: State")
+    @pytest.mark.nightly
     def test_a_run_that_is_killed_and_then_interrupted_goes_on_exactly(self, kind: LoaderOf, path: Path, tmp_path: Path) -> None:
         """In spawned processes, the second of which ends while a pass is open."""
         options = {"batch_size": 2, "shuffle": True, "seed": 1}

@@ -17,6 +17,7 @@ from datapipe.testing.loaders.kind import NUM_SAMPLES, LoaderOf, Promises, copie
 class SamenessSuite(Promises):
     """Which samples come, in which batches, and that nothing changes them."""
 
+    @pytest.mark.promise("loader: Same seed, same batches")
     @pytest.mark.parametrize("shuffle", [False, True])
     def test_threads_and_prefetching_change_nothing(self, kind: LoaderOf, path: Path, shuffle: bool) -> None:
         def passes(**options: Any) -> list[list[torch.Tensor]]:
@@ -29,6 +30,7 @@ class SamenessSuite(Promises):
         if shuffle:
             assert not same(passes(seed=10), expected)
 
+    @pytest.mark.promise("loader: Ranks", "loader: Exactly once")
     @pytest.mark.parametrize("world_size", [1, 2, 3, 5])
     @pytest.mark.parametrize("tail", ["pad", "drop", "mask"])
     def test_ranks_share_an_epoch_in_equal_steps(self, kind: LoaderOf, path: Path, tail: str, world_size: int) -> None:
@@ -51,6 +53,7 @@ class SamenessSuite(Promises):
             assert set(seen) == set(range(NUM_SAMPLES))
             assert len(seen) - NUM_SAMPLES == (-NUM_SAMPLES % world_size if tail == "pad" else 0)
 
+    @pytest.mark.promise("loader: Ranks")
     def test_ranks_come_from_the_environment_unless_given(
         self, kind: LoaderOf, path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -80,6 +83,7 @@ class SamenessSuite(Promises):
         with pytest.raises(OptionError, match=said):
             kind.open(path)
 
+    @pytest.mark.promise("loader: Memory")
     @pytest.mark.parametrize("num_workers", [0, 3])
     def test_a_batch_is_never_overwritten(self, kind: LoaderOf, path: Path, num_workers: int) -> None:
         loader = kind.open(path, batch_size=3, shuffle=True, num_workers=num_workers)
@@ -91,6 +95,7 @@ class SamenessSuite(Promises):
         assert same(kept, copied)
         assert len({tensors[0].data_ptr() for tensors in kept}) == len(kept)
 
+    @pytest.mark.promise("loader: Memory")
     def test_a_view_of_a_batch_keeps_it(self, kind: LoaderOf, path: Path) -> None:
         loader = kind.open(path, batch_size=3, num_workers=2)
         views, copied = [], []

@@ -23,6 +23,7 @@ def _open(kind: LoaderOf, path: Path, **options: Any) -> Loader:
 class SeedSuite(Promises):
     """All that is random in a loader depends on one number, and that number comes from where the caller expects."""
 
+    @pytest.mark.promise("loader: Same seed, same batches")
     def test_manual_seed_is_the_seed(self, kind: LoaderOf, path: Path) -> None:
         """All loaders of a process have it; nothing is taken from torch's random state."""
         expected = {seed: copies(_open(kind, path, seed=seed)) for seed in (1, 2)}

@@ -30,6 +30,7 @@ def _open(kind: LoaderOf, path: Path, **options: Any) -> Loader:
 class StateSuite(Promises):
     """A loader that is given another's state gives what that one had left."""
 
+    @pytest.mark.promise("loader: State")
     @pytest.mark.parametrize("options", [
         {}, {"tail": "drop"}, {"tail": "mask"}, {"shuffle": False}, {"num_workers": 0}, {"ranks": (1, 2)},
         {"batch_size": 37}, {"on_error": "skip", "prefetch_factor": 7},
@@ -123,6 +124,7 @@ class StateSuite(Promises):
             resumed.load_state_dict(state)
             assert same(copies(resumed), rest)
 
+    @pytest.mark.promise("loader: State")
     @pytest.mark.parametrize("shuffle", [True, False])
     @pytest.mark.parametrize("tail", ["pad", "drop", "mask"])
     @pytest.mark.parametrize(("before", "after"), [(2, 4), (4, 1)])
@@ -158,6 +160,7 @@ class StateSuite(Promises):
             num_repeats = sum(map(len, found)) - sum(map(len, whole))
             assert num_repeats == (-(NUM_SAMPLES % 8) % after if tail == "pad" else 0)
 
+    @pytest.mark.promise("loader: State")
     @pytest.mark.parametrize(("options", "said"), [
         ({"batch_size": 6}, "choose batch_size so that the product is 5"),
         ({"ranks": (0, 2)}, r"this loader has 10; choose batch_size so that the product is 5"),

@@ -59,7 +59,6 @@ def test_blocks_are_used_again(context: str) -> None:
     assert len(set(places)) <= 6
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("varies", [False, True])
 def test_batches_that_are_all_kept_stay_what_they_are(varies: bool) -> None:
     loader = loaded(Numbered(160, varies=varies), num_workers=2, persistent_workers=True)
@@ -90,7 +89,6 @@ def test_whatever_looks_at_a_batch_keeps_it(how: str) -> None:
         assert int(found) // 4 == number
 
 
-@pytest.mark.slow
 def test_a_child_that_is_forked_keeps_what_it_sees() -> None:
     iterator = iter(loaded(Numbered(), num_workers=1, persistent_workers=True))
     held = [next(iterator)]
@@ -115,7 +113,6 @@ def test_a_child_that_is_forked_keeps_what_it_sees() -> None:
     assert len({where for _, where in rest} - {place}) <= 6
 
 
-@pytest.mark.slow
 def test_what_workers_lent_is_unmapped_when_they_end() -> None:
     for taken in (1, 24):
         iterator = iter(loaded(Numbered(), num_workers=1))

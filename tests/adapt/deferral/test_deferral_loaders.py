@@ -22,8 +22,6 @@ import datapipe as dp
 from datapipe.adapt.deferral import execution, rules
 from datapipe.codecs import decode
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
@@ -84,6 +82,7 @@ def test_the_same_batches_by_any_number_of_workers(paths: list[str], persistent:
     assert not same(batches(found), expected)  # the next epoch
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("context", ["spawn", pytest.param("forkserver", marks=pytest.mark.nightly)])
 def test_the_same_batches_however_workers_begin(paths: list[str], context: str) -> None:
     dataset = Images(paths[:4], TRAIN)
@@ -226,6 +225,7 @@ def test_a_dataset_that_reads_batches(paths: list[str]) -> None:
 # -- places -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.daily(4)
 @pytest.mark.parametrize("asked", [{"shuffle": True}, {}, {"batch_size": 1, "batch_sampler": [[1, 2, 3], [4, 0, 1], [5, 6, 7]]}])
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_any_dataset_resumes_exactly_in_mid_epoch(asked: dict[str, Any], num_workers: int) -> None:

@@ -27,8 +27,6 @@ from datapipe.kinds.images.dali.pipeline import DaliPipeline, RunError
 
 pytest.importorskip("nvidia.dali", reason="DALI is not installed")
 
-pytestmark = pytest.mark.slow
-
 # How far DALI's pixels may be from the CPU's, of 255: as for the loader over files.
 LARGEST, MEAN_DIFFERENCE = 8.0, 0.3
 NUM = 12
@@ -112,6 +110,7 @@ CASES: dict[str, tuple[Any, float]] = {
 }
 
 
+@pytest.mark.daily(6)
 @pytest.mark.parametrize("case", CASES)
 def test_batches_are_those_of_workers_and_of_torch(paths: list[str], case: str, capsys: pytest.CaptureFixture[str]) -> None:
     make, unit = CASES[case]
@@ -131,6 +130,7 @@ def test_what_is_only_cut_is_exact(paths: list[str]) -> None:
     assert equal(batches(load(dataset)), batches(load(dataset, defer=False, backend="auto")))
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_the_same_batches_by_any_number_of_workers(paths: list[str], num_workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With bytes in memory that is lent, and goes back to the worker. A forked worker sees what is patched."""

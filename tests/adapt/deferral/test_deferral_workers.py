@@ -134,7 +134,7 @@ def same(ours: list[list[torch.Tensor]], theirs: list[list[torch.Tensor]]) -> bo
     return all(torch.equal(one, other) for one, other in pairs)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize("name", mostly_nightly(TRANSFORMS, "Barlow Twins", "v2", "unseen at times"))
 def test_batches_are_the_same_for_any_number_of_workers(paths: list[str], name: str) -> None:
@@ -150,7 +150,7 @@ def test_batches_are_the_same_for_any_number_of_workers(paths: list[str], name: 
             assert same(batches(found), epochs[1])
 
 
-@pytest.mark.slow
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("name", mostly_nightly(["Barlow Twins", "unseen at times", "looked at at times"], "unseen at times"))
 @pytest.mark.parametrize(("before", "after"), [(0, 3), (2, 0), (3, 2)])
 def test_batches_are_the_same_after_a_resume(paths: list[str], name: str, before: int, after: int) -> None:

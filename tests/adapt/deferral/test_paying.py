@@ -146,7 +146,7 @@ def test_the_users_code_goes_on_alone_where_recording_costs_more(paths: list[str
     assert any("deferring does not pay: 2 ms of CPU per sample with it, 1 ms without" in line for line in loader.explanation)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_was_learned_is_known_to_fresh_workers(paths: list[str], costs: Any) -> None:
     costs(recorded=0.002, plain=0.001)
     loader = load(Images(paths, resized_array), num_workers=2, multiprocessing_context="fork")
@@ -156,7 +156,7 @@ def test_what_was_learned_is_known_to_fresh_workers(paths: list[str], costs: Any
     assert loader._tally.paying.plain.num_samples >= before + NUM - BATCH
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_recording_goes_on_where_it_pays(paths: list[str], costs: Any) -> None:
     costs(recorded=0.001, plain=0.002)
     loader = load(Images(paths, resized_array))
@@ -195,7 +195,7 @@ def test_what_is_resized_after_it_was_looked_at_may_be_left_out(paths: list[str]
     assert loader._tally.paying.plain.num_samples > MIN_SAMPLES
 
 
-@pytest.mark.slow
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("after", ["tensors", "images", "made a tensor before", "loaded before", "blurred"])
 def test_a_batch_that_turns_out_to_resize_is_made_again(paths: list[str], costs: Any, after: str) -> None:
     """So that it has the values that it would have if recording were cheap."""

@@ -174,7 +174,7 @@ def test_bad_files_are_named_when_the_data_is_opened(tmp_path: Path, caplog: pyt
         dp.Audio(tmp_path / "nothing", seconds=1)
 
 
-@pytest.mark.slow
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("options", [{"seconds": 1}, {"whole": True}, {"whole": True, "max_seconds": 4}])
 def test_a_damaged_file_is_replaced_by_one_that_fits(options: dict[str, Any], tmp_path: Path) -> None:
     for number in range(20):

@@ -95,8 +95,8 @@ URLS = {
 }  # fmt: skip
 
 
+@pytest.mark.nightly
 @needs_moto
-@pytest.mark.slow
 @pytest.mark.parametrize("url", mostly_nightly(URLS, "folder", "tars", "converted"))
 def test_sound_in_a_store_is_that_of_the_disk(store: FaultyStore, places: Path, url: str) -> None:
     here = places / URLS[url]
@@ -114,7 +114,6 @@ def test_sound_in_a_store_is_that_of_the_disk(store: FaultyStore, places: Path, 
 
 
 @needs_moto
-@pytest.mark.slow
 def test_a_state_of_files_resumes_on_objects(store: FaultyStore, places: Path) -> None:
     here, there = (loader_of(dp.Audio(one, whole=True, rate=8000)) for one in (places / "folder", f"{TOP}/folder"))
     expected = list(here)
@@ -125,7 +124,6 @@ def test_a_state_of_files_resumes_on_objects(store: FaultyStore, places: Path) -
 
 
 @needs_moto
-@pytest.mark.slow
 def test_lists_name_objects(store: FaultyStore, places: Path, tmp_path: Path) -> None:
     names = ["class0/0.flac", "class1/7.wav"]
     expected = batches(dp.Audio([places / "folder" / name for name in names], **HOW, fields=FIELDS))
@@ -147,7 +145,6 @@ def test_lists_name_objects(store: FaultyStore, places: Path, tmp_path: Path) ->
 
 
 @needs_moto
-@pytest.mark.slow
 def test_objects_are_asked_for_before_they_are_needed_and_once(store: FaultyStore) -> None:
     data = dp.Audio(f"{TOP}/folder", **HOW)
     store.log.clear()
@@ -156,8 +153,8 @@ def test_objects_are_asked_for_before_they_are_needed_and_once(store: FaultyStor
     assert len(asked) == len({*asked}) == 8
 
 
+@pytest.mark.nightly
 @needs_moto
-@pytest.mark.slow
 def test_what_a_store_refuses_is_no_bad_file(store: FaultyStore, tmp_path: Path) -> None:
     remote = dp.Remote(timeout_s=0.5)
     store.weather.faults.append(PlantedFault("status", share=1.0))
@@ -171,7 +168,6 @@ def test_what_a_store_refuses_is_no_bad_file(store: FaultyStore, tmp_path: Path)
 
 
 @needs_moto
-@pytest.mark.slow
 def test_damaged_and_replaced_objects(store: FaultyStore, tmp_path: Path) -> None:
     data = bytearray(write_sound(tmp_path / "up" / "0.flac", sound(2)).read_bytes())
     data[len(data) // 2 : len(data) // 2 + 64] = bytes(64)
@@ -191,15 +187,14 @@ def test_damaged_and_replaced_objects(store: FaultyStore, tmp_path: Path) -> Non
 
 
 @needs_moto
-@pytest.mark.slow
 def test_objects_are_kept_on_a_disk(store: FaultyStore, places: Path, tmp_path: Path) -> None:
     data = dp.Audio(f"{TOP}/tars", **HOW, remote=dp.Remote(cache_dir=tmp_path / "kept"))
     expected = batches(dp.Audio(places / "tars", **HOW))
     repeated_until_quiet(store, lambda: assert_same(batches(data), expected))
 
 
+@pytest.mark.nightly
 @needs_moto
-@pytest.mark.slow
 def test_what_lies_in_a_store_is_inspected(store: FaultyStore, capsys: pytest.CaptureFixture[str]) -> None:
     for url in ("tars", "parquet/train.parquet", "folder", "folder/class0/0.flac"):
         assert main(["inspect", f"{TOP}/{url}", "--from", "audio"]) == 0

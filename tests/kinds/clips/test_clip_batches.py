@@ -82,7 +82,7 @@ def test_a_folder_of_typescript_holds_no_videos(tmp_path: Path) -> None:
     assert len(found.videos) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("per_visit", [1, 3, 40])
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_each_clip_comes_once_with_its_frames(videos: Path, per_visit: int, shuffle: bool) -> None:
@@ -102,7 +102,7 @@ def test_each_clip_comes_once_with_its_frames(videos: Path, per_visit: int, shuf
         assert (seen == sorted(seen)) is not shuffle
 
 
-@pytest.mark.slow
+@pytest.mark.daily(13)
 @pytest.mark.parametrize("name", RGB)
 def test_videos_of_every_kind(name: str, tmp_path: Path) -> None:
     path = KINDS[name](tmp_path / name)
@@ -116,7 +116,7 @@ def test_videos_of_every_kind(name: str, tmp_path: Path) -> None:
     assert num == len(loader.dataset) >= 5
 
 
-@pytest.mark.slow
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("per_visit", [1, 4])
 def test_transforms_draw_once_for_a_clip(videos: Path, per_visit: int) -> None:
     transform = [
@@ -152,7 +152,6 @@ def test_fast_resizes_are_near_the_exact_ones(videos: Path) -> None:
         assert torch.equal(one["label"], other["label"])
 
 
-@pytest.mark.slow
 def test_threads_and_visits_change_no_pixel_and_states_resume(videos: Path) -> None:
     def everything(loader: Any) -> list[tuple[list[int], torch.Tensor]]:
         return [(batch["id"].tolist(), batch["video"].clone()) for batch in loader]
@@ -290,7 +289,6 @@ def test_a_video_that_cannot_be_decoded_at_all(videos: Path, tmp_path: Path, cap
     assert f"bad       {said}" in str(dp.explain(dp.DataLoader(data, batch_size=2)))
 
 
-@pytest.mark.slow
 def test_commands(videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", str(videos), "--grid", str(tmp_path / "sheet.png"), "--num", "4"]) == 0
     said = capsys.readouterr().out

@@ -59,7 +59,7 @@ def track(tmp_path: Path) -> tuple[VideoTrack, ReadAt]:
     return opened(write_video(tmp_path / "a.mp4", options=x264("bframes=2")))
 
 
-@pytest.mark.slow
+@pytest.mark.daily(4)
 @pytest.mark.parametrize("name", KINDS)
 def test_frames_are_those_of_sequential_decoding(name: str, tmp_path: Path, engines: Any) -> None:
     path = KINDS[name](tmp_path / name)
@@ -77,7 +77,6 @@ def test_frames_are_those_of_sequential_decoding(name: str, tmp_path: Path, engi
     assert name not in ON_ENGINES or trust.num_frames >= len(track)
 
 
-@pytest.mark.slow
 def test_pixels_are_the_cpu_s(track: tuple[VideoTrack, ReadAt], engines: Any) -> None:
     """The colours that the stream names, which an engine does not, are kept: RGB depends on them."""
     decoder = EngineDecoder(HostRuntime(), Trust())
@@ -287,7 +286,7 @@ def loader_of(path: Path, **options: Any) -> Any:
     return dp.DataLoader(data, **{"batch_size": 5, "shuffle": True, "seed": 3, "num_workers": 2, "transform": [crop], **options})
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("num_workers", [0, 2, 12])
 def test_batches_are_the_cpu_s(num_workers: int, videos: Path) -> None:
     expected = list(loader_of(videos))
@@ -340,7 +339,7 @@ def test_auto_takes_the_cpu_unless_engines_are_faster(engines: Any) -> None:
     assert "clips_nvdec 130, clips_cpu 100" in found.reason
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_both_are_measured_on_the_clips_at_hand(videos: Path) -> None:
     with dry_nvdec():
         rates = loader_of(videos)._passes.kind._rates()

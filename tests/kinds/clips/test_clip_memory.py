@@ -73,7 +73,7 @@ def _noting_pools(memory: BatchMemory, pools: set[int]) -> None:
     memory._open_pool = opened
 
 
-@pytest.mark.slow
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("transform", [[], [dp.transforms.RandomResizedCrop(24)]], ids=["whole", "crops"])
 @pytest.mark.parametrize(
     "options",

@@ -121,7 +121,6 @@ def assert_same(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> 
             assert torch.equal(value, other[name]) if isinstance(value, torch.Tensor) else value == other[name], name
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("form", ["folder", "pattern", "file"])
 def test_clips_of_tars_are_those_of_their_files(tars: Path, in_tars: Path, form: str) -> None:
     source = {"folder": tars, "pattern": f"{tars}/*.tar", "file": tars / "train-000.tar"}[form]
@@ -179,8 +178,8 @@ def test_images_beside_videos_stay_images(tmp_path: Path, tars: Path) -> None:
     assert images.shape == (2, 3, 8, 8)
 
 
+@pytest.mark.nightly
 @needs_moto
-@pytest.mark.slow
 @pytest.mark.parametrize("source", ["folder", "tars", "pattern", "braces"])
 def test_clips_in_a_store_are_those_of_the_disk(store: FaultyStore, folder: Path, tars: Path, source: str) -> None:
     here = {"folder": folder, "tars": tars, "pattern": tars, "braces": tars}[source]
@@ -199,7 +198,6 @@ def test_clips_in_a_store_are_those_of_the_disk(store: FaultyStore, folder: Path
 
 
 @needs_moto
-@pytest.mark.slow
 def test_lists_name_objects(store: FaultyStore, folder: Path, tmp_path: Path) -> None:
     names = ["class0/0.mp4", "class1/2.mkv"]
     expected = batches(dp.Clips([folder / name for name in names], **WITHOUT_LABELS))
@@ -214,15 +212,14 @@ def test_lists_name_objects(store: FaultyStore, folder: Path, tmp_path: Path) ->
 
 
 @needs_moto
-@pytest.mark.slow
 def test_objects_are_kept_on_a_disk(store: FaultyStore, folder: Path, tmp_path: Path) -> None:
     data = dp.Clips(f"{TOP}/folder", **HOW, remote=dp.Remote(cache_dir=tmp_path / "kept"))
     expected = batches(dp.Clips(folder, **HOW))
     repeated_until_quiet(store, lambda: assert_same(batches(data), expected))
 
 
+@pytest.mark.nightly
 @needs_moto
-@pytest.mark.slow
 @pytest.mark.parametrize("version", ["lerobot", "lerobot-old"])
 def test_lerobot_datasets_in_a_store(store: FaultyStore, folder: Path, version: str) -> None:
     deltas = {CAMERAS[0]: [-0.1, 0.0], "action": [0.0, 0.1]}
@@ -233,7 +230,6 @@ def test_lerobot_datasets_in_a_store(store: FaultyStore, folder: Path, version: 
 
 
 @needs_obstore
-@pytest.mark.slow
 def test_lerobot_datasets_of_a_web_server_which_lists_nothing(
     tmp_path: Path, lerobot: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,7 +63,7 @@ def are_equal(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> bo
     )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("transform", [[], CROP], ids=["whole", "crops"])
 @pytest.mark.parametrize("on_error", ["skip", "replace"])
 @pytest.mark.parametrize("resize", ["exact", "fast"])
@@ -78,7 +78,7 @@ def test_batches_are_those_of_threads(
     assert asked
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_mixed_videos_and_depth_are_those_of_threads(
     videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: list[Any]
 ) -> None:
@@ -91,7 +91,6 @@ def test_mixed_videos_and_depth_are_those_of_threads(
         asked.clear()
 
 
-@pytest.mark.slow
 def test_images_in_tables_stay_with_threads(tmp_path: Path, asked: list[Any]) -> None:
     data = dp.Clips(with_images(tmp_path / "robots"), delta_timestamps={"observation.images.front": [0.0]})
     loader = dp.DataLoader(data, 8, num_workers=2)
@@ -152,7 +151,6 @@ def test_an_index_is_sent_as_the_place_of_its_file(videos: Path, tmp_path: Path)
         pickle.loads(pickle.dumps(index))
 
 
-@pytest.mark.slow
 def test_where_the_index_was_made_anew_threads_go_on(
     videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: list[Any], caplog: pytest.LogCaptureFixture
 ) -> None:

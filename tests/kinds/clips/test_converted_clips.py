@@ -30,7 +30,7 @@ def assert_same(ours: list[dict[str, Any]], theirs: list[dict[str, Any]], names:
             assert np.array_equal(one[name].numpy(), other[name].numpy()), name
 
 
-@pytest.mark.slow
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("per_visit", [1, 3])
 def test_clips_of_whole_videos(tmp_path: Path, per_visit: int, shuffle: bool) -> None:

@@ -53,7 +53,7 @@ def expected(dataset: Path, index: int, deltas: dict[str, list[float]], frames: 
     return item
 
 
-@pytest.mark.slow
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("deltas", [{}, DELTAS], ids=["now", "deltas"])
 def test_samples_are_those_of_lerobot(dataset: Path, deltas: dict[str, list[float]]) -> None:
     frames: dict[str, list[Any]] = {camera: decoded(dataset, camera, sum(LENGTHS)) for camera in CAMERAS}
@@ -132,7 +132,6 @@ def test_frames_that_several_samples_show_are_kept_once(dataset: Path, monkeypat
         assert torch.equal(one[TOP], other[TOP])
 
 
-@pytest.mark.slow
 def test_states_resume_and_loaders_pickle(dataset: Path) -> None:
     def loader() -> Any:
         return dp.DataLoader(dp.Clips(dataset, delta_timestamps=DELTAS), 5, shuffle=True, seed=3, num_workers=2)
@@ -206,7 +205,7 @@ def test_what_is_no_whole_dataset(dataset: Path, tmp_path: Path) -> None:
         dp.Clips(tmp_path, delta_timestamps={TOP: [0.0]})
 
 
-@pytest.mark.slow
+@pytest.mark.daily(1)
 def test_commands(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", str(dataset)]) == 0
     assert f"videos, {2 * sum(LENGTHS)} frames in all" in capsys.readouterr().out

@@ -77,7 +77,7 @@ def by_lerobot(quantized: torch.Tensor, stored: dict[str, Any]) -> torch.Tensor:
     return found.clamp_(least, most).unsqueeze(-3).mul_(1000.0).round_().clamp_(0.0, 65535)
 
 
-@pytest.mark.slow
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("name", STORED)
 @pytest.mark.parametrize("version", ["v3.0", "v2.1"])
 def test_depth_is_that_of_lerobot(name: str, version: str, tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_depth_is_that_of_lerobot(name: str, version: str, tmp_path: Path) -> No
         assert sorted(seen) == list(range(sum(LENGTHS)))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_depth_of_16_bits_is_read_as_lerobot_reads_it(tmp_path: Path) -> None:
     """By FFmpeg's conversion to 12 bits."""
     data = dp.Clips(with_depth(tmp_path / "data", form="gray16le"), fields=[DEPTH, "index"])
@@ -112,7 +112,7 @@ def test_depth_of_16_bits_is_read_as_lerobot_reads_it(tmp_path: Path) -> None:
     assert torch.equal(batch[DEPTH], torch.stack([wanted[index] for index in batch["index"].tolist()]))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("resize", ["exact", "fast"])
 def test_depth_is_cut_as_the_cameras_are(resize: str, tmp_path: Path) -> None:
     path = with_depth(tmp_path / "data")

@@ -63,7 +63,7 @@ def loader_of(data: Any, **options: Any) -> Any:
     return dp.DataLoader(data, **{"batch_size": 8, "shuffle": True, "seed": 0, "num_workers": 2} | options)
 
 
-@pytest.mark.slow
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("keeps_videos", [True, False])
 @pytest.mark.parametrize("version", ["v3.0", "v2.1"])
 def test_images_are_those_of_the_tables(version: str, keeps_videos: bool, tmp_path: Path) -> None:
@@ -89,7 +89,6 @@ def test_images_are_those_of_the_tables(version: str, keeps_videos: bool, tmp_pa
     assert "of images" in str(dp.explain(loader_of(data)))
 
 
-@pytest.mark.slow
 def test_some_episodes_crops_copies_and_mixtures(tmp_path: Path) -> None:
     path = with_images(tmp_path / "data", keeps_videos=False)
     transform = [dp.transforms.RandomCrop(16)]
@@ -111,7 +110,7 @@ def test_some_episodes_crops_copies_and_mixtures(tmp_path: Path) -> None:
             assert torch.equal(front, torch.from_numpy(SCENES[FRONT][index].copy()).permute(2, 0, 1))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @needs_moto
 def test_images_in_a_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -123,7 +122,6 @@ def test_images_in_a_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         assert all(torch.equal(one[name], other[name]) for one, other in zip(there, here, strict=True) for name in one)
 
 
-@pytest.mark.slow
 def test_bad_images_and_wrong_facts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = with_images(tmp_path / "data", keeps_videos=False)
     (file, *_) = sorted((path / "data").rglob("*.parquet"))

@@ -55,7 +55,7 @@ def same(one: list[dict[str, torch.Tensor]], other: list[dict[str, torch.Tensor]
     )
 
 
-@pytest.mark.slow
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("per_visit", [1, 4])
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_shares_hold_in_every_step_and_clips_are_those_of_their_sets(sets: list[Path], per_visit: int, shuffle: bool) -> None:
@@ -79,7 +79,7 @@ def test_shares_hold_in_every_step_and_clips_are_those_of_their_sets(sets: list[
         assert times.max() - times.min() <= 1  # all of a set come before any comes again
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_threads_ranks_copies_and_states_change_nothing(sets: list[Path]) -> None:
     options: dict[str, Any] = {"transform": [dp.transforms.RandomCrop(20)]}
     expected = everything([loader_of(mixed(sets), 8, **options)])
@@ -100,7 +100,6 @@ def test_threads_ranks_copies_and_states_change_nothing(sets: list[Path]) -> Non
         other.load_state_dict(state)
 
 
-@pytest.mark.slow
 def test_a_clip_that_comes_again_in_an_epoch_is_cut_again(sets: list[Path]) -> None:
     data = dp.mix([dp.Clips(path, **HOW) for path in sets[:2]], [9, 1], num_samples=NUM)
     of_clip: dict[int, list[torch.Tensor]] = {}
@@ -164,7 +163,6 @@ def test_wrong_mixes_are_refused(sets: list[Path], tmp_path: Path) -> None:
         dp.mix([small, dp.Table])
 
 
-@pytest.mark.slow
 def test_robots_are_mixed(tmp_path: Path) -> None:
     """Samples are those of each set; columns and cameras that both have."""
     paths = [write_lerobot(tmp_path / name) for name in ("one", "other")]

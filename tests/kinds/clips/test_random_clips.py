@@ -48,7 +48,7 @@ def starts(batches: Any) -> dict[int, int]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_each_video_gives_one_clip_which_is_drawn_anew_every_epoch(videos: Path, shuffle: bool) -> None:
     data = dp.Clips(videos, **HOW)
@@ -67,7 +67,6 @@ def test_each_video_gives_one_clip_which_is_drawn_anew_every_epoch(videos: Path,
     assert "one drawn of each of 5 parts an epoch, of 4 frames, every 2; of those that begin every 1" in str(dp.explain(loader))
 
 
-@pytest.mark.slow
 def test_order_threads_ranks_and_states_draw_the_same(videos: Path) -> None:
     def everything(loaders: list[Any]) -> list[dict[str, torch.Tensor]]:
         return [{name: torch.cat([one[name] for one in step]) for name in step[0]} for step in zip(*loaders, strict=True)]

@@ -166,7 +166,7 @@ def test_threads_fill_a_store_together(tmp_path: Path) -> None:
     assert num_right(store) == NUM_IDS
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("place", ["disk", "ram"])
 def test_processes_fill_a_store_together(tmp_path: Path, place: str) -> None:
     where = str(tmp_path) if place == "disk" else "ram"
@@ -181,7 +181,6 @@ def test_processes_fill_a_store_together(tmp_path: Path, place: str) -> None:
         assert [worker.wait(30) for worker in workers] == [0] * 4
 
 
-@pytest.mark.slow
 def test_killed_in_the_middle_of_any_write(tmp_path: Path) -> None:
     with driver("die", tmp_path, *range(1, 13)) as process:
         assert line_of(process) == str(NUM_IDS)
@@ -219,7 +218,7 @@ def memory_files() -> list[str]:
     return [name for name in found if name.startswith("/memfd:datapipe-")]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_memory_is_shared_and_gone_with_the_last_process_even_if_that_is_killed(tmp_path: Path) -> None:
     before = set(memory_files())
     with driver("hold", "ram", tmp_path) as first, driver("hold", "ram", tmp_path) as second:
@@ -403,7 +402,6 @@ def test_a_limit_of_file_sizes_ends_admission_with_one_warning(tmp_path: Path, c
     assert "takes nothing more" in record.getMessage()
 
 
-@pytest.mark.slow
 def test_a_full_file_system_ends_admission(tmp_path: Path) -> None:
     """In a mount namespace of its own, which ends with the process."""
     mounts = (

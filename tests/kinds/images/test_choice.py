@@ -267,7 +267,6 @@ def test_a_cache_that_cannot_be_written_is_said_and_done_without(cache: Path, ca
     assert "cannot be kept" in caplog.text
 
 
-@pytest.mark.slow
 def test_the_rate_is_that_of_what_comes_after_the_warm_up() -> None:
     sizes = iter([1, 1, 1, *itertools.repeat(50, 10**6)])
     assert measure((torch.zeros(size),) for size in sizes) > 1000

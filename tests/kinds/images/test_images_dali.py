@@ -81,7 +81,7 @@ def test_decoding_a_region_gives_the_pixels_of_the_whole(recipe: Recipe) -> None
     )
 
 
-@pytest.mark.slow
+@pytest.mark.daily(4)
 @pytest.mark.parametrize("recipe", [CROP, PADDED], ids=["crop", "padded"])
 @pytest.mark.parametrize("bad", [(0,), (7,), (3, 4), tuple(range(8))], ids=str)
 @pytest.mark.parametrize("forgiven", [True, False])
@@ -245,7 +245,7 @@ def test_a_closed_pipeline_runs_no_more() -> None:
         pipeline.run(*batch_of(CROP, 0), None)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_fork_waits_for_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """DALI's threads enter the interpreter while they run, and CPython 3.11 forks a child then that hangs."""
     pipeline = pipeline_of()

@@ -114,7 +114,7 @@ def test_each_sample_fits_or_not_by_itself() -> None:
 # -- bytes that only look like images ----------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_no_damaged_header_takes_the_process_down(run_fuzz: Callable[..., str]) -> None:
     closing = run_fuzz("--inputs", "700")
     assert "of 700 inputs" in closing

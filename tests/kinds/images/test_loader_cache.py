@@ -27,8 +27,6 @@ from datapipe.kinds.images.choice import BackendRequest
 from datapipe.testing.loaders.kind import copies, same
 from datapipe.transforms import Recipe
 
-pytestmark = pytest.mark.slow
-
 FLOAT = [T.ToDtype(torch.float32, scale=True), T.Normalize(T.IMAGENET_MEAN, T.IMAGENET_STD)]
 RECIPES: dict[str, list[Any]] = {
     "no front": TRAIN,
@@ -60,6 +58,7 @@ def data_file(place: Path) -> Path:
     return directory / "data"
 
 
+@pytest.mark.daily(4)
 @pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.parametrize("source", ["folder", "uneven", "converted"])
 def test_the_same_batches_with_and_without(request: pytest.FixtureRequest, tmp_path: Path, source: str, name: str) -> None:
@@ -262,6 +261,7 @@ def test_several_datasets_as_one(folder: Path, uneven: Path, tmp_path: Path) -> 
     assert stats(cached).hits >= NUM_SAMPLES
 
 
+@pytest.mark.nightly
 def test_memory_is_shared_by_loaders_ranks_and_processes(tmp_path: Path) -> None:
     path = make_folder(tmp_path / "set")  # no other loader has its cache
     options: dict[str, Any] = {"transform": RECIPES["resize"], "cache": "ram"}

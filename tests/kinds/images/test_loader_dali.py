@@ -21,8 +21,6 @@ from datapipe.testing.loaders.kind import own_threads
 
 pytest.importorskip("nvidia.dali", reason="DALI is not installed")
 
-pytestmark = pytest.mark.slow
-
 # How far rows of DALI may be from those of images_cpu, of 255: small noisy pictures have much at their borders.
 LARGEST, MEAN = 8.0, 0.3
 
@@ -127,6 +125,7 @@ def test_few_threads_fetch_where_dali_decodes_all(folder: Path, tmp_path: Path) 
     assert fed_by(captioned, form="pairs") == "3 threads"
 
 
+@pytest.mark.daily(3)
 @pytest.mark.parametrize("size", [(1, 1), (1, 300), (300, 1), (3000, 2000)], ids=str)
 def test_extreme_sizes(size: tuple[int, int], tmp_path: Path) -> None:
     make_folder(tmp_path, num=3, size=(40, 48))
@@ -143,6 +142,7 @@ def test_extreme_sizes(size: tuple[int, int], tmp_path: Path) -> None:
 PADDED = [T.Resize(30), T.RandomCrop(SIZE, padding=9, fill=(9, 80, 200))]
 
 
+@pytest.mark.daily(4)
 @pytest.mark.parametrize("transform", [CROP, TRAIN, PADDED], ids=["uint8", "float32", "padded"])
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_what_dali_alone_refuses_is_made_by_hand(

@@ -14,8 +14,6 @@ from bad_batches import BATCH, DOUBTFUL, PLACES, SCENARIOS, Scenario
 
 pytest.importorskip("nvidia.dali", reason="DALI is not installed")
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.mark.nightly
 def test_the_policy_is_applied_and_every_other_sample_is_right(tmp_path: Path) -> None:

@@ -18,8 +18,6 @@ from datapipe.testing.loaders.kind import copies, own_threads, same
 
 pytest.importorskip("nvidia.dali", reason="DALI is not installed")
 
-pytestmark = pytest.mark.slow
-
 
 def kernel_threads() -> int:
     return int(
@@ -47,6 +45,7 @@ def rss_nbytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
+@pytest.mark.nightly
 def test_passes_share_their_pipelines(folder: Path) -> None:
     """200 iterators left early have no more threads of DALI's between them than one; the loader's end is theirs."""
     next(iter(make(folder, num_workers=1)))  # libraries start threads of their own at their first use, and keep them
@@ -103,6 +102,7 @@ def test_batches_of_many_sizes(folder: Path) -> None:
         assert all(torch.equal(image, wanted) for image, wanted in zip(images, expected, strict=True))
 
 
+@pytest.mark.daily(5)
 @pytest.mark.parametrize("num_pipelines", [1, 2, 4])
 @pytest.mark.parametrize("prefetch_factor", [1, 6])
 def test_settings_make_no_difference(folder: Path, num_pipelines: int, prefetch_factor: int) -> None:

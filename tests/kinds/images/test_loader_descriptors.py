@@ -23,8 +23,6 @@ from fixtures import (
     write_webdataset,
 )
 
-pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).resolve().parents[3]
 DRIVER = Path(__file__).with_name("few_descriptors.py")
 LIMIT = 34  # of open files; there is a shard for each of the 37 samples

@@ -14,8 +14,6 @@ from fixtures import NUM_SAMPLES
 import datapipe as dp
 from datapipe import transforms as T
 
-pytestmark = pytest.mark.slow
-
 
 class Interrupted:
     """A sampler in which Ctrl-C arrives, at its 8th sample, in its first pass."""

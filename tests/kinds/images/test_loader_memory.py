@@ -13,7 +13,7 @@ import datapipe as dp
 from datapipe.kernel.pools import SlabPool
 from datapipe.testing.loaders.kind import same
 
-pytestmark = [pytest.mark.usefixtures("backend"), pytest.mark.slow]
+pytestmark = pytest.mark.usefixtures("backend")
 
 
 def rss_nbytes() -> int:
@@ -48,6 +48,7 @@ def test_slabs_are_used_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert len(set(allocated)) == 1, "the short last batch takes a slab of the same size"
 
 
+@pytest.mark.nightly
 def test_memory_stays_flat(folder: Path) -> None:
     loader = dp.DataLoader(folder, batch_size=4, shuffle=True, transform=TRAIN, num_workers=2)
 

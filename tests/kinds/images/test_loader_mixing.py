@@ -92,7 +92,7 @@ def gathered(loaders: list[dp.DataLoader]) -> list[list[int]]:
     return [[number for batch in step for number in batch["id"][batch["real"]].tolist()] for step in steps]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_mix_resumes_exactly_from_two_onto_four_ranks(sets: list[Path]) -> None:
     whole = gathered([mixed_rank(sets, rank, 2) for rank in range(2)])
     following = gathered([mixed_rank(sets, rank, 4) for rank in range(4)])

@@ -111,7 +111,7 @@ def assert_same(found: Any, expected: Any, *, exactly: bool) -> None:
             torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.daily(5)
 @pytest.mark.parametrize("case", CASES)
 def test_batches_on_the_device_are_the_cpus(
     folder: Path, flawed: Path, fake: FakeDevice, monkeypatch: pytest.MonkeyPatch, backend: Any, case: str
@@ -209,7 +209,7 @@ KEPT: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.daily(3)
 @pytest.mark.parametrize("case", KEPT)
 def test_batches_of_images_kept_on_the_device_are_those_without_a_cache(
     folder: Path, flawed: Path, fake: FakeDevice, monkeypatch: pytest.MonkeyPatch, backend: Any, case: str, tmp_path: Path

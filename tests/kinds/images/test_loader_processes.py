@@ -24,8 +24,6 @@ from datapipe import transforms as T
 from datapipe.testing.loaders.kind import copies, same
 from datapipe.testing.loaders.processes import in_forked_child
 
-pytestmark = pytest.mark.slow
-
 TESTS = Path(__file__).parent
 
 
@@ -73,6 +71,7 @@ def test_dropping_the_parents_iterator_in_a_child_does_not_hang(folder: Path) ->
 # -- spawn -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_a_spawned_process_gets_the_same_batches(folder: Path, tmp_path: Path) -> None:
     import torch
 
@@ -108,6 +107,7 @@ _ENDLESS = """
     """
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("num_workers", "backend"),
     mostly_nightly([(0, "images_cpu"), (2, "images_cpu"), (2, "dali")], (2, "images_cpu")),
@@ -136,6 +136,8 @@ def test_ctrl_c_ends_a_run_with_one_traceback(folder: Path, tmp_path: Path, num_
     assert err.rstrip().endswith("KeyboardInterrupt")
 
 
+@pytest.mark.promise("loader: The script's end")
+@pytest.mark.nightly
 @pytest.mark.parametrize("backend", ["images_cpu", "dali"])
 def test_a_script_may_end_in_mid_pass(folder: Path, tmp_path: Path, backend: str) -> None:
     """With iterators open, by sys.exit; and so may a child that was forked before."""
@@ -160,6 +162,7 @@ def test_a_script_may_end_in_mid_pass(folder: Path, tmp_path: Path, backend: str
     assert (done.returncode, done.stdout, done.stderr) == (5, "", "")
 
 
+@pytest.mark.promise("loader: The script's end")
 @pytest.mark.nightly
 def test_a_script_may_end_while_a_daemon_thread_iterates(folder: Path) -> None:
     """torch aborts where a thread is taken off its stack while a tensor of its dies; `exit_runs.py` runs more."""
@@ -168,6 +171,7 @@ def test_a_script_may_end_while_a_daemon_thread_iterates(folder: Path) -> None:
     assert (done.stdout.splitlines(), done.stderr) == (["0 0"] * 3, "")
 
 
+@pytest.mark.nightly
 def test_a_daemon_thread_goes_on_while_others_are_waited_for(folder: Path, tmp_path: Path) -> None:
     """The main thread has ended, and a thread that is no daemon is still fed."""
     script = write_script(

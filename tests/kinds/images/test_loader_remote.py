@@ -25,7 +25,7 @@ from datapipe.core.user_cache import REMOTE_INDEXES, user_cache
 from datapipe.opening.samples import open_index
 from datapipe.testing.loaders.kind import copies, same
 
-pytestmark = [needs_obstore, pytest.mark.slow]
+pytestmark = needs_obstore
 
 URL = f"s3://{BUCKET}/train"
 OPTIONS: dict[str, Any] = {"batch_size": 8, "shuffle": True, "seed": 3, "num_workers": 2}
@@ -170,6 +170,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.daily(5)
 @pytest.mark.parametrize("name", FAULTS)
 def test_faults_change_nothing(store: FaultyStore, expected: list[Any], name: str) -> None:
     fault = FAULTS[name]
@@ -179,6 +180,7 @@ def test_faults_change_nothing(store: FaultyStore, expected: list[Any], name: st
     assert fault.done, "the fault did not come about"
 
 
+@pytest.mark.nightly
 def test_latency_of_200_ms_with_resets(store: FaultyStore, expected: list[Any]) -> None:
     store.weather.latency_s = 0.2
     store.weather.faults = [PlantedFault("reset", share=0.05)]
@@ -187,6 +189,7 @@ def test_latency_of_200_ms_with_resets(store: FaultyStore, expected: list[Any]) 
     assert time.monotonic() - start_s < 20  # one after the other its 37 samples alone would take 7.4 s, its indexes 0.8
 
 
+@pytest.mark.nightly
 def test_a_diagnosis_names_the_network(store: FaultyStore, converted: Path) -> None:
     from datapipe.analysis.judge.attribution import attribute_events
     from datapipe.core.observe import StageEvent
@@ -231,6 +234,7 @@ def test_throttling_is_heeded(store: FaultyStore, monkeypatch: pytest.MonkeyPatc
 # -- faults, each ending in one named error --------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_a_store_that_stays_away_is_an_error_not_a_bad_sample(store: FaultyStore) -> None:
     loader = open_remote(on_error="skip", remote=dp.Remote(timeout_s=0.5))
     store.weather.faults = [PlantedFault("status", status=503, path=".tar")]

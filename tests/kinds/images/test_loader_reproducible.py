@@ -14,7 +14,7 @@ import datapipe as dp
 from datapipe import transforms as T
 from datapipe.testing.loaders.kind import copies, same
 
-pytestmark = [pytest.mark.usefixtures("backend"), pytest.mark.slow]
+pytestmark = pytest.mark.usefixtures("backend")
 
 RECIPES: dict[str, Any] = {"uint8": CROP, "float32": TRAIN, "eval": EVAL}
 
@@ -33,6 +33,7 @@ def others(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]
     return [convert(folder, root / to, to=to) for to in ("hdf5", "parquet", "tfrecord")]
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_threads_and_containers_make_no_difference(
     recipe: str, folder: Path, shards: Path, converted: Path, others: list[Path]

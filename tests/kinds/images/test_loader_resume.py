@@ -12,7 +12,7 @@ import datapipe as dp
 from datapipe.errors import StateError
 from datapipe.testing.loaders.kind import copies, same
 
-pytestmark = [pytest.mark.usefixtures("backend"), pytest.mark.slow]
+pytestmark = pytest.mark.usefixtures("backend")
 
 
 def make(path: Path, **changes: Any) -> dp.DataLoader:

@@ -151,7 +151,6 @@ def _sum(loader: dp.DataLoader, queue: Any) -> None:
     queue.put(sum(int(images.sum()) for images, _ in loader))
 
 
-@pytest.mark.slow
 def test_a_forked_child_reads_for_itself(grouped: Path) -> None:
     """The parent's row groups are in the middle of being read when it forks."""
     loader = make(grouped, num_workers=4, prefetch_factor=8)

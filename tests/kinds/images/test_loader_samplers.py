@@ -151,7 +151,6 @@ def test_a_sampler_that_does_not_repeat_itself_is_not_resumed(folder: Path) -> N
                 next(iter(resumed))
 
 
-@pytest.mark.slow
 def test_batches_of_many_sizes_share_their_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch sampler may give batches of any size: slabs are as large as the largest so far, and few."""
     allocated: list[int] = []

@@ -46,6 +46,7 @@ def shards_of(index: SampleIndex, ids: list[int]) -> list[int]:
     return shards
 
 
+@pytest.mark.promise("loader: Windows")
 @pytest.mark.parametrize("kind", ["whole", "gaps", "chosen", "joined", "chosen of joined", "tars of others"])
 def test_stored_order_goes_shard_by_shard(converted: Path, gaps: Path, shards: Path, kind: str) -> None:
     """Every position once, and within the groups the samples of one shard, in the order of its rows."""
@@ -89,7 +90,7 @@ def _explained(loader: dp.DataLoader) -> tuple[str, ...]:
     return dp.explain(loader).lines
 
 
-@pytest.mark.slow
+@pytest.mark.promise("loader: Windows")
 @given(
     world=st.sampled_from([(1, 12), (2, 6), (3, 4), (4, 3), (6, 2)]),
     other=st.sampled_from([(1, 12), (2, 6), (3, 4), (4, 3), (6, 2)]),
@@ -127,7 +128,6 @@ def gaps_ids(gaps: Path) -> Path:
     return gaps
 
 
-@pytest.mark.slow
 def test_few_shards_are_under_way_at_once(tmp_path: Path) -> None:
     """Of many shards, a batch needs those of its lanes; each is done with before long, and does not come again."""
     folder = make_folder(tmp_path / "folder", num=240, size=(16, 16))
@@ -156,6 +156,7 @@ def test_row_groups_are_windows_of_their_own(folder: Path, tmp_path: Path) -> No
     assert sorted(flat(ids_of(loader))) == list(range(NUM_SAMPLES))
 
 
+@pytest.mark.promise("loader: Windows")
 def test_what_has_no_shards_is_refused(folder: Path, converted: Path) -> None:
     with pytest.raises(dp.errors.OptionError, match=r"shuffle='windows' goes by shards, and these are single files"):
         make(folder, shuffle="windows")

@@ -68,7 +68,7 @@ def equal(first: list[dict[str, torch.Tensor]], second: list[dict[str, torch.Ten
     )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("further", [[], [T.ToDtype(torch.float32, scale=True), T.Normalize((0.5,) * 3, (0.2,) * 3)]])
 def test_batches_are_those_of_threads(
     folder: Path, further: list[Any], monkeypatch: pytest.MonkeyPatch, asked: list[Any]
@@ -82,14 +82,12 @@ def test_batches_are_those_of_threads(
         asked.clear()
 
 
-@pytest.mark.slow
 def test_shards_are_read_as_threads_read_them(shards: Path, monkeypatch: pytest.MonkeyPatch, asked: list[Any]) -> None:
     expected = batches(shards, monkeypatch, "threads")
     assert equal(batches(shards, monkeypatch, "processes"), expected)
     assert asked
 
 
-@pytest.mark.slow
 def test_a_process_that_is_killed_is_done_without(
     folder: Path, monkeypatch: pytest.MonkeyPatch, asked: list[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -126,7 +124,6 @@ def test_errors_are_those_of_threads(shards: Path, tmp_path: Path, monkeypatch: 
     assert asked
 
 
-@pytest.mark.slow
 def test_a_forked_child_has_threads(folder: Path, monkeypatch: pytest.MonkeyPatch, asked: list[Any]) -> None:
     expected = batches(folder, monkeypatch, "threads")
     monkeypatch.setenv("DATAPIPE_WORKERS", "processes")
@@ -143,7 +140,6 @@ def test_a_forked_child_has_threads(folder: Path, monkeypatch: pytest.MonkeyPatc
     assert equal(first + list(loader), expected)
 
 
-@pytest.mark.slow
 def test_parent_and_children_make_batches_at_the_same_time(
     folder: Path, monkeypatch: pytest.MonkeyPatch, asked: list[Any]
 ) -> None:
@@ -168,7 +164,6 @@ def test_parent_and_children_make_batches_at_the_same_time(
     assert equal(held + after, expected)
 
 
-@pytest.mark.slow
 def test_relative_paths_follow_the_current_directory(shards: Path, monkeypatch: pytest.MonkeyPatch, asked: list[Any]) -> None:
     expected = batches(shards, monkeypatch, "threads")
     monkeypatch.chdir(shards.parent)
@@ -204,7 +199,6 @@ def test_only_what_is_datapipe_s_is_sent() -> None:
     assert not can_be_sent(dataclasses.replace(Recipe.of(RECIPE), pixels=((0, Darker()),)))  # type: ignore[arg-type]
 
 
-@pytest.mark.slow
 def test_what_has_the_user_s_code_or_a_cache_stays_with_threads(folder: Path, asked: list[Any]) -> None:
     arguments: dict[str, Any] = {"batch_size": 8, "num_workers": 2, "on_error": "skip"}
     list(dp.DataLoader(folder, transform=[*RECIPE, lambda image: torch.zeros(3)], **arguments))

@@ -21,8 +21,6 @@ from datapipe.kinds.images.dali.region_trial import RegionTrial, region_problem,
 
 nvidia = pytest.importorskip("nvidia.dali", reason="DALI is not installed")
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -41,6 +39,7 @@ def end_child_by(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
     monkeypatch.setattr(room.subprocess, "run", other)
 
 
+@pytest.mark.nightly
 def test_the_cpu_decodes_regions() -> None:
     """The trial itself, in a process of its own, on the one device that every machine has."""
     assert region_trial(None, hw_decoder_load=0.0) == RegionTrial(True, "")
@@ -88,6 +87,7 @@ ENDINGS: dict[str, tuple[str, str, bool]] = {  # what the child runs, the proble
 }  # fmt: skip
 
 
+@pytest.mark.daily(12)
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_what_does_not_work_is_said_and_remembered_if_it_is_certain(
     ending: str, cache: Path, monkeypatch: pytest.MonkeyPatch
@@ -158,6 +158,7 @@ def test_an_image_that_no_gpu_decodes_speaks_for_nothing(
     assert region_decoding.regions_left_to_cpu([b""] * 3, cuts, 2, uses_engines=True) == expected
 
 
+@pytest.mark.nightly
 def test_the_nvjpeg_that_is_loaded_says_its_version() -> None:
     (path,) = Path(nvidia.__file__).parents[1].glob("*/lib/libnvjpeg.so.*")
     room_of_it = loaded_nvjpeg.__module__

@@ -20,8 +20,6 @@ from table_values import table_of, write_groups, write_table
 import datapipe as dp
 from datapipe.kinds.tables.windows import LoadedWindow
 
-pytestmark = pytest.mark.slow
-
 NUM_ROWS = 3210
 GROUPS = {"dense": ["I*"], "ids": ["C*", "row"]}
 
@@ -99,6 +97,7 @@ def test_a_shuffled_batch_mixes_row_groups(table: Path) -> None:
     assert min(len(np.unique(rows // 100)) for rows in batches[:-1]) >= 8
 
 
+@pytest.mark.nightly
 @settings(max_examples=25)
 @given(
     sizes=st.lists(st.integers(1, 60), min_size=1, max_size=25),
@@ -170,6 +169,7 @@ def windows_in_memory() -> int:
     return sum(type(one) is LoadedWindow for one in gc.get_objects())
 
 
+@pytest.mark.nightly
 def test_a_pass_left_early_ends_its_threads_and_its_memory(table: Path) -> None:
     before, held_before = threading.active_count(), windows_in_memory()
     loader = load(table)
@@ -183,6 +183,7 @@ def test_a_pass_left_early_ends_its_threads_and_its_memory(table: Path) -> None:
     assert windows_in_memory() == held_before
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("num_workers", [0, 1, 3])
 def test_memory_is_bounded_by_the_windows(table: Path, num_workers: int) -> None:
     """A lane has a window and the one to come, and a third while a step crosses from one to the next.
@@ -201,6 +202,7 @@ def test_memory_is_bounded_by_the_windows(table: Path, num_workers: int) -> None
     assert 0 < most <= 3 * 4 + loader.options.depth + 1
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_pass_that_an_error_ends_leaves_no_threads_and_no_memory(tmp_path: Path, num_workers: int) -> None:
     before, held_before = threading.active_count(), windows_in_memory()

@@ -14,8 +14,6 @@ from table_values import write_table
 import datapipe as dp
 from datapipe.kernel.pytree import map_nest, tensors_of
 
-pytestmark = pytest.mark.slow
-
 NUM_ROWS = 6000
 
 

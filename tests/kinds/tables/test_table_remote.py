@@ -19,7 +19,7 @@ from datapipe.stores.requests import apply_settings, requests
 from datapipe.stores.settings import Remote
 from datapipe.stores.window import MAX_REQUESTS
 
-pytestmark = [pytest.mark.slow, needs_moto]
+pytestmark = needs_moto
 URL = f"s3://{BUCKET}/table"
 NUM_ROWS = 3210
 OPTIONS: dict[str, Any] = {
@@ -62,6 +62,7 @@ def rows_of(loader: dp.TableLoader) -> list[list[int]]:
     return found
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "source", [URL, f"{URL}/*.parquet", f"{URL}/part-{{a,b}}.parquet", [f"{URL}/part-a.parquet", f"{URL}/part-b.parquet"]]
 )
@@ -76,6 +77,7 @@ def test_batches_and_states_are_those_of_the_local_files(store: FaultyStore, tab
     assert rows_of(there) == expected[2:]
 
 
+@pytest.mark.nightly
 def test_few_requests_and_only_the_wanted_columns(store: FaultyStore, table: Path) -> None:
     loader = dp.TableLoader(URL, **{**OPTIONS, "num_workers": 1})
     before = store.num_requests
@@ -83,6 +85,7 @@ def test_few_requests_and_only_the_wanted_columns(store: FaultyStore, table: Pat
     assert store.num_requests - before <= 33 + 2 * 2, "one for each row group, and the footer of each file for a reader"
 
 
+@pytest.mark.nightly
 def test_a_bad_network_changes_nothing(store: FaultyStore, table: Path) -> None:
     store.weather.faults = [
         PlantedFault("truncate", share=0.3, times=8),
@@ -93,6 +96,7 @@ def test_a_bad_network_changes_nothing(store: FaultyStore, table: Path) -> None:
     assert sum(fault.done for fault in store.weather.faults) > 10
 
 
+@pytest.mark.nightly
 def test_a_store_that_stays_away_is_an_error_under_every_policy(store: FaultyStore) -> None:
     loader = dp.TableLoader(URL, **OPTIONS, on_error="skip", remote=dp.Remote(timeout_s=0.5))
     store.weather.faults = [PlantedFault("status", status=503, path=".parquet")]
@@ -107,6 +111,7 @@ def test_settings_of_requests_hold_for_the_opening(store: FaultyStore) -> None:
         dp.TableLoader([f"{URL}/part-a.parquet"], **OPTIONS, remote=dp.Remote(timeout_s=0.5))
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("is_pickled", [False, True])
 def test_settings_of_requests_hold_for_each_pass(store: FaultyStore, table: Path, is_pickled: bool) -> None:
     """Also where another loader had its own in the meantime."""

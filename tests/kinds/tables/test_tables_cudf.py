@@ -401,7 +401,7 @@ BROKEN: dict[str, tuple[type[FakeDevice], Callable[[pytest.MonkeyPatch], None], 
 }
 
 
-@pytest.mark.slow
+@pytest.mark.daily(3)
 @pytest.mark.parametrize("rule", BROKEN)
 def test_a_broken_rule_is_seen(table: Path, monkeypatch: pytest.MonkeyPatch, rule: str) -> None:
     kind, patch, is_seen = BROKEN[rule]
@@ -432,7 +432,6 @@ def test_a_pass_that_ends_keeps_no_memory_that_the_device_is_done_with(
         assert len(fake.pending) == 0
 
 
-@pytest.mark.slow
 def test_a_batch_that_fails_half_way_leaves_the_device_its_indices(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of its first window are chosen by indices in page-locked memory, which the device has not copied yet."""
     gather, num_gathered = DeviceTableParts.gather, 0

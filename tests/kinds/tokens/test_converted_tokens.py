@@ -88,7 +88,7 @@ def test_another_tokenizer_than_the_shards_is_refused(made: Path, tmp_path: Path
         dp.Tokens(made / "tokens", LENGTH, tokenizer=tmp_path / "absent.json")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_rows_can_be_planned_by_the_conversion(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = [
         "convert",
@@ -254,7 +254,7 @@ def test_shards_that_are_no_files_of_the_set_are_refused(what: str, tokens: Path
         rows_of(loader_of(tokens))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @needs_moto
 def test_a_corpus_in_a_store_has_the_batches_of_the_local_one(made: Path, tmp_path: Path) -> None:
     with moto_store() as store:

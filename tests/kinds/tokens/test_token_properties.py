@@ -23,6 +23,8 @@ from datapipe.kinds.tokens.data import _Opening
 from datapipe.kinds.tokens.settings import TokenSettings
 from datapipe.stores.settings import remote_settings
 
+pytestmark = pytest.mark.nightly
+
 PAD = 0
 FIELDS = ("input_ids", "labels", "position_ids", "document_ids", "loss_tokens", "id")
 SHARDS = st.lists(st.lists(st.integers(0, 50), min_size=1, max_size=20), min_size=1, max_size=3)
@@ -159,7 +161,6 @@ WHOLE = st.builds(
 )
 
 
-@pytest.mark.slow
 @quick
 @given(SHARDS, WHOLE, st.booleans(), st.booleans(), st.integers(1, 3), st.integers(0, 10**6))
 def test_documents_kept_whole_come_once(
@@ -181,7 +182,6 @@ def test_documents_kept_whole_come_once(
     assert check(data, [corpus], packs, accumulate=accumulate) == expected
 
 
-@pytest.mark.slow
 @quick
 @given(SHARDS, st.integers(2, 40), st.sampled_from(["same", "shifted", "whole"]), st.booleans(), st.integers(0, 10**6))
 def test_a_stream_leaves_out_less_than_a_row(
@@ -199,7 +199,6 @@ def test_a_stream_leaves_out_less_than_a_row(
     assert found.total() == num_tokens // length * length
 
 
-@pytest.mark.slow
 @settings(quick, max_examples=20)
 @given(st.lists(SHARDS, min_size=2, max_size=3), WHOLE, st.integers(1, 3), st.integers(0, 10**6))
 def test_mixed_corpora_come_once(

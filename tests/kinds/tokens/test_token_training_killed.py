@@ -15,12 +15,11 @@ import pytest
 from token_corpora import random_documents, write_datatrove
 from token_training import EPOCHS, Settings, as_script, data_of, loaders_of, steps_of
 
-pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).resolve().parents[3]
 OTHER_RANKS = (8, 2, 16)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("num_corpora", "ranks", "balance", "num_kills"),
     [

@@ -203,7 +203,6 @@ def stamped(source: Path, path: Path, shift_s: float, *, first: int = 0) -> Path
     return remux(source, path, shift_s=shift_s, first=first, container={"mpegts_copyts": "1"})
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", STREAMS)
 def test_transport_streams_give_the_packets_and_frames_of_ffmpeg(name: str, tmp_path: Path) -> None:
     path = KINDS[name](tmp_path / name)
