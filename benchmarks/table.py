@@ -22,7 +22,7 @@ from benchmarks.gpu import table as gpu
 from benchmarks.harness import RESULTS
 from benchmarks.marked import replace_marked
 from benchmarks.rate_picture import pictures
-from benchmarks.shown import conversion, images, machines, media, rows, stores, tokens
+from benchmarks.shown import conversion, images, machines, media, minutes, rows, stores, tokens
 from benchmarks.shown.cells import part
 
 # What the page says of each result, in this order.
@@ -71,6 +71,7 @@ def documents(found: dict[str, Any]) -> dict[Path, str]:
     for name, sentence in (
         ("tables", rows.in_short),
         ("remote", stores.in_short),
+        ("first-minutes", minutes.in_short),
         ("gpu-sweep", functools.partial(gpu.in_short, found)),
     ):
         told = replace_marked(told, name, part(found, name, sentence), where=str(readme))

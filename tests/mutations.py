@@ -219,8 +219,8 @@ def main() -> None:
         about = {"file": mutation.file, "fault": f"{mutation.good} -> {mutation.bad}"}
         found.setdefault(mutation.name, about)[when] = outcome
         print(f"{mutation.name:12} {when}: {outcome['by'] or 'not seen'}, {outcome['seconds']} s", flush=True)
-        result = {"command": command_of("tests.mutations"), "environment": describe_environment(), "mutations": found}
-        RESULT.write_text(json.dumps(result, indent=1) + "\n")
+    result = {"command": command_of("tests.mutations"), "environment": describe_environment(), "mutations": found}
+    RESULT.write_text(json.dumps(result, indent=1) + "\n")  # at the end: a test compares the results with what pages say of them
     day = sum(one.get("by day", {}).get("by") is not None for one in found.values())
     night = sum(one.get("by night", {}).get("by") is not None for one in found.values())
     print(f"{day} of {len(found)} by day, {night} more by night")
