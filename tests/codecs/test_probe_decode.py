@@ -282,7 +282,7 @@ def bomb_jpeg(height: int, width: int) -> bytes:
     b"GIF89a" + struct.pack("<HH", 65_535, 65_535) + bytes(20) + b";",
     b"BM" + struct.pack("<IIIIiiHH", 100, 0, 54, 40, 2**31 - 1, -(2**31), 1, 24) + bytes(60),
     b"\x93NUMPY\x01\x00\x46\x00" + b"{'descr': '|u1', 'fortran_order': False, 'shape': (99999, 99999, 3), }",
-], ids=["png", "png, largest", "jpeg", "ppm", "gif", "bmp", "npy"])  # fmt: skip
+], ids=["png, one pixel more", "png", "png, largest", "jpeg", "ppm", "gif", "bmp", "npy"])  # fmt: skip
 def test_bombs_are_refused_by_their_headers(data: bytes) -> None:
     with pytest.raises(DecodeError, match="pixels exceeds the limit"):
         probe(data)
