@@ -108,7 +108,11 @@ MUTATIONS = (
         "tests/codecs",
     ),
     Mutation(
-        "etag", "datapipe/stores/requests.py", 'options["if_match"] = pinned', "pass", "tests/stores tests/fetch tests/containers"
+        "short body",
+        "datapipe/stores/requests.py",
+        "if len(data) != wanted:",
+        "if len(data) > wanted:",
+        "tests/stores tests/fetch tests/containers tests/kinds/images",
     ),
     Mutation(
         "accumulate",
