@@ -278,7 +278,8 @@ def bomb_jpeg(height: int, width: int) -> bytes:
 
 
 @pytest.mark.parametrize("data", [
-    bomb_png(1, MAX_PIXELS + 1), bomb_png(100_000, 100_000), bomb_png(2**31 - 1, 2**31 - 1), bomb_jpeg(65_000, 65_000), b"P6 99999 99999 255\n",
+    bomb_png(1, MAX_PIXELS + 1), bomb_png(100_000, 100_000), bomb_png(2**31 - 1, 2**31 - 1), bomb_jpeg(65_000, 65_000),
+    b"P6 99999 99999 255\n",
     b"GIF89a" + struct.pack("<HH", 65_535, 65_535) + bytes(20) + b";",
     b"BM" + struct.pack("<IIIIiiHH", 100, 0, 54, 40, 2**31 - 1, -(2**31), 1, 24) + bytes(60),
     b"\x93NUMPY\x01\x00\x46\x00" + b"{'descr': '|u1', 'fortran_order': False, 'shape': (99999, 99999, 3), }",
