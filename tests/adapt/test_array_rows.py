@@ -135,9 +135,10 @@ def test_a_mapped_file_is_gathered_without_workers(tmp_path: Path) -> None:
 def test_a_subset_of_a_subset() -> None:
     inner = Subset(Windows(), [5, 198, 0, 7, 5])
     for data in (inner, Subset(inner, [4, 0, 2])):
-        theirs, ours = take(data, batch_size=2)
-        assert isinstance(ours.read_dataset, ArrayRows)
-        assert_same(ours, theirs)
+        for options in ({}, {"sampler": [2, 0, 1]}):
+            theirs, ours = take(data, batch_size=2, **options)
+            assert isinstance(ours.read_dataset, ArrayRows)
+            assert_same(ours, theirs)
 
 
 def test_a_shuffle_is_that_of_the_datasets_own_code() -> None:
