@@ -139,6 +139,7 @@ def test_a_subset_of_a_subset() -> None:
             theirs, ours = take(data, batch_size=2, **options)
             assert isinstance(ours.read_dataset, ArrayRows)
             assert_same(ours, theirs)
+            assert ours.read_dataset.num_plain == 0
 
 
 def test_a_shuffle_is_that_of_the_datasets_own_code() -> None:
