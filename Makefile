@@ -1,7 +1,7 @@
 # Every target makes the environment it needs; from a bare clone nothing else has to be typed.
 #
 #   make demo    convert, verify, load and train on generated photos, in a minute; two diagnoses in demo-out/
-#   make test    the tests of the day, a few minutes on two cores    make test-all    all tests, half an hour
+#   make test    the tests of the day, a few minutes on two cores    make test-all    all tests, several times as long
 #   make setup   the environment of a contributor, with everything that tests, checks and documentation need
 #   make cpu-kinds   the tests of pixels, decoding and parity under several kinds of CPU: two minutes on two cores;
 #                   CPU_KINDS_ARGS=--record writes benchmarks/results/cpu-kinds.json
