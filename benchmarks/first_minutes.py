@@ -1,7 +1,6 @@
 """How long the demo and the tests of the day take, once what they need is installed: medians of three runs.
 
-python -m benchmarks.first_minutes             # about a quarter of an hour on two cores; close other programs
-python -m benchmarks.first_minutes --all       # `make test-all` once besides
+python -m benchmarks.first_minutes     # about a quarter of an hour on two cores; close other programs
 """
 
 from __future__ import annotations
@@ -23,19 +22,13 @@ _RUNS = 3
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.first_minutes")
-    parser.add_argument("--all", action="store_true", help="time `make test-all` too")
-    arguments = parser.parse_args()
-    path = RESULTS / "first-minutes.json"
+    argparse.ArgumentParser(prog="python -m benchmarks.first_minutes").parse_args()
     found: dict[str, Any] = {"command": command_of("benchmarks.first_minutes"), "environment": describe_environment()}
     subprocess.run(["make", "setup"], cwd=ROOT, check=True)
-    wanted = [("demo", _RUNS), ("test", _RUNS), *([("test-all", 1)] if arguments.all else [])]
-    for target, num_runs in wanted:
-        runs = [_timed(target) for _ in range(num_runs)]
+    for target in ("demo", "test"):
+        runs = [_timed(target) for _ in range(_RUNS)]
         found[target] = {"seconds": round(statistics.median(run["seconds"] for run in runs), 1), "runs": runs}
-    if not arguments.all and path.exists():
-        found |= {name: run for name, run in json.loads(path.read_text()).items() if name == "test-all"}
-    path.write_text(json.dumps(found, indent=1) + "\n")
+    (RESULTS / "first-minutes.json").write_text(json.dumps(found, indent=1) + "\n")
 
 
 def _timed(target: str) -> dict[str, Any]:
