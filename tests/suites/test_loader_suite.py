@@ -283,6 +283,8 @@ KINDS = {
     "numbers": LoaderOf(make_numbers, spoil_number, open_numbers, ids_of),
 }
 
+ONE_OF_EACH = ("images", "tables", "tokens", "clips", "audio", "numbers")
+
 
 class OfTheKernel(PassSuite, SeedSuite, OptionSuite, InterruptSuite, ProcessSuite):
     """Promises that code keeps which knows no kind."""
@@ -293,9 +295,9 @@ class OfTheKind(SamenessSuite, StateSuite, BadSampleSuite):
 
 
 class TestKernel(OfTheKernel):
-    """By day on the cheapest kind."""
+    """By day on the cheapest kind, by night on every one."""
 
-    @pytest.fixture(params=mostly_nightly(KINDS, "numbers"))
+    @pytest.fixture(params=mostly_nightly(ONE_OF_EACH, "numbers"))
     def kind(self, request: pytest.FixtureRequest) -> LoaderOf:
         return KINDS[request.param]
 
@@ -304,7 +306,7 @@ class TestKernel(OfTheKernel):
 class TestKinds(OfTheKind):
     """By day on every kind; by night also by each backend of images, and for each way of taking clips and sound."""
 
-    @pytest.fixture(params=mostly_nightly(KINDS, "images", "tables", "tokens", "clips", "audio", "numbers"))
+    @pytest.fixture(params=mostly_nightly(KINDS, *ONE_OF_EACH))
     def kind(self, request: pytest.FixtureRequest) -> LoaderOf:
         return KINDS[request.param]
 

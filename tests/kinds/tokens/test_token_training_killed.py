@@ -23,11 +23,10 @@ OTHER_RANKS = (8, 2, 16)
 @pytest.mark.parametrize(
     ("num_corpora", "ranks", "balance", "num_kills"),
     [
-        pytest.param(1, (1,), None, 20, id="one corpus", marks=pytest.mark.nightly),
-        pytest.param(2, (1,), None, 20, id="mixed", marks=pytest.mark.nightly),
-        pytest.param(2, OTHER_RANKS, None, 20, id="mixed, other ranks", marks=pytest.mark.nightly),
-        pytest.param(2, OTHER_RANKS, "step", 20, id="mixed, other ranks, balanced", marks=pytest.mark.nightly),
-        pytest.param(2, OTHER_RANKS, "step", 1, id="once"),
+        pytest.param(1, (1,), None, 8, id="one corpus"),
+        pytest.param(2, (1,), None, 8, id="mixed"),
+        pytest.param(2, OTHER_RANKS, None, 8, id="mixed, other ranks"),
+        pytest.param(2, OTHER_RANKS, "step", 8, id="mixed, other ranks, balanced"),
     ],
 )
 def test_a_killed_run_consumes_what_an_undisturbed_one_does(
