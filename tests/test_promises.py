@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests import promises
 
 
-@pytest.fixture(scope="module")
-def held() -> dict[str, list[promises.Test]]:
-    return promises.held()
-
-
-def test_each_promise_has_a_test_by_day(held: dict[str, list[promises.Test]]) -> None:
-    assert [name for name, tests in held.items() if all(test.is_nightly for test in tests)] == []
+def test_each_promise_has_a_test_by_day() -> None:
+    assert [name for name, tests in promises.held().items() if all(test.is_nightly for test in tests)] == []
 
 
 def test_the_table_is_that_of_the_tests() -> None:

@@ -13,7 +13,10 @@ from report_documents import KINDS, document
 from datapipe.diagnostics.report.page import page
 
 CHROMIUM = find_chromium()
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=f"none of {', '.join(NAMES)} is installed (CHROMIUM names another)")
+pytestmark = [
+    pytest.mark.nightly,
+    pytest.mark.skipif(CHROMIUM is None, reason=f"none of {', '.join(NAMES)} is installed (CHROMIUM names another)"),
+]
 
 # What sticks out of the window, but for what lies in a part that scrolls or cuts by itself.
 _OVERFLOWING = """
