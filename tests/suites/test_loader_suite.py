@@ -312,16 +312,17 @@ class TestKinds(OfTheKind):
 
 
 class InProcesses:
-    """Kinds whose decode threads have a process each, from the first batch on."""
+    """Kinds whose decode threads have a process each, from the first batch on. By day the tests of these processes stand for it."""
 
     files_per_worker = 2  # the socket and the memory of its process
 
-    @pytest.fixture(params=mostly_nightly(["images", "clips"], "images"))
+    @pytest.fixture(params=["images", "clips"])
     def kind(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> LoaderOf:
         require_processes({"images": image_workers, "clips": clip_workers}[request.param].IMPORTS, monkeypatch)
         return KINDS[request.param]
 
 
+@pytest.mark.nightly
 class TestKindsInProcesses(InProcesses, OfTheKind):
     pass
 
