@@ -312,7 +312,7 @@ class TestKinds(OfTheKind):
 
 
 class InProcesses:
-    """Kinds whose decode threads have a process each, from the first batch on. By day the tests of these processes stand for it."""
+    """Kinds whose decode threads have a process each, from the first batch on. By day tests of these processes stand for it."""
 
     files_per_worker = 2  # the socket and the memory of its process
 
