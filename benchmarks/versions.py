@@ -122,16 +122,8 @@ def run_suite(python: Path, *, whole: bool, jobs: int) -> Run:
     environment = describe_environment()
     log = python.parents[1] / "test.log"
     print(f"{log}: {'whole' if whole else 'quick'} suite ...", flush=True)
-    command: list[Any] = [
-        python,
-        "-m",
-        "pytest",
-        "-n",
-        str(jobs),
-        "--dist",
-        "worksteal",
-        *([] if whole else ["-m", "not nightly"]),
-    ]
+    marks = [] if whole else ["-m", "not nightly"]
+    command: list[Any] = [python, "-m", "pytest", "-n", str(jobs), "--dist", "worksteal", *marks]
     started = time.monotonic()
     with log.open("w") as out:
         status = subprocess.run(command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT).returncode

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from fixtures import make_folder, mostly_nightly
+from fixtures import make_folder
 from torch.utils.data import DataLoader
 
 import datapipe
@@ -69,7 +69,7 @@ def same(ours: list[list[torch.Tensor]], theirs: list[list[torch.Tensor]]) -> bo
 
 @pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
-@pytest.mark.parametrize("kind", mostly_nightly(KINDS, "two-crops"))
+@pytest.mark.parametrize("kind", KINDS)
 def test_batches_of_a_kind_are_the_same_for_any_number_of_workers_and_after_a_resume(
     root: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

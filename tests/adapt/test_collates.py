@@ -133,7 +133,7 @@ def resumed(make: Callable[[], Any], after: int) -> list[Any]:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("route", mostly_nightly(ROUTES, "files seen", "a batch sampler"))
+@pytest.mark.parametrize("route", ROUTES)
 def test_batches_do_not_depend_on_the_number_of_workers(root: Path, route: str) -> None:
     expected: list[Any] = []
     for num_workers in NUMBERS_OF_WORKERS:

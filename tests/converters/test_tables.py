@@ -15,7 +15,6 @@ import pyarrow.csv
 import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
-from fixtures import mostly_nightly
 from trees import ROOT, contents
 
 from converters import Limit, OnError
@@ -333,7 +332,7 @@ def test_any_number_of_threads_writes_the_same_bytes(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("to", mostly_nightly(["parquet", "hdf5"], "hdf5"))
+@pytest.mark.parametrize("to", ["parquet", "hdf5"])
 def test_killed_before_every_change_to_the_disk(tmp_path: Path, to: str) -> None:
     source = write(tmp_path / "t.csv", "a,b\n" + "".join(f"{row},{row / 4}\n" for row in range(600)))
     reference = tmp_path / "reference"

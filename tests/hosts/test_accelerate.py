@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixtures import make_folder, mostly_nightly
+from fixtures import make_folder
 from host_ranks import in_a_process, needs, on_ranks
 
 import datapipe as dp
@@ -31,7 +31,7 @@ def steps_of(path: Path, batch_size: int, epochs: int = 2, **arguments: Any) -> 
     return [batch["id"].tolist() for _ in range(epochs) for batch in loader]
 
 
-@pytest.mark.parametrize("tail", mostly_nightly(["pad", "mask"], "pad"))
+@pytest.mark.parametrize("tail", ["pad", "mask"])
 def test_what_is_gathered_is_each_sample_once(thousand: Path, tail: str) -> None:
     """35 steps of 4 x 7 and one of 23, padded to 24 or 28: exactly the order of the epoch, on each rank."""
     expected = steps_of(thousand, 28)
@@ -58,7 +58,7 @@ def test_a_weighted_sampler_is_cut_by_its_own_length(photos: Path) -> None:
         assert [len(step) for step in steps] == [14, 14, 3] * 2
 
 
-@pytest.mark.parametrize("world_size", mostly_nightly([1, 2], 2))
+@pytest.mark.parametrize("world_size", [1, 2])
 def test_the_last_step_of_an_epoch_ends_an_accumulation(photos: Path, world_size: int) -> None:
     """Nine steps in groups of four: the ninth is not carried over."""
     arguments = {"batch_size": 6 // world_size}

@@ -8,14 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from fixtures import mostly_nightly, timed
+from fixtures import timed
 from host_ranks import needs
 
 from datapipe.instruments.measure.recorded import read_processes
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("host", mostly_nightly(["lightning", "trainer", "accelerate"], "accelerate"))
+@pytest.mark.parametrize("host", ["lightning", "trainer", "accelerate"])
 def test_a_starved_training_says_so_once_and_logs_its_figures(host: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     needs({"trainer": "transformers"}.get(host, host))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from fixtures import mostly_nightly
 from host_ranks import in_a_process, needs, on_ranks
 
 pytestmark = pytest.mark.nightly
@@ -25,7 +24,7 @@ def _check_whole(steps: list[list[float]]) -> None:
         assert len({one for step in epoch for one in step}) == sum(map(len, epoch)) == NUM
 
 
-@pytest.mark.parametrize("kind", mostly_nightly(["kept", "seen"], "kept"))
+@pytest.mark.parametrize("kind", ["kept", "seen"])
 def test_accelerate_from_two_ranks_to_one(kind: str, photos: Path, tmp_path: Path) -> None:
     needs("accelerate")
     if kind == "seen":

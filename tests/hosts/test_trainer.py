@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixtures import mostly_nightly
 from host_ranks import exit_code_of, in_a_process, needs, on_ranks
 
 import datapipe as dp
@@ -53,7 +52,7 @@ def test_training_takes_the_loaders_own_batches(shards: Path, tmp_path: Path, wh
 
 @pytest.mark.parametrize(
     ("killed_at", "saved_at", "kind"),
-    mostly_nightly([(6, 4, "vit"), (6, 4, "plain"), (14, 12, "plain")], (6, 4, "vit")),
+    [(6, 4, "vit"), (6, 4, "plain"), (14, 12, "plain")],
 )
 def test_a_killed_run_goes_on_exactly(shards: Path, tmp_path: Path, whole: Any, killed_at: int, saved_at: int, kind: str) -> None:
     """With the samples and crops that it would have had, and in the end the weights."""

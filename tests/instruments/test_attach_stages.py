@@ -11,7 +11,7 @@ from typing import Any
 import attach_datasets as data
 import pytest
 from attach_watch import Calls, attached
-from fixtures import mostly_nightly, timed
+from fixtures import timed
 from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler
 from torchvision_reference import torchvision_v2
 
@@ -136,7 +136,7 @@ def test_busy_getitem_is_told_from_a_waiting_one() -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("num_workers", mostly_nightly([0, 1], 1))
+@pytest.mark.parametrize("num_workers", [0, 1])
 @timed
 def test_a_dataset_of_own_code_is_told_by_its_calls(num_workers: int, tmp_path: Path) -> None:
     dataset = data.Pictures(tmp_path, num=160)

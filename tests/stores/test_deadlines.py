@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fixtures import mostly_nightly
 from ill_server import FAULTS, IllServer, ill_server
 from stand_in_stores import needs_obstore
 
@@ -42,7 +41,7 @@ def server() -> Iterator[IllServer]:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("fault", mostly_nightly(FAULTS, *ONCE, "silent", "drip", "unavailable"))
+@pytest.mark.parametrize("fault", FAULTS)
 def test_a_dataset_is_given_up_by_its_deadline(fault: str, server: IllServer) -> None:
     apply_settings(Remote())  # the loader applies its own
     started_s, before_kb = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -58,9 +57,7 @@ def test_a_dataset_is_given_up_by_its_deadline(fault: str, server: IllServer) ->
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(
-    "fault", mostly_nightly(sorted({*FAULTS} - {"endless", "endless-range", "drip", "too-large", "too-large-closed"}), "garbage")
-)
+@pytest.mark.parametrize("fault", sorted({*FAULTS} - {"endless", "endless-range", "drip", "too-large", "too-large-closed"}))
 def test_the_head_of_an_object_too(fault: str, server: IllServer) -> None:
     """Some servers answer this well, and only the body is ill."""
     if fault == "endless-chunks":
@@ -72,7 +69,7 @@ def test_the_head_of_an_object_too(fault: str, server: IllServer) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("fault", mostly_nightly(["drip", "too-large", "unavailable", "silent"], "drip"))
+@pytest.mark.parametrize("fault", ["drip", "too-large", "unavailable", "silent"])
 def test_a_download_that_does_not_get_on_ends(fault: str, server: IllServer) -> None:
     got: list[int] = []
     started_s = time.monotonic()

@@ -136,7 +136,7 @@ def same(ours: list[list[torch.Tensor]], theirs: list[list[torch.Tensor]]) -> bo
 
 @pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
-@pytest.mark.parametrize("name", mostly_nightly(TRANSFORMS, "Barlow Twins", "v2", "unseen at times"))
+@pytest.mark.parametrize("name", TRANSFORMS)
 def test_batches_are_the_same_for_any_number_of_workers(paths: list[str], name: str) -> None:
     def make(num_workers: int, **options: Any) -> Any:
         return loaded(Mixed(paths, TRANSFORMS[name]), batch_size=3, shuffle=True, num_workers=num_workers, **options)

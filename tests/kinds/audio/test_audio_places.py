@@ -13,7 +13,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from faulty_store import FaultyStore, PlantedFault
-from fixtures import mostly_nightly
 from sound_files import sound, write_sound
 from stand_in_stores import BUCKET, moto_store, needs_moto, repeated_until_quiet, upload
 
@@ -97,7 +96,7 @@ URLS = {
 
 @pytest.mark.nightly
 @needs_moto
-@pytest.mark.parametrize("url", mostly_nightly(URLS, "folder", "tars", "converted"))
+@pytest.mark.parametrize("url", URLS)
 def test_sound_in_a_store_is_that_of_the_disk(store: FaultyStore, places: Path, url: str) -> None:
     here = places / URLS[url]
     expected = batches(dp.Audio(here, **HOW))
