@@ -1,7 +1,8 @@
 # Every target makes the environment it needs; from a bare clone nothing else has to be typed.
 #
 #   make demo    convert, verify, load and train on generated photos, in a minute; two diagnoses in demo-out/
-#   make test    the tests of the day, a few minutes on two cores    make test-all    all tests, several times as long
+#   make test    the tests of the day, a few minutes on two cores
+#   make test-all   all tests, several times as long    make test-night   those alone that `make test` leaves out
 #   make setup   the environment of a contributor, with everything that tests, checks and documentation need
 #   make cpu-kinds   the tests of pixels, decoding and parity under several kinds of CPU: two minutes on two cores;
 #                   CPU_KINDS_ARGS=--record writes benchmarks/results/cpu-kinds.json
@@ -43,14 +44,14 @@ TORCHVISION ?= torchvision==0.28.0
 CUDF ?= pylibcudf-cu13==26.10.2 rmm-cu13==26.10.0
 
 # Tests start some hundred processes; without bytecode each of them would compile the packages again.
-test test-all cpu-kinds versions: export PYTHONDONTWRITEBYTECODE :=
+test test-all test-night cpu-kinds versions: export PYTHONDONTWRITEBYTECODE :=
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 NEEDS := pyproject.toml constraints.txt
 EXTRAS := cpu nvimgcodec remote lmdb tokens video nvdec audio video,tokens,remote ray dali-cu12 dali-cu13 cudf-cu12 cudf-cu13 gpu-cu12 gpu-cu13 train bench docs release dev
 
-.PHONY: setup demo test test-all cpu-kinds versions arm docs lint types bench fuzz gpu-check gpu-check-dry resolve constraints check-wheel check-clean
+.PHONY: setup demo test test-all test-night cpu-kinds versions arm docs lint types bench fuzz gpu-check gpu-check-dry resolve constraints check-wheel check-clean
 
 setup: $(VENV)/.installed-dev $(VENV)/.installed-docs
 
@@ -62,6 +63,9 @@ test: $(VENV)/.installed-dev
 
 test-all: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n $(NIGHT_JOBS) --dist worksteal $(PYTEST_ARGS)
+
+test-night: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -n $(NIGHT_JOBS) --dist worksteal -m nightly $(PYTEST_ARGS)
 
 cpu-kinds: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.run_cpu_kinds $(CPU_KINDS_ARGS)

@@ -24,8 +24,6 @@ OTHER_RANKS = (8, 2, 16)
     ("num_corpora", "ranks", "balance", "num_kills"),
     [
         pytest.param(1, (1,), None, 8, id="one corpus"),
-        pytest.param(2, (1,), None, 8, id="mixed"),
-        pytest.param(2, OTHER_RANKS, None, 8, id="mixed, other ranks"),
         pytest.param(2, OTHER_RANKS, "step", 8, id="mixed, other ranks, balanced"),
     ],
 )
