@@ -11,7 +11,7 @@ import pytest
 from diagnosis_processes import COMMAND, process
 
 from datapipe.analysis.judge.attribution import IDLE, TRANSFER
-from datapipe.analysis.judge.breakdown import DECODE
+from datapipe.analysis.judge.breakdown import DECODE, READ
 from datapipe.analysis.judge.fault import LOCK, charged_to_lock, holder_of
 from datapipe.diagnostics.diagnosis import diagnose
 from datapipe.diagnostics.document import as_json
@@ -85,11 +85,28 @@ def test_looking_begins_and_ends_with_its_caller() -> None:
 
 
 def test_what_the_training_process_does_around_batches_is_charged_to_the_lock() -> None:
-    waits = {TRANSFER: 100.0, DECODE: 50.0, IDLE: 10.0}
-    charged = charged_to_lock(waits, TAKEN, {TRANSFER, IDLE})
-    assert charged == pytest.approx({TRANSFER: 10.0, DECODE: 50.0, IDLE: 1.0, LOCK: 99.0})
-    for other in (None, LockUse(0.9), LockUse(0.1, (HOLDER,))):
-        assert charged_to_lock(waits, other, {TRANSFER, IDLE}) == waits
+    waits = {TRANSFER: 40e6, DECODE: 50e6, IDLE: 10e6}  # at 4.5 ms each: eight wake-ups, and four that take all
+    charged = charged_to_lock(waits, TAKEN, {TRANSFER: 8, IDLE: 4})
+    assert charged == pytest.approx(
+        {TRANSFER: 4e6, DECODE: 50e6, IDLE: 0.0, LOCK: 46e6}
+    )
+    for other in (None, LockUse(0.9), LockUse(0.05, (HOLDER,))):
+        assert charged_to_lock(waits, other, {TRANSFER: 8, IDLE: 4}) == waits
+
+
+@pytest.mark.parametrize("late_share", [0.25, 0.35, 0.9])
+def test_the_fault_does_not_depend_on_how_often_the_thread_pauses(late_share: float) -> None:
+    """The lock is taken at a third of the moments; a batch that wants it twice loses most of its time to it all the same."""
+    slow = process(make_s=0.1e-3, work_s=1e-3, open_s=0.4e-3 + 2 * late_share * 5e-3)
+    found = diagnose([replace(slow, lock=LockUse(late_share, (HOLDER,)))], COMMAND).document.attribution
+    assert found is not None
+    assert found.fault == "lock"
+
+
+def test_slow_storage_is_not_charged_to_the_lock() -> None:
+    """Each read of a file takes the lock again, for 2.5 ms in the mean; the rest of 50 ms is the storage's."""
+    charged = charged_to_lock({READ: 50e6}, LockUse(0.5, (HOLDER,)), {READ: 3})
+    assert charged == pytest.approx({READ: 42.5e6, LOCK: 7.5e6})
 
 
 def test_a_diagnosis_names_the_thread_instead_of_the_transfer() -> None:

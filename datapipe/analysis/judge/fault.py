@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -15,7 +15,8 @@ STARTUP: Stage = ("startup", None)
 LOCK: Stage = ("lock", None)
 IDLE: Stage = ("idle", None)
 _NEGLIGIBLE = 0.05  # share of all waiting
-_OFTEN = 0.25  # of the wake-ups: a lock that is taken less often is at fault for nothing
+_OFTEN = 0.1  # of the wake-ups: a lock that is taken less often is at fault for nothing
+_SWITCH_S = 5e-3  # sys.getswitchinterval(): a thread waits as long before it makes another one give up the lock
 
 MEANINGS = {
     "read": "waiting inside __getitem__: for storage, the network or a lock",
@@ -71,16 +72,16 @@ def fault_of(
     *,
     wait_s: float,
     lock: LockUse | None,
-    here: Collection[Stage],
+    num_wake_ups: Mapping[Stage, float],
     worker: int | None = None,
     head_of_line: float | None = None,
 ) -> Fault:
     """Return the fault, from the waiting and the work by stage.
 
-    `wait_s`: all waiting, also that which `wait_ns` has no stage for. `head_of_line`: a share of it. `lock`, `here`: as for
-    `charged_to_lock`.
+    `wait_s`: all waiting, also that which `wait_ns` has no stage for. `head_of_line`: a share of it. `lock`, `num_wake_ups`:
+    as for `charged_to_lock`.
     """
-    stages = _stages_of(charged_to_lock(wait_ns, lock, here), work_ns, wait_s)
+    stages = _stages_of(charged_to_lock(wait_ns, lock, num_wake_ups), work_ns, wait_s)
     kind, transform, share = _find_fault(stages)
     found = Fault(
         stages=stages,
@@ -99,16 +100,21 @@ def holder_of(lock: LockUse | None) -> LockHolder | None:
     return lock.holders[0] if lock is not None and lock.holders and lock.late_share >= _OFTEN else None
 
 
-def charged_to_lock(wait_ns: Mapping[Stage, float], lock: LockUse | None, here: Collection[Stage]) -> dict[Stage, float]:
-    """Return the waiting by stage, with the lock's share taken from the stages of the training process, `here`.
+def charged_to_lock(
+    wait_ns: Mapping[Stage, float], lock: LockUse | None, num_wake_ups: Mapping[Stage, float]
+) -> dict[Stage, float]:
+    """Return the waiting by stage, with the time that the lock cost taken from the stages of the training process.
 
-    They are short work that gives up the lock and takes it again, so their time is waiting for it as often as the lock was taken.
+    `num_wake_ups`: how often the training process took the lock again in each of them. It found it taken as often as the
+    sampler did, and then waited as long, or for the switch interval: the sampler may get the lock in passing, when another
+    thread has waited for it.
     """
     if lock is None or holder_of(lock) is None:
         return dict(wait_ns)
-    share = {stage: lock.late_share if stage in here else 0.0 for stage in wait_ns}
-    charged = {stage: value * (1 - share[stage]) for stage, value in wait_ns.items()}
-    charged[LOCK] = sum(value * share[stage] for stage, value in wait_ns.items())
+    cost_ns = lock.late_share * max(_SWITCH_S, lock.late_s) * 1e9
+    lost_ns = {stage: min(value, num_wake_ups.get(stage, 0.0) * cost_ns) for stage, value in wait_ns.items()}
+    charged = {stage: value - lost_ns[stage] for stage, value in wait_ns.items()}
+    charged[LOCK] = sum(lost_ns.values())
     return charged
 
 

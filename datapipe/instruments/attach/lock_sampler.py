@@ -31,7 +31,7 @@ class LockSampler:
 
     def __init__(self) -> None:
         self._trains = threading.get_ident()
-        self._num = self._num_late = 0
+        self._num = self._num_late = self._late_ns = 0
         self._cpu_ns: Counter[int] = Counter()  # by native id
         self._has_busy = False  # whether a thread that may be named computes: only then frames are looked at, which others use
         self._names: dict[int, str] = {}  # by native id
@@ -62,6 +62,7 @@ class LockSampler:
                 for share, native in busy
                 if share >= _LEAST_SHARE and native in self._places
             ),
+            late_s=self._late_ns * 1e-9 / max(1, self._num_late),
         )
 
     def _run(self, stopped: threading.Event) -> None:
@@ -83,9 +84,14 @@ class LockSampler:
         start_ns = time.perf_counter_ns()
         time.sleep(_PERIOD_S)
         late_ns = time.perf_counter_ns() - start_ns - int(_PERIOD_S * 1e9)
+        queued_ns = _queued_ns(own) - queued_ns
+        waited_ns = late_ns - queued_ns
+        if queued_ns > _LATE_NS and waited_ns <= _LATE_NS:
+            return  # where threads wait for cores, the lock may lie free for one that has none yet
         self._num += 1
-        if late_ns > _LATE_NS and late_ns - (_queued_ns(own) - queued_ns) > _LATE_NS:
+        if waited_ns > _LATE_NS:
             self._num_late += 1
+            self._late_ns += waited_ns
             if self._has_busy:
                 self._note_places()
 

@@ -33,6 +33,7 @@ class LockUse(msgspec.Struct, frozen=True):
 
     late_share: float  # of its wake-ups, that had to wait for the lock of another thread's Python
     holders: tuple[LockHolder, ...] = ()  # the busiest first; none if no other thread runs much code of the user
+    late_s: float = 0.0  # the mean wait of those; 0: not measured
 
 
 class ModelCost(msgspec.Struct, frozen=True, kw_only=True):
