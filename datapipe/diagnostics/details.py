@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -11,8 +13,8 @@ from numpy.typing import NDArray
 
 from datapipe.analysis.judge.analysis import Analysis
 from datapipe.analysis.judge.breakdown import OWN, Breakdown
-from datapipe.analysis.judge.steady import step_times
-from datapipe.analysis.predict.instructions import argument_of, place_of
+from datapipe.analysis.judge.steady import of_latest, step_times
+from datapipe.analysis.predict.instructions import Instruction, argument_of, place_of
 from datapipe.analysis.predict.remedies import WORTH_IT
 from datapipe.core.observe import Stage
 from datapipe.diagnostics.document import (
@@ -21,6 +23,7 @@ from datapipe.diagnostics.document import (
     LoaderRow,
     LoaderTime,
     RunTime,
+    RunWait,
     Saving,
     Span,
     StepColumns,
@@ -29,6 +32,8 @@ from datapipe.diagnostics.document import (
 from datapipe.instruments.measure.recorded import Process
 from datapipe.instruments.measure.watching import LoaderFacts
 from datapipe.instruments.torch_stages.profile import BatchProfile
+
+_KEPT = "persistent_workers=True"
 
 
 def details_of(found: Analysis) -> dict[str, Any]:
@@ -70,7 +75,24 @@ def _run_time(found: Analysis) -> RunTime | None:
         return None
     production = [profile.made.total_ns for profile in found.profiles]
     production_s = float(np.mean(production)) * 1e-9 if production else None
-    return msgspec.structs.replace(run, savings=tuple(savings_of(found.recorded, run, production_s)))
+    savings = tuple(savings_of(found.recorded, run, production_s))
+    return msgspec.structs.replace(run, savings=savings, waiting=_waiting_of(found, run.wall_s - run.parts["start-up"]))
+
+
+def _waiting_of(found: Analysis, wall_s: float) -> RunWait | None:
+    """Return the waiting of a run that took `wall_s` from its first batch on: the device's, or the host's without a device."""
+    steps = found.process.steps[~found.process.steps["is_evaluation"]]
+    if not len(steps):
+        return None
+    waits_s = np.where(np.isnan(steps["gap_s"]), steps["host_wait_s"], steps["gap_s"])
+    wall_s = max(wall_s - float(steps["host_wait_s"][0]), float(waits_s[1:].sum()), 1e-9)
+    waits_s[0] = 0.0
+    is_earlier = np.zeros(len(steps), np.bool_)
+    if found.loader is not None:
+        is_earlier = ~of_latest(steps, found.loader.key, found.regimes) & ~steps["is_first"]
+    parts = (np.ones(len(steps), np.bool_), steps["is_first"], is_earlier)
+    share, of_starts, of_earlier = (float(waits_s[part].sum()) / wall_s for part in parts)
+    return RunWait(share=share, of_starts=of_starts, of_earlier=of_earlier)
 
 
 def account_of(process: Process) -> RunTime | None:
@@ -108,25 +130,40 @@ def _parts(startup_s: float, loaders: Sequence[LoaderTime], between_s: float) ->
 
 
 def savings_of(process: Process, run: RunTime, production_s: float | None) -> list[Saving]:
-    """Return what keeping workers from pass to pass would save, loader by loader, the largest first.
+    """Return what keeping workers from pass to pass would save, by the place where loaders are made, the largest first.
 
     With persistent workers the first batch of a later pass takes as long as making one batch. `production_s`: that time, for
     the loader that the training waits for.
     """
-    name, found = "persistent_workers=True", []
+    found = []
+    for is_evaluation, loaders in _restarting(process, run):
+        keys = [facts.key for facts in loaders]
+        rows = process.steps[np.isin(process.steps["loader"], keys) & process.steps["is_first"]]
+        later = rows[rows["is_evaluation"] == is_evaluation]["host_wait_s"][1:]
+        usual_s = production_s if production_s is not None else _usual_wait_s(process, keys)
+        saved_s = float(np.maximum(0.0, later - usual_s).sum())
+        if run.wall_s and saved_s >= WORTH_IT * run.wall_s:
+            found.append(Saving(name=_KEPT, **guide_of(_keeping(loaders)), saved_s=saved_s, gain=saved_s / run.wall_s))
+    return sorted(found, key=lambda saving: -saving.saved_s)
+
+
+def _restarting(process: Process, run: RunTime) -> Iterator[tuple[bool, list[LoaderFacts]]]:
+    """Yield loaders that start workers for several passes: one, or those that a script makes again and again at one place."""
+    made_at: defaultdict[tuple[bool, object], dict[int, LoaderFacts]] = defaultdict(dict)
+    num_passes = Counter[tuple[bool, object]]()
     for one in run.loaders:
         facts = process.loaders.get(one.id)
-        starts_workers = facts is not None and facts.num_workers and facts.persistent_workers is False
-        if facts is None or not starts_workers or one.num_passes < 2 or not run.wall_s:
-            continue
-        rows = process.steps[(process.steps["loader"] == one.id) & process.steps["is_first"]]
-        later = rows[rows["is_evaluation"] == one.is_evaluation]["host_wait_s"][1:]
-        usual_s = production_s if production_s is not None else _usual_wait_s(process, one.id)
-        saved_s = float(np.maximum(0.0, later - usual_s).sum())
-        if saved_s >= WORTH_IT * run.wall_s:
-            how = guide_of(argument_of(facts, name, "workers are started again for each pass"))
-            found.append(Saving(name=name, **how, saved_s=saved_s, gain=saved_s / run.wall_s))
-    return sorted(found, key=lambda saving: -saving.saved_s)
+        if facts is not None and facts.num_workers and facts.persistent_workers is False:
+            place = (one.is_evaluation, facts.site or facts.key)
+            made_at[place][facts.key] = facts
+            num_passes[place] += one.num_passes
+    yield from ((place[0], list(loaders.values())) for place, loaders in made_at.items() if num_passes[place] > 1)
+
+
+def _keeping(loaders: Sequence[LoaderFacts]) -> Instruction:
+    """Return the instruction to keep the workers of loaders that are made at one place."""
+    how = argument_of(loaders[0], _KEPT, "workers are started again for each pass")
+    return how if len(loaders) == 1 else replace(how, note=f"{how.note}: make the loader once, before the epochs")
 
 
 def _time_of(rows: NDArray[np.void], key: int, *, is_evaluation: bool) -> LoaderTime:
@@ -141,8 +178,8 @@ def _time_of(rows: NDArray[np.void], key: int, *, is_evaluation: bool) -> Loader
     )
 
 
-def _usual_wait_s(process: Process, loader: int) -> float:
-    rows = process.steps[(process.steps["loader"] == loader) & ~process.steps["is_first"]]
+def _usual_wait_s(process: Process, loaders: Sequence[int]) -> float:
+    rows = process.steps[np.isin(process.steps["loader"], loaders) & ~process.steps["is_first"]]
     return float(rows["host_wait_s"].max()) if len(rows) else 0.0
 
 

@@ -15,7 +15,7 @@ from datapipe.analysis.judge.bootstrap import Interval, Known, Number
 from datapipe.analysis.judge.fault import Fault
 from datapipe.analysis.judge.ranks import RankParts, Straggler
 from datapipe.analysis.judge.steady import Regime
-from datapipe.analysis.judge.verdict import Verdict
+from datapipe.analysis.judge.verdict import Severity, Verdict, VerdictKind, severity_of
 from datapipe.analysis.predict.instructions import Instruction, Snippet
 from datapipe.analysis.predict.needs import Need
 from datapipe.analysis.predict.workload import Contention
@@ -26,6 +26,7 @@ from datapipe.instruments.measure.timeline import Syncs
 
 VERSION = 1
 MAX_STEPS, MAX_SPANS = 2_000, 5_000
+_NOTABLE = 0.1  # of the run: by so much more it must wait than its steady steps for the verdict to be about it
 
 
 class Guided(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,6 +102,14 @@ class LoaderTime(msgspec.Struct, frozen=True, kw_only=True):
         return self.first_wait_s + self.wait_s + self.work_s
 
 
+class RunWait(msgspec.Struct, frozen=True, kw_only=True):
+    """The waiting of a run for data, as shares of it from its second batch on: its start-up happens once, however long it is."""
+
+    share: Number
+    of_starts: Number  # part of share: for the first batches of later passes
+    of_earlier: Number  # part of share: in epochs before those that the verdict is about
+
+
 class RunTime(msgspec.Struct, frozen=True, kw_only=True):
     """The account of the slowest rank's process."""
 
@@ -108,6 +117,7 @@ class RunTime(msgspec.Struct, frozen=True, kw_only=True):
     parts: dict[str, Number]  # seconds by kind of time; they add up to wall_s
     loaders: tuple[LoaderTime, ...] = ()  # the longest first
     savings: tuple[Saving, ...] = ()  # the largest first
+    waiting: RunWait | None = None  # None: a document of an earlier version
 
 
 class StepRow(msgspec.Struct, frozen=True):
@@ -247,6 +257,21 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     applied: AppliedRemedy | None = None
     environment: dict[str, Any] = {}
     troubles: tuple[str, ...] = ()
+
+    @property
+    def run_waiting(self) -> RunWait | None:
+        """The waiting of the run, if that is notably more than that of its steady steps; None otherwise."""
+        wait = None if self.run is None else self.run.waiting
+        if wait is None or self.verdict.kind is VerdictKind.NOT_MEASURED:
+            return None
+        steady = 0.0 if self.verdict.starvation is None else self.verdict.starvation.value
+        return wait if wait.share - steady >= _NOTABLE else None
+
+    @property
+    def severity(self) -> Severity | None:
+        """The severity of the waiting of the run, or of its steady steps, whichever is worse; None if unknown."""
+        wait = self.run_waiting
+        return self.verdict.severity if wait is None else severity_of(wait.share)
 
     @property
     def is_applied_refuted(self) -> bool:

@@ -87,9 +87,7 @@ def test_looking_begins_and_ends_with_its_caller() -> None:
 def test_what_the_training_process_does_around_batches_is_charged_to_the_lock() -> None:
     waits = {TRANSFER: 40e6, DECODE: 50e6, IDLE: 10e6}  # at 4.5 ms each: eight wake-ups, and four that take all
     charged = charged_to_lock(waits, TAKEN, {TRANSFER: 8, IDLE: 4})
-    assert charged == pytest.approx(
-        {TRANSFER: 4e6, DECODE: 50e6, IDLE: 0.0, LOCK: 46e6}
-    )
+    assert charged == pytest.approx({TRANSFER: 4e6, DECODE: 50e6, IDLE: 0.0, LOCK: 46e6})
     for other in (None, LockUse(0.9), LockUse(0.05, (HOLDER,))):
         assert charged_to_lock(waits, other, {TRANSFER: 8, IDLE: 4}) == waits
 

@@ -70,6 +70,51 @@ def test_headlines(kind: str) -> None:
     assert re.fullmatch(HEADLINES[kind], words.headline(read_document(document(kind))))
 
 
+RUNS = {
+    "starts": (
+        {"share": 0.65, "of_starts": 0.63, "of_earlier": 0.0},
+        "The GPU waits for data 65% of the run, most of it for the first batches of its epochs; "
+        "0.9% of the time in steady steps.",
+    ),
+    "first epoch": (
+        {"share": 0.44, "of_starts": 0.02, "of_earlier": 0.4},
+        "The GPU waits for data 44% of the run, most of it in its first epoch; 0.9% of the time in steady steps.",
+    ),
+    "here and there": (
+        {"share": 0.3, "of_starts": 0.1, "of_earlier": 0.1},
+        "The GPU waits for data 30% of the run; 0.9% of the time in steady steps.",
+    ),
+    "hardly more": (
+        {"share": 0.1, "of_starts": 0.09, "of_earlier": 0.0},
+        "Data is not the bottleneck: the GPU waits for it only 0.9% of the time.",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", RUNS)
+def test_the_headline_is_about_the_run_where_it_waits_more_than_its_steady_steps(case: str) -> None:
+    found, (waiting, headline) = document("compute-bound"), RUNS[case]
+    found["run"] = {"wall_s": 100.0, "parts": {}, "waiting": waiting}
+    found["regimes"] = [
+        {"first_pass": number, "last_pass": number + 4 * number, "num_steps": 50, "waiting": 0.5, "step_s": 0.1}
+        for number in (0, 1)
+    ]
+    read = read_document(found)
+    assert words.headline(read) == headline
+    is_run = case != "hardly more"
+    assert (words.badge(read), read.severity) == (("data-bound", "high") if is_run else ("compute-bound", "fine"))
+    assert words.nothing_line(read).startswith("Steady steps need no change" if is_run else "Nothing needs to change")
+
+
+def test_too_few_steady_steps_do_not_hide_what_the_run_waits() -> None:
+    found = document("nothing")
+    found["run"] = {"wall_s": 9.0, "parts": {}, "waiting": {"share": 0.7, "of_starts": 0.7, "of_earlier": 0.0}}
+    assert words.headline(read_document(found)) == (
+        "The training loop waits for data 70% of the run, most of it for the first batches of its epochs; "
+        "there were too few steady steps to judge those (host clock)."
+    )
+
+
 @pytest.mark.parametrize(
     ("kind", "text"),
     [

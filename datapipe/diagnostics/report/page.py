@@ -76,9 +76,10 @@ def page(diagnosis: Readable) -> str:
 def _context(read: Document) -> dict[str, Any]:
     """Return the values that the template names."""
     share, script = read.verdict.starvation, _resource("page.js")
+    title = [words.badge(read), *([] if share is None or read.run_waiting else [words.percent(share.value)])]
     return {
         "read": read,
-        "title": f"datapipe: {read.verdict.kind.value}" + ("" if share is None else f", {share.value:.1%}"),
+        "title": f"datapipe: {', '.join(title)}",
         "policy": _policy(script),
         "style": Markup(_resource("page.css")),
         "script": Markup(script),
@@ -109,13 +110,19 @@ def _tiles(read: Document) -> list[tuple[str, str, str]]:
     verdict, share = read.verdict, read.verdict.starvation
     step_s, rate = verdict.figures.step_s, read.samples_per_s
     tiles = []
+    if read.run_waiting is not None:
+        tiles.append(("waiting for data", f"{read.run_waiting.share:.0%}", "of the run"))
     if share is not None:
-        tiles.append(("waiting for data", words.percent(share.value), f"{share.low:.1%} to {share.high:.1%}"))
+        label = "waiting for data" if read.run_waiting is None else "in steady steps"
+        tiles.append((label, words.percent(share.value), f"{share.low:.1%} to {share.high:.1%}"))
     if step_s is not None:
         tiles.append(("a step", words.seconds(step_s), f"{1 / step_s:,.3g} steps/s" if step_s else ""))
     if rate is not None:
         tiles.append(("rate", f"{rate:,.0f}/s", "samples" if len(read.ranks) < 2 else "samples, of one rank"))
-    if read.remedies is not None:
+    if read.run_waiting is not None and read.run is not None and read.run.savings:
+        saving = read.run.savings[0]
+        tiles.append(("what to do", saving.name, f"the run {saving.gain:.0%} shorter"))
+    elif read.remedies is not None:
         best = next((one for one in read.remedies.predictions if one.name == read.remedies.best), None)
         gain = f"steps {best.gain.value:.0%} shorter" if best and best.gain else ""
         tiles.append(("what to do", words.short(read.remedies.best, 60), gain))

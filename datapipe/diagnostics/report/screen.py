@@ -49,7 +49,7 @@ def screen(diagnosis: Readable, *, page: str | None = None, colours: bool = Fals
     savings = _savings(read, paint, has_more=read.remedies is not None)
     worse = _worse(read.remedies)
     room = MAX_LINES - len(top) - len(savings) - len(worse) - len(bottom)
-    lines = top + savings + _help(read.remedies, paint, room) + worse
+    lines = top + savings + _help(read, paint, room) + worse
     while len(lines) + len(bottom) > MAX_LINES and "" in lines:
         lines.remove("")
     lines = lines[: MAX_LINES - len(bottom)] + bottom
@@ -58,7 +58,7 @@ def screen(diagnosis: Readable, *, page: str | None = None, colours: bool = Fals
 
 def _verdict(read: Document, paint: Paint) -> list[str]:
     first, *rest = _wrap(words.headline(read), num=2)
-    lines = [paint(line, _COLOURS.get(read.verdict.severity, "1")) for line in (first, *rest)]
+    lines = [paint(line, _COLOURS.get(read.severity, "1")) for line in (first, *rest)]
     lines += _wrap(words.detail(read), num=3, indent=2)
     lines += _wrap(words.late_rank_line(read) or "", num=2, indent=2)
     lines += _wrap(words.ranks_line(read) or "", num=1, indent=2)
@@ -99,16 +99,17 @@ def _at_fault(read: Document, paint: Paint) -> list[str]:
     return lines + _wrap(words.contention_line(read) or "", num=2, indent=2)
 
 
-def _help(what_if: Remedies | None, paint: Paint, room: int) -> list[str]:
+def _help(read: Document, paint: Paint, room: int) -> list[str]:
     """Return `room` lines of remedies, the best first.
 
     Listing all remedies comes before saying how each is done, and the best one's instructions before the others'. A command is
     given in full or not at all: part of it may do harm.
     """
+    what_if = read.remedies
     if what_if is None:
         return []
     if what_if.best == NOTHING:
-        title = "Nothing needs to change: the loop hardly waits for data."
+        title = words.nothing_line(read)
     elif what_if.best == NO_REMEDY:
         title = "What would help: no change that is known for this loader is predicted to help."
     else:
@@ -172,9 +173,8 @@ def _savings(read: Document, paint: Paint, *, has_more: bool) -> list[str]:
     if read.run is None or not read.run.savings:
         return []
     saving = read.run.savings[0]
-    where = f" at {words.plain(saving.where)}" if saving.where else ""
     title = f"What would shorten the run: {words.saving_line(saving, read.run.wall_s)}"
-    return ["", paint(_cut(title), "1"), _cut(f"{_INDENT}in DataLoader(...){where}")]
+    return ["", paint(_cut(title), "1"), *_wrap(words.instruction_note(saving.instruction), num=2, indent=len(_INDENT))]
 
 
 def _needs(what_if: Remedies, room: int) -> list[str]:

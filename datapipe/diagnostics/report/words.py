@@ -17,7 +17,7 @@ from datapipe.analysis.judge.steady import Regime
 from datapipe.analysis.judge.verdict import Verdict, VerdictKind
 from datapipe.analysis.predict.instructions import Instruction
 from datapipe.analysis.predict.needs import Need
-from datapipe.diagnostics.document import AppliedRemedy, Document, Outlook, RankResult, RunTime, Saving
+from datapipe.diagnostics.document import AppliedRemedy, Document, Outlook, RankResult, RunTime, RunWait, Saving
 from datapipe.instruments.measure.observed import LockHolder
 
 HOST_CLOCK = (
@@ -105,6 +105,8 @@ def headline(diagnosis: Document) -> str:
         why = "which waits most" if diagnosis.straggler is None else "the slowest"
         notes.append(f"rank {diagnosis.verdict.rank}, {why} of {len(diagnosis.ranks)}")
     note = f" ({', '.join(notes)})" if notes else ""
+    if diagnosis.run_waiting is not None:
+        return f"{_capital(who)} waits for data {_run_waiting(diagnosis, diagnosis.run_waiting)}{note}."
     match verdict.kind:
         case VerdictKind.DATA_BOUND:
             return f"{_capital(who)} waits for data {spent}{note}."
@@ -118,6 +120,31 @@ def headline(diagnosis: Document) -> str:
             return f"There were too few steady steps to tell whether {who} waits for data{note}."
         case VerdictKind.NOT_MEASURED:
             return f"It was not measured whether {who} waits for data{note}."
+
+
+def _run_waiting(diagnosis: Document, wait: RunWait) -> str:
+    """Return how long a run waits, where, and what its steady steps do."""
+    text = f"{wait.share:.0%} of the run"
+    if max(wait.of_starts, wait.of_earlier) > wait.share / 2:
+        last = diagnosis.regimes[-1].first_pass if diagnosis.regimes else 0
+        earlier = "in its first epoch" if last == 1 else f"in its first {last} epochs"
+        text += f", most of it {earlier if wait.of_earlier > wait.of_starts else 'for the first batches of its epochs'}"
+    share = diagnosis.verdict.starvation
+    if share is None or diagnosis.verdict.kind is VerdictKind.NOT_ENOUGH:
+        return f"{text}; there were too few steady steps to judge those"
+    return f"{text}; {percent(share.value)} of the time in steady steps"
+
+
+def nothing_line(diagnosis: Document) -> str:
+    """Return that no remedy is needed."""
+    if diagnosis.run_waiting is not None:
+        return "Steady steps need no change: they hardly wait for data."
+    return "Nothing needs to change: the loop hardly waits for data."
+
+
+def badge(diagnosis: Document) -> str:
+    """Return the verdict in a word or two."""
+    return (diagnosis.verdict.kind if diagnosis.run_waiting is None else VerdictKind.DATA_BOUND).value
 
 
 def late_rank_line(diagnosis: Document) -> str | None:
