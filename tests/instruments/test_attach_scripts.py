@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -247,17 +249,20 @@ def test_a_launcher_that_cannot_be_run_is_told(tmp_path: Path) -> None:
         run_command(["no-such-launcher"], tmp_path)
 
 
-def test_signals_are_passed_on(scripts: Scripts) -> None:
-    scripts.write(
-        "script.py",
-        """
-        import signal, sys, time
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
-        print("ready", flush=True)
-        for _ in range(600):
-            time.sleep(0.1)  # a signal that comes just before a sleep does not cut it short
-        """,
-    )
+WAITS = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+signal.signal(signal.SIGINT, lambda *_: sys.exit(8))
+print("ready", flush=True)
+for _ in range(600):
+    time.sleep(0.1)  # a signal that comes just before a sleep does not cut it short
+"""
+
+
+@pytest.fixture
+def waiting(scripts: Scripts) -> Iterator[subprocess.Popen[str]]:
+    """A process that runs a script, which waits."""
+    scripts.write("script.py", WAITS)
     code = (
         "import sys; from pathlib import Path\nfrom datapipe.instruments.attach.launching import run_script\n"
         f"sys.exit(run_script(['script.py'], Path({str(scripts.results)!r})).exit_code)"
@@ -272,5 +277,27 @@ def test_signals_are_passed_on(scripts: Scripts) -> None:
     assert process.stdout is not None
     with process:
         assert process.stdout.readline() == "ready\n"
-        process.terminate()
-        assert process.wait(30) == 7
+        yield process
+        process.kill()
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 7), (signal.SIGINT, 8)])
+def test_signals_are_passed_on(number: int, status: int, waiting: subprocess.Popen[str]) -> None:
+    waiting.send_signal(number)
+    assert waiting.wait(30) == status
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child")
+def test_a_script_ends_with_a_process_that_is_killed(waiting: subprocess.Popen[str]) -> None:
+    began = time.monotonic()
+    waiting.kill()
+    assert waiting.stdout is not None
+    assert waiting.stdout.read() == ""  # until the script has closed it, which otherwise takes a minute
+    assert time.monotonic() - began < 40
+
+
+@pytest.mark.nightly
+def test_a_script_that_clears_its_environment_is_measured(scripts: Scripts) -> None:
+    scripts.write("train.py", "import os\nos.environ.clear()\n" + LOOP + "\ntrain()\n")
+    assert scripts.both("train.py").out == "132.0\n"
+    assert len(scripts.found()) == 1

@@ -7,12 +7,15 @@ command line's imports.)
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -25,12 +28,15 @@ from datapipe.instruments.attach.ours import ROOT
 
 SETTINGS = "DATAPIPE_ATTACH_SETTINGS"  # `Settings` as JSON
 ROOT_DIRECTORY = "DATAPIPE_ATTACH_ROOT"  # the directory of this package; `boot/sitecustomize.py` uses the name
-WATCH = "DATAPIPE_ATTACH_WATCH"  # module:function, an OpenWatch
+WATCH = "DATAPIPE_ATTACH_WATCH"  # module:function: an OpenWatch that takes the environment too
 RESULTS = "DATAPIPE_ATTACH_RESULTS"  # the directory for the results of each process
 RECORDING = "datapipe.instruments.attach.recording:open_recording"
 
 _BOOT = Path(__file__).resolve().parent / "boot"
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_PR_SET_PDEATHSIG = 1  # prctl(2)
+_SENT_BY_PROCESS = 0  # sigaction(2): SI_USER and below; a terminal's signals come from the kernel, with more
+_LOOK_S = 0.2  # from one look to the next, whether the command has ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,18 +111,25 @@ def run_command(
 ) -> CommandResult:
     """Run a command, such as torchrun, and wait for it. It shares terminal, working directory and process group.
 
-    `stdout`: destination of its output; None: that of this process. Signals that would end this process are passed on;
-    Ctrl-C reaches the command anyway. Raises MissingDataError if it cannot be started.
+    `stdout`: destination of its output; None: that of this process. Signals that would end this process are passed on, also if
+    it is killed; Ctrl-C reaches the command anyway. Raises MissingDataError if it cannot be started.
     """
     results.mkdir(parents=True, exist_ok=True)
     environment = child_environment(os.environ, results, settings=settings)
     try:
-        process = subprocess.Popen(argv, env=environment, stdout=stdout)
+        process = subprocess.Popen(argv, env=environment, stdout=stdout, preexec_fn=_end_with_parent())
     except OSError as exc:
         raise MissingDataError(f"{argv[0]}: cannot be run ({exc.strerror}); is it installed and on PATH?") from exc
-    with _passing_signals_to(process):
+    with _passing_signals_to(process), _passing_interrupts_to(process):
         code = process.wait()
     return CommandResult(code) if code >= 0 else CommandResult(128 - code, -code)
+
+
+def _end_with_parent() -> Callable[[], object] | None:
+    """Return what a child calls so that the death of this thread sends it SIGTERM; None where the kernel is not Linux."""
+    if sys.platform != "linux":
+        return None
+    return functools.partial(ctypes.CDLL(None).prctl, _PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 @contextmanager
@@ -129,9 +142,44 @@ def _passing_signals_to(process: subprocess.Popen[bytes]) -> Iterator[None]:
         for number in _FORWARDED:
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
                 handlers[number] = signal.signal(number, pass_on)
-        # Ctrl-C goes to the whole process group: the command decides, and this process waits for it.
-        handlers[signal.SIGINT] = signal.signal(signal.SIGINT, lambda *_: None)
         yield
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def _passing_interrupts_to(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Pass on a SIGINT that a process sends to this one alone. Ctrl-C reaches the whole process group: the command decides."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.SIG_IGN:
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda *_: None)
+    try:
+        with _passing_on_what_is_sent(process) if hasattr(signal, "sigtimedwait") else nullcontext():
+            yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def _passing_on_what_is_sent(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Tell a SIGINT of a process from one of the terminal, which only waiting for a blocked signal does."""
+    has_ended = threading.Event()
+
+    def pass_on() -> None:
+        while not has_ended.is_set():
+            seen = signal.sigtimedwait({signal.SIGINT}, _LOOK_S)
+            if seen is not None and seen.si_code <= _SENT_BY_PROCESS:
+                process.send_signal(signal.SIGINT)
+
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    thread = threading.Thread(target=pass_on, name="datapipe-interrupts", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        has_ended.set()
+        thread.join()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -231,16 +231,16 @@ class Recording:
             )
 
 
-def open_recording(hooks: Hooks) -> Watch:
-    """Open a watch: a `ThreadBracket` on this machine's clock, and a `Recording`, as the environment says."""
-    settings = settings_from(os.environ)
+def open_recording(hooks: Hooks, environment: Mapping[str, str]) -> Watch:
+    """Open a watch: a `ThreadBracket` on this machine's clock, and a `Recording`, as `environment` says."""
+    settings = settings_from(environment)
     exchanges = ExchangeReader(every=READ_AT_ONCE)
     bracket = open_bracket(hooks, on_read=exchanges)
     busy = None if bracket.clock.device is None else BusySampler(read_busy)
     lock = LockSampler()
     lock.start()
     recording = Recording(bracket, settings, busy=busy, lock=lock, exchanges=exchanges)
-    recording.save_into(Path(os.environ[RESULTS]))
+    recording.save_into(Path(environment[RESULTS]))
     return Watch(_hooked(bracket, recording, settings), recording)
 
 

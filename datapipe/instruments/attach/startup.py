@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import os
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib.machinery import PathFinder
 from types import ModuleType
 from typing import Any
@@ -40,8 +39,8 @@ def attach_here(open_watch: OpenWatch) -> Iterator[Session]:
         loaders.set_session(None)
 
 
-def begin(module: ModuleType) -> None:
-    """Measure the loaders of `module`, which has just been imported, as the environment says.
+def begin(module: ModuleType, environment: Mapping[str, str]) -> None:
+    """Measure the loaders of `module`, which has just been imported, as the environment in which the process began says.
 
     torch itself may still be partly imported: nothing of it is used here.
     """
@@ -50,21 +49,21 @@ def begin(module: ModuleType) -> None:
             complain(ours.NAME_TAKEN)
             ours.leave()
             return
-        loaders.set_session(Session(_named(os.environ[WATCH])))
+        loaders.set_session(Session(_named(environment)))
         if PathFinder.find_spec("datapipe", sys.path) is None:
             sys.path.append(str(ours.ROOT))  # workers that are not forked import this package by name
-    applied = settings_from(os.environ).applied
+    applied = settings_from(environment).applied
     if applied is not None and module.__name__ == "torch.utils.data.dataloader":
         apply(module, applied)
     loaders.patch(module)
 
 
-def _named(name: str) -> OpenWatch:
-    """Return module:function, imported when it is needed."""
-    module, _, function = name.partition(":")
+def _named(environment: Mapping[str, str]) -> OpenWatch:
+    """Return the module:function that the environment names, imported when it is needed."""
+    module, _, function = environment[WATCH].partition(":")
 
     def open_watch(hooks: Hooks) -> Watch:
-        opened: Watch = getattr(importlib.import_module(module), function)(hooks)
+        opened: Watch = getattr(importlib.import_module(module), function)(hooks, environment)
         return opened
 
     return open_watch

@@ -22,16 +22,17 @@ _LOADERS = (
 )
 
 
-def _await_loaders(root: str) -> None:
+def _await_loaders(environment: dict[str, str]) -> None:
+    root = environment["DATAPIPE_ATTACH_ROOT"]
     file = os.path.join(root, "datapipe", "instruments", "torch_stages", "patching.py")
     names: dict[str, Any] = {"__name__": "_datapipe_patching", "__file__": file}
     with open(file, encoding="utf-8") as source:
         exec(compile(source.read(), file, "exec"), names)
     for name in _LOADERS:
-        names["after_import"](name, lambda loaded: _attach(root, loaded))
+        names["after_import"](name, lambda loaded: _attach(root, loaded, environment))
 
 
-def _attach(root: str, loaded: ModuleType) -> None:
+def _attach(root: str, loaded: ModuleType, environment: dict[str, str]) -> None:
     try:
         theirs = {}
         package = sys.modules.get("datapipe")
@@ -45,7 +46,7 @@ def _attach(root: str, loaded: ModuleType) -> None:
             from datapipe.instruments.attach.startup import begin
         finally:
             sys.path.remove(root)
-        begin(loaded)
+        begin(loaded, environment)
         sys.modules.update(theirs)
     except Exception as exc:
         print(f"datapipe diagnose: nothing is measured: {type(exc).__name__}: {exc}; the script continues", file=sys.stderr)
@@ -74,7 +75,7 @@ if __name__ == "sitecustomize":
     sys.path[:] = [path for path in sys.path if os.path.abspath(path) != here]
     if sys.version_info >= (3, 11) and os.environ.get("DATAPIPE_ATTACH_ROOT"):
         try:
-            _await_loaders(os.environ["DATAPIPE_ATTACH_ROOT"])
+            _await_loaders(dict(os.environ))  # as it is now: the script may clear it
         except Exception as exc:
             print(f"datapipe diagnose: nothing is measured: {exc}; the script continues", file=sys.stderr)
     _run_the_other()
