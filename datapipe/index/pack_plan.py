@@ -33,6 +33,7 @@ from datapipe.order.draws import key64
 from datapipe.order.sample_order import Permutation
 
 _REPACK = 0x7265706163  # purpose of a key
+_IDENTITY = b"datapipe.packs"  # key of the schema's metadata
 _PLAN_COLUMNS = {
     "shard_of_window": np.int64, "first_document": np.int64, "first_pack": np.int64, "num_fitted": np.int64,
     "first_part": np.int64, "ends": np.int64, "items": np.uint16, "parts": np.uint32, "losses": np.uint32, "costs": np.float32,
@@ -171,13 +172,11 @@ def open_plan(
     is too long, if that is an error, and where no pack is left.
     """
     fields = [(index, settings), *beside]
-    name = f"packs-{settings.name}-{index.fingerprint}.arrow"
-    if beside:
-        words = " ".join(f"{one.fingerprint} {of.name}" for one, of in fields)
-        name = f"packs-{settings.name}-{hashlib.sha256(words.encode()).hexdigest()[:16]}.arrow"
+    digest = hashlib.sha256(_identity(fields)).hexdigest()[:16] if beside else index.fingerprint
+    name = f"packs-{settings.name}-{digest}.arrow"
     for home in homes:
         with contextlib.suppress(FileNotFoundError):
-            return _mapped(home / name, index, settings, repack)
+            return _mapped(home / name, fields, repack)
     writable = [home for home in homes if _is_writable(home)]
     if not writable:
         places = " and ".join(map(str, homes))
@@ -187,7 +186,12 @@ def open_plan(
         if not (home / name).exists():
             with reported_wait(f"the packs of {index.where}", "they are planned once"):
                 _write_plan(home / name, fields)
-    return _mapped(home / name, index, settings, repack)
+    return _mapped(home / name, fields, repack)
+
+
+def _identity(fields: Sequence[Field]) -> bytes:
+    """Return what documents a plan is of, and by which settings."""
+    return " ".join(f"{index.fingerprint} {settings.name}" for index, settings in fields).encode()
 
 
 def _write_plan(path: Path, fields: Sequence[Field]) -> None:
@@ -213,6 +217,7 @@ def _write_plan(path: Path, fields: Sequence[Field]) -> None:
     plan = PackPlan(path, index, settings, False, **columns, is_checked=unchecked, is_of_several=False)
     columns["checksums"] = np.array([plan.checksum(number) for number in range(len(spans))], np.uint32)
     table = pa.table({name: lists_of([len(values)], array_of(values)) for name, values in columns.items()})
+    table = table.replace_schema_metadata({_IDENTITY: _identity(fields)})
     with atomic.atomic_writer(path) as file, pa.ipc.new_stream(file, table.schema) as writer:
         writer.write_table(table)
 
@@ -222,11 +227,14 @@ def _joined(parts: list[NDArray[Any]], dtype: type) -> NDArray[Any]:
     return np.concatenate([np.zeros(0, dtype), *parts])
 
 
-def _mapped(path: Path, index: TokenIndex, settings: PackSettings, repack: bool) -> PackPlan:
-    """Map a plan. Raises FileNotFoundError if there is none, FormatError if it is not one."""
+def _mapped(path: Path, fields: Sequence[Field], repack: bool) -> PackPlan:
+    """Map a plan. Raises FileNotFoundError if there is none, FormatError if it is not one of these documents."""
+    index, settings = fields[0]
     try:
         (batch,) = pa.ipc.open_stream(arrow_maps.stream_of(arrow_maps.map_file(path)))
         batch.validate(full=True)
+        if (batch.schema.metadata or {}).get(_IDENTITY) != _identity(fields):
+            raise ValueError("it is of other documents, or by other settings")
         arrays = {name: _values(batch.column(name), np.dtype(dtype)) for name, dtype in _PLAN_COLUMNS.items()}
         sizes = {name: len(values) for name, values in arrays.items()}
         per_window = {sizes[name] for name in ("shard_of_window", "first_document", "num_fitted", "first_part", "checksums")}

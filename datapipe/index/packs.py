@@ -29,7 +29,7 @@ Long = Literal["split", "truncate", "drop", "error"]
 Labels = Literal["same", "shifted", "whole"]
 
 WINDOW = 1 << 16  # documents, whose numbers in a window take 16 bits
-_VERSION = 2
+_VERSION = 3
 _OFFSET = 0x6F6666  # purpose of a key
 
 

@@ -138,7 +138,8 @@ class Plan:
         if rest:
             raise StateError(
                 f"{cursor.samples_done} samples are done, which is not a multiple of batch_size x world_size "
-                f"= {self.batch_size} x {self.rank.world_size}; resume with the values the state was saved under"
+                f"= {self.batch_size} x {self.rank.world_size}; resume with the values the state was saved under, "
+                "or others whose product divides what is done"
             )
         return step
 

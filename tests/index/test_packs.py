@@ -23,7 +23,7 @@ from datapipe.index.tokens import LossRuns, TokenIndex, TokenShard
 SHARD_SIZES = st.lists(st.lists(st.integers(0, 50), min_size=1, max_size=30), min_size=1, max_size=3)
 
 
-def index_of(shards: list[list[int]], *, runs: list[LossRuns] | None = None) -> TokenIndex:
+def index_of(shards: list[list[int]], *, runs: list[LossRuns] | None = None, fingerprint: str = "f") -> TokenIndex:
     """An index of documents of these lengths, whose files do not exist."""
 
     def open_shard(number: int) -> TokenShard:
@@ -31,7 +31,7 @@ def index_of(shards: list[list[int]], *, runs: list[LossRuns] | None = None) -> 
         offset = 6 + 2 * (np.cumsum(num) - num)
         return TokenShard(f"{number}.ds", np.dtype("<u2"), offset, num, loss=None if runs is None else runs[number])
 
-    return TokenIndex("corpus", [len(one) for one in shards], open_shard, fingerprint="f", facts=TokenFacts("uint16"))
+    return TokenIndex("corpus", [len(one) for one in shards], open_shard, fingerprint=fingerprint, facts=TokenFacts("uint16"))
 
 
 def tokens_of(segments: Segments) -> Counter[tuple[int, int, int]]:
@@ -197,6 +197,17 @@ def test_a_plan_is_made_once_and_another_corpus_has_another(tmp_path: Path, monk
     assert len(open_plan(index, PackSettings(8), [tmp_path])) == 2
     with pytest.raises(TypeError):
         open_plan(index, PackSettings(9), [tmp_path])
+
+
+def test_a_plan_of_another_corpus_is_refused_under_any_name(tmp_path: Path) -> None:
+    """Both corpora have as many documents, in as many windows."""
+    settings = PackSettings(8)
+    ours, theirs = index_of([[3, 5, 7]], fingerprint="ours"), index_of([[3, 5, 47]], fingerprint="theirs")
+    open_plan(theirs, settings, [tmp_path])
+    (path,) = tmp_path.glob("packs-*.arrow")
+    path.rename(tmp_path / path.name.replace("theirs", "ours"))
+    with pytest.raises(FormatError, match="it is of other documents"):
+        open_plan(ours, settings, [tmp_path])
 
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "no batch", "noise", "items", "other items", "ends", "losses", "costs"])

@@ -167,3 +167,12 @@ def test_impossible_ranks_are_refused(rank: int, world_size: int) -> None:
 def test_an_empty_batch_is_refused() -> None:
     with pytest.raises(OptionError, match="batch_size is 0"):
         Plan(SequentialOrder(3), 0)
+
+
+def test_a_state_resumes_where_the_step_divides_what_is_done() -> None:
+    for world_size in (1, 2, 4, 8, 16):
+        assert Plan(SequentialOrder(100), 1, Rank(0, world_size)).step_at(Cursor(0, 16)) == 16 // world_size
+    with pytest.raises(
+        StateError, match="1 x 3; resume with the values the state was saved under, or others whose product divides"
+    ):
+        Plan(SequentialOrder(100), 1, Rank(0, 3)).step_at(Cursor(0, 16))
