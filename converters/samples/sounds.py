@@ -103,7 +103,7 @@ def _span(facts: AudioFacts, start: float, end: float) -> Span:
     """Return the frames of a recording between two times in seconds."""
     rate, num = np.array([facts.rate]), np.array([facts.num_frames])
     first, after = (int(frames_at(np.array([one]), rate, num)[0]) for one in (start, end))
-    return Span(first, after - first, facts.rate, facts.channels)
+    return Span(first, after - first, facts.rate, facts.channels, facts.has_streams)
 
 
 def _format_of(facts: AudioFacts) -> str:

@@ -1,7 +1,8 @@
 """The index of sound files: an Arrow file that is mapped, so memory does not grow with the number of files.
 
 One row for each file, or range of a file: `path`, `start` and `nbytes` of the range, `file_nbytes` and `mtime_ns` of the file
-when it was read, `num_frames`, `rate` in Hz, `channels`, `coding`, and `problem`, why it cannot be decoded ("": it can).
+when it was read, `num_frames`, `rate` in Hz, `channels`, `has_streams`, `coding`, and `problem`, why it cannot be decoded ("": it
+can).
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from datapipe.index.media import MediaSource, read_batches, urls_among
 
 Ints = NDArray[np.int64]
 
-VERSION = "1"
+VERSION = "2"
 _VERSION_KEY = "datapipe.index.recordings"
-_NUMBERS = ("start", "nbytes", "file_nbytes", "mtime_ns", "num_frames", "rate", "channels")
+_NUMBERS = ("start", "nbytes", "file_nbytes", "mtime_ns", "num_frames", "rate", "channels", "has_streams")
 _STRINGS = ("path", "coding", "problem")
 _SCHEMA = pa.schema(
     [*(pa.field(name, pa.large_binary()) for name in _STRINGS), *(pa.field(name, pa.int64()) for name in _NUMBERS)],
@@ -44,6 +45,7 @@ class RecordingEntry(NamedTuple):
     num_frames: int = 0
     rate: int = 0
     channels: int = 0
+    has_streams: bool = False  # see `AudioFacts`
     coding: str = ""
     problem: str = ""  # why it cannot be decoded
 
@@ -89,6 +91,11 @@ class RecordingIndex:
     def channels(self) -> Ints:
         """The (n,) numbers of channels; 0 for those that cannot be decoded."""
         return self._numbers["channels"]
+
+    @property
+    def has_streams(self) -> Ints:
+        """The (n,) 1 of recordings that are read stream by stream, else 0."""
+        return self._numbers["has_streams"]
 
     @property
     def nbytes(self) -> Ints:
@@ -138,7 +145,7 @@ def write_recordings(file: IO[bytes], entries: Iterable[RecordingEntry]) -> None
         "coding": [one.coding.encode() for one in entries],
         "problem": [os.fsencode(one.problem) for one in entries],
     }
-    rows = [(one.source.start, one.source.nbytes, *one[1:6]) for one in entries]
+    rows = [(one.source.start, one.source.nbytes, *one[1:7]) for one in entries]
     columns = np.array(rows, np.int64).reshape(len(rows), len(_NUMBERS)).T
     arrays = [strings_of(texts[name], pa.large_binary()) for name in _STRINGS] + [array_of(column) for column in columns]
     with pa.ipc.new_stream(file, _SCHEMA) as writer:

@@ -32,6 +32,7 @@ class Span(NamedTuple):
     num_frames: int
     rate: int  # Hz
     channels: int
+    has_streams: bool = False  # of the recording; see `AudioFacts`
 
 
 def read_samples(file: int | BinaryIO, span: Span, first: int, out: Floats, *, rate: int) -> None:
@@ -43,7 +44,7 @@ def read_samples(file: int | BinaryIO, span: Span, first: int, out: Floats, *, r
     stretch = stretch_of(first, num, num_frames=span.num_frames, rate=span.rate, wanted=rate)
     is_plain = span.rate == rate and span.channels == len(out) == 1
     sound = out[0] if is_plain else np.empty((stretch.num, span.channels), np.float32)
-    read_frames(file, span.first + stretch.first, sound, rate=span.rate)
+    read_frames(file, span.first + stretch.first, sound, rate=span.rate, has_streams=span.has_streams)
     if not is_plain:
         made = resampled(with_channels(sound, len(out)), span.rate, rate)
         out[:] = made[stretch.skip : stretch.skip + num].T

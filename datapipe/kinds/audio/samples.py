@@ -106,9 +106,10 @@ class AudioSamples:
         Raises DecodeError, or IntegrityError for a file that is gone; MissingDataError or StorageError.
         """
         found, recording = self.utterances, int(self.utterances.recording[number])
-        format_of = int(found.recordings.rates[recording]), int(found.recordings.channels[recording])
-        span = Span(int(found.first[number]), int(found.num_frames[number]), *format_of)
-        descriptor = _opened(found.recordings, recording, files)
+        recordings = found.recordings
+        form = int(recordings.rates[recording]), int(recordings.channels[recording]), bool(recordings.has_streams[recording])
+        span = Span(int(found.first[number]), int(found.num_frames[number]), *form)
+        descriptor = _opened(recordings, recording, files)
         try:
             read_samples(descriptor, span, first, out, rate=self.rate)
         finally:

@@ -50,7 +50,8 @@ def look_at(source: MediaSource) -> RecordingEntry:
             found = MediaSource(source.path, source.start, nbytes)
             try:
                 facts = checked_facts(file, nbytes)
-                return RecordingEntry(found, *stamp, facts.num_frames, facts.rate, facts.channels, facts.coding)
+                known = facts.num_frames, facts.rate, facts.channels, facts.has_streams, facts.coding
+                return RecordingEntry(found, *stamp, *known)
             except DecodeError as exc:
                 return RecordingEntry(found, *stamp, problem=f"{where}: {exc}; remove it from the data")
     except (FormatError, MissingDataError) as exc:

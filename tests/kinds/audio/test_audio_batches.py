@@ -208,6 +208,25 @@ def test_an_hour_in_one_file_is_read_where_its_parts_are(tmp_path: Path) -> None
             assert (audio == whole[first : first + length, 0]).all()
 
 
+def test_all_sound_of_joined_files_is_read_and_converted(tmp_path: Path) -> None:
+    one, two = (write_sound(tmp_path / f"{number}.mp3", sound(1, seed=number)).read_bytes() for number in range(2))
+    whole = np.concatenate(
+        [next(iter(dp.DataLoader(dp.Audio(tmp_path / f"{n}.mp3", whole=True), 1)))["audio"][0] for n in (0, 1)]
+    )
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.mp3").write_bytes(one + two)
+    (tmp_path / "parts.csv").write_text("path,start,end\nin/a.mp3,0.5,1.5\nin/a.mp3,1.25,\n")
+    assert main(["convert", str(tmp_path / "in"), str(tmp_path / "out"), "--to", "webdataset"]) == 0
+    assert main(["convert", str(tmp_path / "parts.csv"), str(tmp_path / "cut"), "--to", "parquet"]) == 0
+    for name, expected, within in (
+        ("in", [whole], 0), ("out", [whole], 0), ("parts.csv", [whole[8000:24_000], whole[20_000:]], 0),
+        ("cut", [whole[8000:24_000], whole[20_000:]], 1 / 32768),
+    ):  # fmt: skip
+        for batch, samples in zip(loader_of(tmp_path / name, whole=True, shuffle=False, batch_size=1), expected, strict=True):
+            assert batch["lengths"].tolist() == [len(samples)]
+            assert np.abs(batch["audio"][0].numpy() - samples).max() <= within
+
+
 @pytest.mark.parametrize("source", ["folder", "pattern"])
 def test_members_of_tars_are_read_where_they_lie(source: str, words: Path, tmp_path: Path) -> None:
     for shard in range(2):
