@@ -74,6 +74,19 @@ def test_a_stretch_of_a_lossy_file_is_that_of_the_whole(name: str, rate: int, tm
         assert np.abs(read(path, first, 2000, rate) - whole[first : first + 2000]).max() < 2e-3
 
 
+@pytest.mark.parametrize(
+    ("container", "coding"),
+    [("WAV", "GSM610"), ("WAV", "G721_32"), ("WAV", "NMS_ADPCM_32"), ("AIFF", "GSM610"), ("AU", "G723_24"), ("WAV", "IMA_ADPCM")],
+)
+def test_a_stretch_of_what_cannot_be_sought_in_is_that_of_the_whole(container: str, coding: str, tmp_path: Path) -> None:
+    """Such as recordings of telephones: decoded from the beginning."""
+    path = write_sound(tmp_path / "a", sound(1, rate=8000), rate=8000, format=container, subtype=coding)
+    whole = read(path, 0, facts(path).num_frames, 8000)
+    assert len(whole) >= 8000
+    for first, num in ((0, 100), (1, 10), (4001, 3000), (len(whole) - 5, 5)):
+        assert (read(path, first, num, 8000) == whole[first : first + num]).all()
+
+
 def test_rates_up_to_192_khz(tmp_path: Path) -> None:
     for rate in (8000, 11_025, 44_100, 192_000):
         path = write_sound(tmp_path / f"{rate}.flac", sound(0.2, rate=rate), rate=rate)

@@ -142,7 +142,9 @@ def _read(sound: Any, first: int, out: Floats, rate: int) -> None:
 def _seek(sound: Any, first: int) -> None:
     """Go to a frame, whose samples are then those of a file that is decoded as a whole."""
     passed = 0
-    if any(sound.format == name and subtype in (None, sound.subtype) for name, subtype in _WITHOUT_SEEKING):
+    if not sound.can_seek() or any(
+        sound.format == name and subtype in (None, sound.subtype) for name, subtype in _WITHOUT_SEEKING
+    ):
         passed = first
     elif sound.subtype == "OPUS":
         passed = min(first, _PREROLL_FRAMES)
@@ -174,6 +176,10 @@ def _reader() -> Any:
 
         def seekable(self) -> bool:
             return False
+
+        def can_seek(self) -> bool:
+            """Return False for what libsndfile decodes in sequence alone, such as GSM 6.10."""
+            return bool(super().seekable())
 
     return Reader
 
