@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import fuzz_http
+import fuzz_sound
 import fuzz_tables
 import fuzz_tokens
 import h5py
@@ -300,6 +301,8 @@ TARGETS = {
     "token-index": Target(fuzz_tokens.index_files, fuzz_tokens.look_at_index, share=0.1),
     "packs": Target(fuzz_tokens.plan_files, fuzz_tokens.look_at_plan),
     "forged-packs": Target(fuzz_tokens.plan_files, fuzz_tokens.look_at_forged_plan),
+    "mp3": Target(fuzz_sound.mp3_files, fuzz_sound.look_at_sound, share=0.2),
+    "ogg": Target(fuzz_sound.ogg_files, fuzz_sound.look_at_sound, share=0.2),
     "http": Target(fuzz_http.answers, fuzz_http.look_at_answer, share=0.02),
 }
 

@@ -71,7 +71,7 @@ def _joined_facts(file: int | BinaryIO, streams: Sequence[Stream], coding: str) 
     for stream in streams:
         with _opened_stream(file, stream) as sound:
             one = _facts_of(sound)
-        if found and one[1:] != found[0][1:]:
+        if found and (one.rate, one.channels) != (found[0].rate, found[0].channels):
             before, after = (f"{facts.rate:,} Hz, {counted(facts.channels, 'channel')}" for facts in (found[0], one))
             raise DecodeError(f"changes from {before} to {after} at byte {stream.start:,}: files were joined; keep them apart")
         found.append(one if stream.num_frames < 0 else one._replace(num_frames=stream.num_frames))
