@@ -5,6 +5,7 @@ Values are numpy arrays, str and JSON values. Does not depend on torch. Never un
 
 from __future__ import annotations
 
+import codecs
 import enum
 import json
 from collections.abc import Callable
@@ -74,10 +75,12 @@ def _array(data: bytes) -> NDArray[Any]:
 
 
 def _text(data: bytes) -> str:
+    """Return a text without the byte order mark that some editors put before it."""
+    text = data.removeprefix(codecs.BOM_UTF8)
     try:
-        return data.decode("utf-8")
+        return text.decode()
     except UnicodeDecodeError as exc:
-        raise DecodeError(f"text is not UTF-8: {exc}") from exc
+        raise DecodeError(f"text is not UTF-8: byte 0x{text[exc.start]:02x} at {exc.start}; save it as UTF-8") from exc
 
 
 def _json(data: bytes) -> Any:

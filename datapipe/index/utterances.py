@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -21,17 +21,21 @@ from datapipe.index.recordings import Ints, RecordingIndex
 class Utterances:
     """The utterances of some recordings, by their numbers, in order. Thread-safe.
 
-    `texts`: what is said in each, as an array of strings; None if that is not known.
+    `texts`: what is said in each, as an array of strings; None if that is not known. `named`: describes the sample of shards
+    whose recording has a number; None: recordings are files, which their paths describe. `unread`: by the numbers of recordings,
+    why what is said there cannot be read.
     """
 
     recordings: RecordingIndex
     where: str  # the recordings lie, for people
     recording: Ints  # (u,) the number of each one's recording
     first: Ints  # (u,) the frame of the recording at which it begins
-    num_frames: Ints  # (u,) 0 for those of recordings that cannot be decoded
+    num_frames: Ints  # (u,) 0 for those that have no sound; see `problem`
     labels: Ints | None = None  # (u,)
     classes: tuple[str, ...] | None = None  # by label; None: labels are not of classes
     texts: pa.Array = None
+    named: Callable[[int], Description] | None = None
+    unread: Mapping[int, str] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -48,7 +52,8 @@ class Utterances:
         whole, rates = recordings.num_frames[recording], recordings.rates[recording]
         first = np.zeros(len(recording), np.int64) if start is None else frames_at(start, rates, whole)
         last = whole if end is None else frames_at(end, rates, whole)
-        return cls(recordings, where, recording, first, np.maximum(last - first, 0), **known)
+        is_read = ~np.isin(recording, [*known.get("unread", ())])
+        return cls(recordings, where, recording, first, np.maximum(last - first, 0) * is_read, **known)
 
     @classmethod
     def joined(cls, parts: Sequence[Utterances]) -> Utterances:
@@ -65,6 +70,8 @@ class Utterances:
             np.concatenate(labels) if len(labels) == len(parts) else None,
             parts[0].classes if len({part.classes for part in parts}) == 1 else None,
             pa.chunked_array(texts) if len(texts) == len(parts) else None,
+            functools.partial(_described, parts, first) if any(part.named for part in parts) else None,
+            {number + int(begin): why for part, begin in zip(parts, first, strict=False) for number, why in part.unread.items()},
         )
 
     def __len__(self) -> int:
@@ -103,10 +110,30 @@ class Utterances:
 
     def describe(self, number: int) -> Description:
         """Return a description of an utterance, for messages."""
-        source = self.recordings.entry(int(self.recording[number])).source
-        rate = int(self.recordings.rates[self.recording[number]]) or 1
+        recording = int(self.recording[number])
+        if self.named is not None:
+            return replace(self.named(recording), id=number)
+        rate = int(self.recordings.rates[recording]) or 1
         first, num = int(self.first[number]), int(self.num_frames[number])
-        return Description(number, source.path, f"{first / rate:.3f} to {(first + num) / rate:.3f} s".encode(), "")
+        shown = f"{first / rate:.3f} to {(first + num) / rate:.3f} s"
+        return Description(number, self.recordings.path(recording), shown.encode(), "")
+
+    def problem(self, number: int) -> str:
+        """Return why an utterance has no sound, and where it lies."""
+        recording = int(self.recording[number])
+        where = self.recordings.path(recording) if self.named is None else str(self.describe(number))
+        found = self.unread.get(recording) or self.recordings.entry(recording).problem
+        if not found:
+            seconds = self.recordings.num_frames[recording] / self.recordings.rates[recording]
+            found = f"sample {number} begins after its end, at {seconds:.3f} s; repair the list"
+        return f"{where}: {found}"
+
+
+def _described(parts: Sequence[Utterances], begins: Ints, recording: int) -> Description:
+    """Return the description of a recording of several datasets, of which each has its recordings from a number on."""
+    part = int(np.searchsorted(begins, recording, side="right")) - 1
+    one, number = parts[part], recording - int(begins[part])
+    return Description(recording, one.recordings.path(number), b"", "") if one.named is None else one.named(number)
 
 
 def frames_at(seconds: NDArray[np.float64], rates: Ints, whole: Ints) -> Ints:

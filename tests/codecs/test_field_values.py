@@ -58,6 +58,7 @@ def test_arrays_texts_documents_and_bytes() -> None:
     array = np.arange(6, dtype=np.float16).reshape(2, 3)
     assert np.array_equal(value_of(FieldKind.ARRAY, npy(array)), array)
     assert value_of(FieldKind.TEXT, "zwölf Boxkämpfer".encode()) == "zwölf Boxkämpfer"
+    assert value_of(FieldKind.TEXT, "\ufeffzwölf\u2028Boxkämpfer\x85".encode()) == "zwölf\u2028Boxkämpfer\x85"
     assert value_of(FieldKind.JSON, json.dumps({"a": [1, None]}).encode()) == {"a": [1, None]}
     assert value_of(FieldKind.BYTES, b"\x00\xff") == b"\x00\xff"
 

@@ -83,6 +83,8 @@ def checked_facts(file: int | BinaryIO, nbytes: int) -> AudioFacts:
 
     Also raises DecodeError for a file without samples, or one that claims more of them than its bytes can hold.
     """
+    if not nbytes:
+        raise DecodeError("holds no sound, 0 bytes")
     facts = audio_facts(file)
     if not facts.num_frames:
         raise DecodeError("holds no sound, 0 samples")

@@ -21,7 +21,7 @@ from datapipe.opening.recordings.shards import are_sound_shards
 from datapipe.sources.lists.parts import LIST_SUFFIXES, lists_files
 from datapipe.stores.location import is_url
 
-_MAX_SHOWN = 5  # bad recordings, rates, channels, codings
+_MAX_SHOWN = 5  # bad utterances, rates, channels, codings
 
 
 def claim(path: str, form: Form | None = None) -> Utterances | None:
@@ -48,7 +48,8 @@ def describe(found: Utterances, args: argparse.Namespace) -> dict[str, Any]:
     recordings = found.recordings
     is_good = found.num_frames > 0
     seconds = found.num_frames[is_good] / found.rates[is_good]
-    bad = np.flatnonzero(recordings.num_frames == 0)
+    bad = np.flatnonzero(~is_good)
+    _, first_of_each = np.unique(found.recording[bad], return_index=True)
     used = np.unique(found.recording[is_good])
     return {
         "container": "recordings",
@@ -61,7 +62,7 @@ def describe(found: Utterances, args: argparse.Namespace) -> dict[str, Any]:
         "seconds": {name: round(float(value), 2) for name, value in _spread(seconds).items()},
         "rates": _counts(recordings.rates[used]),
         "channels": _counts(recordings.channels[used]),
-        "bad": [recordings.entry(number).problem for number in bad[:_MAX_SHOWN].tolist()],
+        "bad": [found.problem(number) for number in bad[np.sort(first_of_each)[:_MAX_SHOWN]].tolist()],
         "num_bad": len(bad),
     }
 
@@ -96,6 +97,6 @@ def as_text(path: str, facts: dict[str, Any]) -> str:
         least = min(map(int, facts["rates"]))
         lines.append(f"  advice    rates differ: pass rate={least} to datapipe.Audio, at which all can be")
     if facts["num_bad"]:
-        lines.append(f"  bad       {counted(facts['num_bad'], 'recording')} cannot be decoded; skip_bad=True leaves them out")
+        lines.append(f"  bad       {counted(facts['num_bad'], 'utterance')} cannot be read; skip_bad=True leaves them out")
         lines += [f"    {reason}" for reason in facts["bad"]]
     return "\n".join(lines)

@@ -132,12 +132,12 @@ def _opened(recordings: RecordingIndex, number: int, files: Files) -> int:
 
 
 def _decodable(found: Utterances, *, skip_bad: bool) -> tuple[Utterances, str | None]:
-    """Return the utterances of recordings that can be decoded, and what is left out."""
+    """Return the utterances that have sound, and what is left out."""
     is_bad = found.num_frames == 0
     if not is_bad.any():
         return found, None
     first, num_bad = int(np.flatnonzero(is_bad)[0]), int(is_bad.sum())
-    problem = found.recordings.entry(int(found.recording[first])).problem or f"{found.describe(first)}: begins after its end"
+    problem = found.problem(first)
     if not skip_bad:
         more = f" (and {counted(num_bad - 1, 'other')})" if num_bad > 1 else ""
         raise FormatError(f"{problem}, or pass skip_bad=True{more}")

@@ -44,7 +44,6 @@ def look_at(source: MediaSource) -> RecordingEntry:
 
     Raises StorageError for a store that fails.
     """
-    where = source.path if source.nbytes < 0 else f"{source.path}, byte {source.start}"
     try:
         with _opened(source) as (stamp, nbytes, file):
             found = MediaSource(source.path, source.start, nbytes)
@@ -53,13 +52,13 @@ def look_at(source: MediaSource) -> RecordingEntry:
                 known = facts.num_frames, facts.rate, facts.channels, facts.has_streams, facts.coding
                 return RecordingEntry(found, *stamp, *known)
             except DecodeError as exc:
-                return RecordingEntry(found, *stamp, problem=f"{where}: {exc}; remove it from the data")
+                return RecordingEntry(found, *stamp, problem=f"{exc}; remove it from the data")
     except (FormatError, MissingDataError) as exc:
-        return RecordingEntry(source, *UNREAD, problem=str(exc))
+        return RecordingEntry(source, *UNREAD, problem=str(exc).removeprefix(f"{source.path}: "))
     except StorageError:
         raise
     except OSError as exc:
-        return RecordingEntry(source, *UNREAD, problem=f"{where}: cannot be read ({exc.strerror or exc}); restore it")
+        return RecordingEntry(source, *UNREAD, problem=f"cannot be read ({exc.strerror or exc}); restore it")
 
 
 @contextlib.contextmanager

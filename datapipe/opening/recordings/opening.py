@@ -106,7 +106,7 @@ def _located(path: str, origin: Origin, start: float, end: float) -> tuple[int, 
     """Return about which bytes a part of a recording needs, or why it has none: its share of the file."""
     entry = _looked_at(path, origin.mtime_ns)
     if entry.problem:
-        return entry.problem.removeprefix(f"{path}: ")
+        return entry.problem
     rate, num = np.array([entry.rate]), np.array([entry.num_frames])
     first, after = (int(frames_at(np.array([one]), rate, num)[0]) for one in (start, end))
     if first >= after:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from datapipe.codecs.field_values import FieldKind, FieldSpec
+from datapipe.codecs.field_values import FieldKind, FieldSpec, value_of
 from datapipe.containers.field_names import SPOKEN, is_audio
 from datapipe.containers.foreign import cached_home, index_stamp, progress, stamp_of, write_stamp
 from datapipe.containers.listing import is_audio_name, is_image_name, is_video_name
@@ -26,7 +26,7 @@ from datapipe.core.printable import listed, size_text
 from datapipe.core.regular_files import read_bytes
 from datapipe.core.user_cache import UNPACKED, index_directory, one_at_a_time
 from datapipe.core.waiting import reported_wait
-from datapipe.errors import FormatError, OptionError, StorageError
+from datapipe.errors import DecodeError, FormatError, IntegrityError, OptionError, StorageError
 from datapipe.fetch.files import Files, open_files
 from datapipe.index.entries import Extents
 from datapipe.index.media import MediaSource
@@ -73,12 +73,17 @@ def open_shards(name: str) -> Utterances:
     files = open_files(index)
     sources: list[MediaSource] = []
     labels, texts = [], []
+    unread: dict[int, str] = {}
     for entries in look_up_all(index, audio):
         sources += _sources(entries.extents, files, audio)
         labels.append(entries.labels)
         if text is not None:
             extents = index.look_up(entries.ids, text).extents
-            texts += [_text(value, name) for value in files.read_each(extents, range(len(extents)))]
+            for value in files.read_each(extents, range(len(extents))):
+                said, problem = _text(value)
+                if problem:
+                    unread[len(texts)] = f"{text}: {problem}"
+                texts.append(said)
     return Utterances.of(
         open_recordings(sources, where=name),
         np.arange(len(sources)),
@@ -86,6 +91,8 @@ def open_shards(name: str) -> Utterances:
         labels=np.concatenate(labels) if has_labels else None,
         classes=index.manifest.classes if has_labels else None,
         texts=None if text is None else text_array(texts),
+        named=lambda number: index.describe(int(index.ids(np.array([number], np.int64))[0])),
+        unread=unread,
     )
 
 
@@ -102,10 +109,14 @@ def spoken_fields(fields: tuple[FieldSpec, ...], where: str) -> tuple[str, str |
     return found[0], next((name for name in _TEXTS if name in texts), None)
 
 
-def _text(value: bytes | Exception, where: str) -> str:
-    if isinstance(value, Exception):
-        raise FormatError(f"{where}: what is said cannot be read: {value}; get the shards again") from value
-    return value.decode(errors="replace").strip()
+def _text(value: bytes | Exception) -> tuple[str, str]:
+    """Return what is said, and why that cannot be read ("": it can)."""
+    try:
+        if isinstance(value, Exception):
+            raise value
+        return value_of(FieldKind.TEXT, value).strip(), ""
+    except (DecodeError, IntegrityError) as exc:
+        return "", str(exc)
 
 
 def _sources(extents: Extents, files: Files, column: str) -> list[MediaSource]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import re
 import shutil
 import tarfile
 from pathlib import Path
@@ -321,15 +322,72 @@ def test_rows_without_sound_and_no_room_for_what_is_compressed(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     good = {"bytes": next(words.rglob("*.flac")).read_bytes(), "path": "a.flac"}
-    pq.write_table(pa.table({"audio": [good, None, {"bytes": b"odd", "path": "b"}, good]}), tmp_path / "0.parquet")
-    with pytest.raises(FormatError, match=r"0\.parquet, byte \d+: cannot be decoded .* \(and 1 other\)"):
-        dp.Audio(tmp_path / "0.parquet", whole=True)
-    assert len(dp.Audio(tmp_path / "0.parquet", whole=True, skip_bad=True)) == 2
+    (tmp_path / "in").mkdir()
+    pq.write_table(pa.table({"audio": [good, None, {"bytes": b"odd", "path": "b"}, good]}), tmp_path / "in" / "0.parquet")
+    with pytest.raises(FormatError, match=r"in/0\.parquet: sample 1 \(1\): .*skip_bad=True \(and 1 other\)"):
+        dp.Audio(tmp_path / "in", whole=True)
+    assert len(dp.Audio(tmp_path / "in", whole=True, skip_bad=True)) == 2
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=10))
     with pytest.raises(StorageError, match=r"needs about .* MB and has 0.0 MB; set XDG_CACHE_HOME, or convert it"):
-        dp.Audio(tmp_path / "0.parquet", whole=True, skip_bad=True)
+        dp.Audio(tmp_path / "in", whole=True, skip_bad=True)
+
+
+def test_damage_in_compressed_parquet_is_said_of_its_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not of the copy in the cache, also where sets are mixed."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    good = write_sound(tmp_path / "a.flac", sound(1)).read_bytes()
+    (tmp_path / "in").mkdir()
+    pq.write_table(
+        pa.table({"audio": [{"bytes": data, "path": "x.flac"} for data in (good, good[:5000])]}), tmp_path / "in/0.parquet"
+    )
+    data = dp.Audio(tmp_path / "in", seconds=0.9)
+    for set_of in (data, dp.mix([dp.Audio(tmp_path / "a.flac", seconds=0.9), data])):
+        with pytest.raises(DecodeError, match=rf"{tmp_path}/in/0\.parquet: sample \d \(x\.flac\): "):
+            list(dp.DataLoader(set_of, 1, shuffle=False))
+
+
+@pytest.mark.parametrize("form", ["tar", "parquet"])
+def test_texts_that_cannot_be_read_make_their_utterances_bad(form: str, tmp_path: Path) -> None:
+    data = write_sound(tmp_path / "a.flac", sound(0.2)).read_bytes()
+    said: list[bytes | None] = ["\ufeffONE\u2028TWO\n".encode(), "CAFÉ".encode("latin-1") if form == "tar" else None, b""]
+    if form == "tar":
+        with tarfile.open(tmp_path / "s.tar", "w") as tar:
+            for number, text in enumerate(said):
+                for name, value in ((f"{number}.flac", data), (f"{number}.txt", text or b"")):
+                    member = tarfile.TarInfo(name)
+                    member.size = len(value)
+                    tar.addfile(member, io.BytesIO(value))
+    else:
+        texts = [None if text is None else text.decode() for text in said]
+        pq.write_table(
+            pa.table({"audio": [{"bytes": data, "path": f"{n}"} for n in range(3)], "text": texts}), tmp_path / "s.parquet"
+        )
+    (tmp_path / "a.flac").unlink()
+    why = "text is not UTF-8: byte 0xc9 at 3; save it as UTF-8" if form == "tar" else "no value: null"
+    with pytest.raises(FormatError, match=rf"s\.{form}: sample 1 \(1\): te?xt: {why}, or pass skip_bad=True$"):
+        dp.Audio(tmp_path, whole=True)
+    assert main(["inspect", str(tmp_path)]) == 0
+    kept = dp.Audio(tmp_path, whole=True, skip_bad=True)
+    assert "1 utterance left out: " in str(dp.explain(dp.DataLoader(kept, 1)))
+    assert [batch["text"][0] for batch in dp.DataLoader(kept, 1, shuffle=False)] == ["ONE\u2028TWO", ""]
+
+
+def test_parts_after_the_end_of_a_recording_are_bad(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_sound(tmp_path / "a.wav", sound(1))
+    (tmp_path / "parts.csv").write_text("path,start,end\na.wav,0,0.5\na.wav,1,2\na.wav,0.5,2\na.wav,5,6\n")
+    said = r"a\.wav: sample 1 begins after its end, at 1\.000 s; repair the list"
+    for options in ({"whole": True}, {"seconds": 0.25}, {"seconds": 0.25, "short": "drop"}, {"seconds": 0.25, "short": "error"}):
+        with pytest.raises(FormatError, match=rf"{said}, or pass skip_bad=True \(and 1 other\)$"):
+            dp.Audio(tmp_path / "parts.csv", **options)
+        data = dp.Audio(tmp_path / "parts.csv", skip_bad=True, **options)
+        assert re.search(f"2 utterances left out: .*{said}", str(dp.explain(dp.DataLoader(data, 1))))
+        assert len(data) == 2
+    assert main(["inspect", str(tmp_path / "parts.csv")]) == 0
+    out = capsys.readouterr().out
+    assert "2 utterances cannot be read; skip_bad=True leaves them out" in out
+    assert re.search(said, out)
 
 
 def test_samples_of_tars_have_one_sound_file_each(words: Path, tmp_path: Path) -> None:
@@ -418,4 +476,4 @@ def test_commands_know_sound(words: Path, tmp_path: Path, capsys: pytest.Capture
     write_sound(tmp_path / "a.wav", sound(1))
     (tmp_path / "b.wav").write_bytes(b"nothing")
     assert main(["inspect", str(tmp_path)]) == 0
-    assert "1 recording cannot be decoded" in capsys.readouterr().out
+    assert "1 utterance cannot be read" in capsys.readouterr().out

@@ -132,4 +132,5 @@ def test_problems_stay_in_the_index(tmp_path: Path) -> None:
     (tmp_path / "2.wav").mkdir()
     found = open_utterances([tmp_path / "0.wav", tmp_path / "1.wav"])
     assert np.flatnonzero(found.num_frames == 0).tolist() == [1]
-    assert "1.wav: cannot be decoded" in found.recordings.entry(1).problem
+    assert "cannot be decoded" in found.recordings.entry(1).problem
+    assert found.problem(1).startswith(f"{tmp_path}/1.wav: cannot be decoded")
