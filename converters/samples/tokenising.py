@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
@@ -137,7 +138,7 @@ def _texts_of(names: Sequence[str], values: Mapping[str, str], contents: Mapping
                 return f"field {name!r}: has half of a surrogate pair, which is no text"
         else:
             try:
-                found[name] = contents[name].decode()
+                found[name] = contents[name].removeprefix(codecs.BOM_UTF8).decode()
             except UnicodeDecodeError as exc:
                 return f"field {name!r}: byte 0x{contents[name][exc.start]:02x} at {exc.start} is not UTF-8; save it as UTF-8"
         if not found[name]:

@@ -118,7 +118,7 @@ def _of_file(path: Path) -> Recognition:
     for name, (is_wanted, suffixes) in _MEDIA.items():
         if is_wanted(os.fsencode(path.name)):
             return Recognition(name, f"its name ends with {suffix}")
-        if form == "manifest" and lists_files(path, suffixes):
+        if (form == "manifest" or suffix == ".json") and lists_files(path, suffixes):
             return Recognition(name, f"it lists {_TITLES[name]}")
     if form is not None:
         return Recognition(form, f"its name ends with {suffix}")

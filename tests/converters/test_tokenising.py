@@ -329,6 +329,15 @@ def test_lines_after_a_byte_order_mark(tmp_path: Path, tokenizer: Path) -> None:
     assert in_order(converted(source, tmp_path / "out", tokenizer)) == expected(tokenizer)
 
 
+def test_text_files_with_a_byte_order_mark_or_other_line_ends(tmp_path: Path, tokenizer: Path) -> None:
+    for number, mark in enumerate(("\ufeff", "")):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "a.txt").write_bytes(f"{mark}one\u2028two\x85three\r\n".encode())
+    marked, plain = (in_order(converted(tmp_path / str(one), tmp_path / f"out{one}", tokenizer)) for one in range(2))
+    assert marked == plain
+    assert len(plain) == 1
+
+
 def test_texts_that_the_tokenizer_has_no_tokens_for(tmp_path: Path) -> None:
     Tokenizer(WordLevel({"good": 0, "<e>": 1}, unk_token="<u>")).save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "corpus.jsonl").write_text(lines(["good", "bad", "good"]))

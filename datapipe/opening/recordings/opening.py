@@ -16,7 +16,6 @@ from datapipe.containers.forms import AUDIO
 from datapipe.containers.listing import AUDIO_SUFFIXES, is_audio_name
 from datapipe.core.checks import path_name
 from datapipe.core.printable import listed
-from datapipe.core.regular_files import read_bytes
 from datapipe.errors import FormatError, OptionError
 from datapipe.index.listed import Origin, Source
 from datapipe.index.media import MediaSource
@@ -29,13 +28,14 @@ from datapipe.sources.file_tree import FileKind, classes_if_all, refuse_field_ch
 from datapipe.sources.lists import refuse_class_from
 from datapipe.sources.lists.parts import LIST_SUFFIXES, ListedParts, read_parts
 from datapipe.sources.lists.parts_source import PartsSource
-from datapipe.sources.lists.rows import read_header
+from datapipe.sources.lists.rows import read_header, text_lines
 from datapipe.stores.location import Place, is_url, parse_place
 
 KIND = FileKind(AUDIO_FIELD, is_audio_name, "sound files", ", ".join(AUDIO_SUFFIXES[:5]) + ", ...")
 _KEPT = 16  # recordings that are known, whose parts often follow each other
 
 _TRANSCRIPTS = ".trans.txt"  # of LibriSpeech: "ID TEXT" in each line, of ID.flac beside it
+_BLANKS = " \t\r\n"
 _CLIPS, _VALIDATED = "clips", "validated.tsv"  # of Common Voice
 _OF_COMMON_VOICE = ("client_id", "path", "sentence")
 
@@ -167,8 +167,8 @@ def _of_librispeech(transcripts: Sequence[str]) -> ListedParts:
     for path in transcripts:
         directory = os.path.dirname(os.path.abspath(path))
         known = {name.partition(".")[0]: name for name in os.listdir(directory) if is_audio_name(os.fsencode(name))}
-        for number, line in enumerate(read_bytes(path).decode(errors="replace").splitlines(), 1):
-            name, _, text = line.strip().partition(" ")
+        for number, line in enumerate(text_lines(Path(path)), 1):
+            name, _, text = line.strip(_BLANKS).partition(" ")
             if not name:
                 continue
             if name not in known:

@@ -16,7 +16,7 @@ _BOMS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 _UTF8_BOM = b"\xef\xbb\xbf"
 MAX_LINE_NBYTES = 16 << 20  # held in memory several times
 _DELIMITERS = (",", "\t", ";")
-JSON_SUFFIXES = (".jsonl", ".ndjson")
+JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ def read_rows(path: Path, *, has_quotes: bool = True) -> Iterator[ManifestRow]:
 
 def read_header(path: Path) -> list[str]:
     """Return the columns of a CSV, in order. Raises as `read_rows` does."""
-    lines = _lines(path)
+    lines = text_lines(path)
     try:
         return next(_parsed(path, lines))[1]
     except StopIteration:
@@ -50,7 +50,7 @@ def read_header(path: Path) -> list[str]:
 
 
 def _csv_rows(path: Path, *, has_quotes: bool) -> Iterator[ManifestRow]:
-    rows = _parsed(path, _lines(path), has_quotes=has_quotes)
+    rows = _parsed(path, text_lines(path), has_quotes=has_quotes)
     columns = next(rows, (0, []))[1]
     _check_header(path, columns)
     for line, cells in rows:
@@ -96,7 +96,7 @@ def _parsed(path: Path, lines: Iterator[str], *, has_quotes: bool = True) -> Ite
 
 
 def _json_rows(path: Path) -> Iterator[ManifestRow]:
-    for number, line in enumerate(_lines(path), 1):
+    for number, line in enumerate(text_lines(path), 1):
         if not line.strip():
             continue
         try:
@@ -120,8 +120,11 @@ def _refuse_constant(text: str) -> NoReturn:
     raise ValueError(f"{text} is not JSON; write null")
 
 
-def _lines(path: Path) -> Iterator[str]:
-    """Yield the lines with their ends, in UTF-8."""
+def text_lines(path: Path) -> Iterator[str]:
+    """Yield the lines of a text with their ends: the line feeds, and no other character that could end a line.
+
+    Raises MissingDataError, StorageError, or FormatError for what is not UTF-8; a byte order mark is passed over.
+    """
     try:
         with regular_files.open_file(path) as file:
             for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_NBYTES + 1), b""), 1):

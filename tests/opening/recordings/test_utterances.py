@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from sound_files import sound, write_sound
 
+from converters import ConvertOptions, recognise
 from datapipe.errors import FormatError, MissingDataError, OptionError
 from datapipe.index.utterances import Utterances
+from datapipe.kinds import registry
 from datapipe.opening.recordings import indexing
 from datapipe.opening.recordings.opening import open_utterances
 
@@ -52,6 +54,30 @@ def test_librispeech(tmp_path: Path) -> None:
         open_utterances(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("before", "texts", "end"),
+    [
+        ("", ["ONE\u2028TWO", "THREE\x85\u2029X\x1cY\x0cZ"], "\n"),
+        ("\ufeff", ["ONE", "TWO"], "\n"),
+        ("", ["ONE TWO", "ÄÖ"], "\r\n"),
+        ("", ["ONE", "TWO\u2028"], " \n\n"),
+    ],
+)
+def test_transcripts_have_lines_that_line_feeds_end(before: str, texts: list[str], end: str, tmp_path: Path) -> None:
+    for number in range(2):
+        write(tmp_path / f"1-2-{number}.flac", 0.1)
+    content = before + "".join(f"1-2-{number} {text}{end}" for number, text in enumerate(texts))
+    (tmp_path / "1-2.trans.txt").write_bytes(content.encode())
+    assert open_utterances(tmp_path).texts_of([0, 1]) == texts
+
+
+def test_transcripts_that_are_not_utf8_are_refused(tmp_path: Path) -> None:
+    write(tmp_path / "1.flac", 0.1)
+    (tmp_path / "1.trans.txt").write_bytes("1 CAFÉ\n".encode("latin-1"))
+    with pytest.raises(FormatError, match=r"1\.trans\.txt: line 1: byte 0xc9 is not UTF-8; save the file as UTF-8"):
+        open_utterances(tmp_path)
+
+
 def test_common_voice_has_quotes_in_sentences_that_mean_nothing_else(tmp_path: Path) -> None:
     for number in range(3):
         write(tmp_path / "clips" / f"{number}.mp3" if number else tmp_path / "clips" / "0.wav")
@@ -81,6 +107,21 @@ def test_lists_with_parts_labels_and_texts(tmp_path: Path) -> None:
     (tmp_path / "bad.csv").write_text("path,start,end\nsub/a.wav,2,1\n")
     with pytest.raises(FormatError, match=r"bad.csv: line 2: from 2 to 1 s is no part of a file"):
         open_utterances(tmp_path / "bad.csv")
+
+
+def test_nemos_manifests_may_be_called_json(tmp_path: Path) -> None:
+    write(tmp_path / "a.wav", 2)
+    rows = [{"audio_filepath": "a.wav", "offset": 0.5, "duration": 1, "text": "one"}, {"audio_filepath": "a.wav", "duration": 2}]
+    path = tmp_path / "train_manifest.json"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = open_utterances(path)
+    assert (found.first.tolist(), found.num_frames.tolist(), found.texts_of([0])) == ([4000, 0], [8000, 16_000], ["one"])
+    assert registry.recognise(path)[0] == "audio"
+    assert recognise(ConvertOptions(path, tmp_path / "out")).form == "audio"
+    for other in ('[{"audio_filepath": "a.wav"}]', json.dumps(rows[0], indent=1), '{"images": [], "annotations": []}'):
+        path.write_text(other)
+        with pytest.raises(FormatError, match=r"manifest\.json: (line \d+: .* one|no column names the files)"):
+            open_utterances(path)
 
 
 def test_files_patterns_and_what_is_not_there(tmp_path: Path) -> None:
