@@ -134,7 +134,8 @@ class RecordingIndex:
         numbers = {name: int(column[number]) for name, column in self._numbers.items()}
         path, coding, problem = (self._strings[name][number].as_py() for name in _STRINGS)
         source = MediaSource(os.fsdecode(path), numbers.pop("start"), numbers.pop("nbytes"))
-        return RecordingEntry(source, **numbers, coding=coding.decode(), problem=os.fsdecode(problem))
+        has_streams = bool(numbers.pop("has_streams"))
+        return RecordingEntry(source, **numbers, has_streams=has_streams, coding=coding.decode(), problem=os.fsdecode(problem))
 
 
 def write_recordings(file: IO[bytes], entries: Iterable[RecordingEntry]) -> None:

@@ -118,13 +118,16 @@ def _of_file(path: Path) -> Recognition:
     for name, (is_wanted, suffixes) in _MEDIA.items():
         if is_wanted(os.fsencode(path.name)):
             return Recognition(name, f"its name ends with {suffix}")
-        if (form == "manifest" or suffix == ".json") and lists_files(path, suffixes):
+        if form == "manifest" and lists_files(path, suffixes):
             return Recognition(name, f"it lists {_TITLES[name]}")
     if form is not None:
         return Recognition(form, f"its name ends with {suffix}")
     if suffix == ".json":
         if _is_coco(path):
             return Recognition("coco", "it has `images` and `annotations`")
+        for name, (_, suffixes) in _MEDIA.items():
+            if lists_files(path, suffixes):
+                return Recognition(name, f"it lists {_TITLES[name]}")
         raise OptionError(f"{path}: JSON, but not COCO's; a manifest is a .csv, or a .jsonl with one object per line")
     if is_image_name(os.fsencode(path.name)):
         raise OptionError(f"{path}: a single image; pass the folder that holds the images, with a folder for each class")

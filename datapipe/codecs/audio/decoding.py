@@ -67,13 +67,14 @@ def _facts_of(sound: Any) -> AudioFacts:
 
 def _joined_facts(file: int | BinaryIO, streams: Sequence[Stream], coding: str) -> AudioFacts:
     """Return the facts of streams that follow each other. Raises DecodeError where they have several rates, or channels."""
-    found = []
+    found: list[AudioFacts] = []
     for stream in streams:
         with _opened_stream(file, stream) as sound:
             one = _facts_of(sound)
         if found and (one.rate, one.channels) != (found[0].rate, found[0].channels):
             before, after = (f"{facts.rate:,} Hz, {counted(facts.channels, 'channel')}" for facts in (found[0], one))
-            raise DecodeError(f"changes from {before} to {after} at byte {stream.start:,}: files were joined; keep them apart")
+            changes = f"changes from {before} to {after} at byte {stream.start:,}, as joined files do"
+            raise DecodeError(f"{changes}; encode it again: ffmpeg -i IN OUT")
         found.append(one if stream.num_frames < 0 else one._replace(num_frames=stream.num_frames))
     return AudioFacts(sum(one.num_frames for one in found), found[0].rate, found[0].channels, coding, has_streams=True)
 

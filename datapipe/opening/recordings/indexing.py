@@ -49,8 +49,7 @@ def look_at(source: MediaSource) -> RecordingEntry:
             found = MediaSource(source.path, source.start, nbytes)
             try:
                 facts = checked_facts(file, nbytes)
-                known = facts.num_frames, facts.rate, facts.channels, facts.has_streams, facts.coding
-                return RecordingEntry(found, *stamp, *known)
+                return RecordingEntry(found, *stamp, **facts._asdict())
             except DecodeError as exc:
                 return RecordingEntry(found, *stamp, problem=f"{exc}; remove it from the data")
     except (FormatError, MissingDataError) as exc:

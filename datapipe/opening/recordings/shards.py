@@ -72,7 +72,8 @@ def open_shards(name: str) -> Utterances:
     has_labels = any(one.kind is FieldKind.LABEL for one in index.manifest.fields)
     files = open_files(index)
     sources: list[MediaSource] = []
-    labels, texts = [], []
+    labels = []
+    texts: list[str] = []
     unread: dict[int, str] = {}
     for entries in look_up_all(index, audio):
         sources += _sources(entries.extents, files, audio)

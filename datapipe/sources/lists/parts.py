@@ -13,11 +13,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from datapipe.core import regular_files
 from datapipe.errors import DatapipeError, FormatError, MissingDataError
 from datapipe.sources.lists.rows import JSON_SUFFIXES, ManifestRow, read_rows
 from datapipe.stores.location import is_url
 
 LIST_SUFFIXES = (".csv", ".tsv", *JSON_SUFFIXES)
+
+_FIRST_NBYTES = 64 << 10  # in which the first line of a list ends
 
 # Columns: the first that there is.
 _PATHS = (
@@ -33,10 +36,16 @@ def lists_files(path: Path, suffixes: tuple[str, ...]) -> bool:
     """Return True for a list whose first row names a file that ends so; a list that does not parse is left to what reads it."""
     row = None
     with contextlib.suppress(DatapipeError):
-        row = next(read_rows(path), None)
+        row = next(read_rows(path), None) if path.suffix.lower() != ".json" or _has_lines(path) else None
     cells = {} if row is None else row.cells
     cell = cells.get(next((name for name in _PATHS if name in cells), ""))
     return isinstance(cell, str) and cell.lower().endswith(suffixes)
+
+
+def _has_lines(path: Path) -> bool:
+    """Return False for a large JSON document, which would be parsed for its first line."""
+    with regular_files.open_file(path) as file:
+        return b"\n" in (head := file.read(_FIRST_NBYTES)) or len(head) < _FIRST_NBYTES
 
 
 @dataclass(frozen=True, slots=True, eq=False)
