@@ -124,8 +124,11 @@ class Utterances:
         where = self.recordings.path(recording) if self.named is None else str(self.describe(number))
         found = self.unread.get(recording) or self.recordings.entry(recording).problem
         if not found:
-            seconds = self.recordings.num_frames[recording] / self.recordings.rates[recording]
-            found = f"sample {number} begins after its end, at {seconds:.3f} s; repair the list"
+            end = self.recordings.num_frames[recording]
+            what = "has no sound, 0 samples"
+            if self.first[number] >= end:
+                what = f"begins after its end, at {end / self.recordings.rates[recording]:.3f} s"
+            found = f"sample {number} {what}; repair the list"
         return f"{where}: {found}"
 
 

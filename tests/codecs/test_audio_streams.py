@@ -56,7 +56,7 @@ def test_mp3_of_one_bit_rate_without_a_header_is_counted(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("name", ["mp3", "ogg", "opus"])
 def test_joined_files_are_one_after_the_other(name: str, tmp_path: Path) -> None:
-    one, two = (encoded(tmp_path, f"{number}.{name}", sound(seconds, seed=number)) for number, seconds in enumerate((1, 2.5)))
+    one, two = (encoded(tmp_path, f"{number}.{name}", sound(seconds, seed=number)) for number, seconds in enumerate((0.6, 1.3)))
     parts = {one: read(one), two: read(two)}
     for joined in ([one, two], [two, one], [one, one, one]):
         whole, data = np.concatenate([parts[part] for part in joined]), b"".join(joined)
@@ -115,6 +115,12 @@ def test_mp3_that_is_cut_has_what_is_left_where_no_header_says_more(tmp_path: Pa
     assert np.abs(read(cut)[DELAY:10_000] - read(data)[: 10_000 - DELAY]).max() < 1e-6
     with pytest.raises(DecodeError, match="samples early"):
         read(data[: len(data) // 2])
+
+
+def test_what_only_looks_like_frames_is_refused_soon(tmp_path: Path) -> None:
+    bare = without_info(encoded(tmp_path, "a.mp3", sound(0.5)))
+    with pytest.raises(DecodeError, match="has no frame of MP3 near byte"):
+        facts(bare + b"\xff\xfb\x90\0\xff\xfb\xa0\0" * 20_000)
 
 
 def test_a_file_that_is_shorter_by_now_says_so(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ import struct
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from datapipe.errors import DecodeError
+
 ReadAt = Callable[[int, int], bytes]  # returns the bytes from a place on, so many at most
 
 _READ_NBYTES = 1 << 20  # at once
@@ -26,6 +28,7 @@ _BIT_RATES = {
 }
 _RATES = {3: (44_100, 48_000, 32_000), 2: (22_050, 24_000, 16_000), 0: (11_025, 12_000, 8000)}
 _SYNC = re.compile(rb"\xff[\xe2\xe3\xf2\xf3\xfa\xfb][\x10-\xef]")
+_MOST_TRIED = 10_000  # places that look like a frame: as many as 100 MB of noise have
 _MONO = 0xC0  # and more: the byte of a header that says so
 _INFO, _INFO_NUMBERS = (b"Xing", b"Info"), struct.Struct(">III")
 _HEAD_NBYTES = 4 + 32 + 16  # of a frame, up to the end of what is read of that
@@ -50,7 +53,8 @@ class Stream(NamedTuple):
 def mp3_streams(read: ReadAt, nbytes: int) -> list[Stream]:
     """Return the streams of an MP3 file; none where a header says how many frames there are, up to the end of the file.
 
-    A header that says more than there is is left alone: its file is cut off, which reading it shows.
+    A header that says more than there is is left alone: its file is cut off, which reading it shows. Raises DecodeError for what
+    only looks like frames.
     """
     first, head = 0, read(0, _HEAD_NBYTES)
     if head.startswith(_TAGS):
@@ -181,16 +185,22 @@ def _each_mp3_stream(file: _File, place: int) -> Iterator[Stream]:
 
 
 def _next_mp3_frame(file: _File, place: int) -> int:
-    """Return where the next frame begins after which another one follows, a tag, or the end of the file; -1 if none does."""
+    """Return where the next frame begins after which another one follows, a tag, or the end of the file; -1 if none does.
+
+    Raises DecodeError where too much looks like one.
+    """
     place = _after_tags(file.at, place)
-    while (place := file.find(_SYNC, place)) >= 0:
+    for _ in range(_MOST_TRIED):
+        place = file.find(_SYNC, place)
+        if place < 0:
+            return -1
         frame = _mp3_frame(file.at(place, 4))
         if frame is not None and (end := place + frame.nbytes) <= file.nbytes:
             after = _mp3_frame(file.at(end, 4))
             if end == file.nbytes or (after is not None and after.kind == frame.kind) or _after_tags(file.at, end) > end:
                 return place
         place += 1
-    return -1
+    raise DecodeError(f"has no frame of MP3 near byte {place:,}: damaged; encode it again: ffmpeg -i IN OUT")
 
 
 def _after_tags(read: ReadAt, place: int) -> int:

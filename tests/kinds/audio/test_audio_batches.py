@@ -384,6 +384,9 @@ def test_parts_after_the_end_of_a_recording_are_bad(tmp_path: Path, capsys: pyte
         data = dp.Audio(tmp_path / "parts.csv", skip_bad=True, **options)
         assert re.search(f"2 utterances left out: .*{said}", str(dp.explain(dp.DataLoader(data, 1))))
         assert len(data) == 2
+    (tmp_path / "none.csv").write_text("path,start,end\na.wav,0.5,0.50001\n")
+    with pytest.raises(FormatError, match=r"a\.wav: sample 0 has no sound, 0 samples; repair the list"):
+        dp.Audio(tmp_path / "none.csv", whole=True)
     assert main(["inspect", str(tmp_path / "parts.csv")]) == 0
     out = capsys.readouterr().out
     assert "2 utterances cannot be read; skip_bad=True leaves them out" in out
