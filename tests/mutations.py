@@ -104,8 +104,8 @@ MUTATIONS = (
     Mutation(
         "header",
         "datapipe/codecs/probe.py",
-        "height * header.width > MAX_PIXELS:",
-        "height * header.width > MAX_PIXELS * 4:",
+        "height * header.width > limit:",
+        "height * header.width > limit * 4:",
         "tests/codecs",
     ),
     Mutation(

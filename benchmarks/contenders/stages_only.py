@@ -12,7 +12,7 @@ from benchmarks.contenders.decode_only import in_threads
 from benchmarks.stages import transforms_of_task
 from benchmarks.task import CROP, Task
 from datapipe.codecs.decode import open_decoder
-from datapipe.codecs.probe import checked_header
+from datapipe.codecs.probe import probe
 from datapipe.fetch.local import LocalFiles
 from datapipe.opening.samples import open_index
 from datapipe.order.draws import Draws
@@ -36,7 +36,7 @@ def make(task: Task) -> Iterator[Sized]:
 
         def work(numbers: list[int]) -> None:
             data = [files.read(entries.extents, number) for number in numbers]
-            headers = [checked_header(one) for one in data]
+            headers = [probe(one) for one in data]
             sizes = np.array([(header.height, header.width) for header in headers], np.int64)
             (cuts,) = recipe.draw_cuts(Draws(0, 0, ids[numbers]), sizes)
             rows = row_cuts(cuts)

@@ -20,10 +20,11 @@ from converters.samples.images import decoder, transcode, without_metadata
 from converters.tokenizer import Tokenizing
 from converters.writers import StoredField
 from datapipe.codecs.boxes import load_boxes, store_boxes
+from datapipe.codecs.decode import checked_header
 from datapipe.codecs.field_values import IMAGE_FIELD, FieldKind, FieldSpec
 from datapipe.codecs.masks import mask_labels, nearest_sources, open_mask
 from datapipe.codecs.npy import check_npy, read_npy_array
-from datapipe.codecs.probe import ImageHeader, encoding_of, probe
+from datapipe.codecs.probe import ImageHeader, encoding_of, is_stored
 from datapipe.containers.field_names import is_video
 from datapipe.errors import DecodeError, OptionError
 
@@ -131,7 +132,7 @@ def examine(
     before = after = (0, 0)
     if image is not None:
         with _naming(image):
-            header = _header(contents[image])
+            header = checked_header(contents[image])
             before = (header.height, header.width)
             if size is not None and before != size:
                 raise DecodeError(
@@ -156,7 +157,7 @@ def main_image(fields: tuple[FieldSpec, ...]) -> str | None:
 def _examined(kind: FieldKind, data: bytes, treatment: Treatment, before: tuple[int, int], after: tuple[int, int]) -> StoredField:
     """Return the stored form of a field other than the main image, whose size was `before` and is `after`."""
     if kind is FieldKind.IMAGE:
-        data, header = _treated(data, _header(data), treatment)
+        data, header = _treated(data, checked_header(data), treatment)
         return StoredField(header.encoding, data)
     if kind is FieldKind.MASK:
         return _examined_mask(data, treatment, before, after)
@@ -174,13 +175,6 @@ def _examined(kind: FieldKind, data: bytes, treatment: Treatment, before: tuple[
     return StoredField(_ENCODINGS[kind], data)
 
 
-def _header(data: bytes) -> ImageHeader:
-    header = probe(data)
-    if not header.complete:
-        raise DecodeError(f"{header.encoding} of {len(data)} bytes is truncated: its end marker is missing")
-    return header
-
-
 def _treated(data: bytes, header: ImageHeader, treatment: Treatment) -> tuple[bytes, ImageHeader]:
     stored, stored_header = transcode(data, header, resize=treatment.resize, encode=treatment.encode)
     if treatment.strips_exif and stored is data:
@@ -195,7 +189,7 @@ def _examined_mask(data: bytes, treatment: Treatment, before: tuple[int, int], a
     if before != (0, 0) and size != before:
         raise DecodeError(f"the mask is {_by(size)}, the image {_by(before)}")
     wanted = after if before != (0, 0) else size
-    if wanted != size:
+    if wanted != size or not is_stored(encoding):
         return StoredField(*resize_mask(data, wanted))
     if treatment.check is Check.DECODE:
         mask_labels(data)
@@ -218,7 +212,7 @@ def mask_size(data: bytes) -> tuple[str, tuple[int, int]]:
         if len(array.shape) != 2 or array.dtype.kind not in "biu":
             raise DecodeError(f"an array of {array.dtype} {array.shape} is not a mask, expected (height, width) whole numbers")
         return "npy", (array.shape[0], array.shape[1])
-    header = _header(data)
+    header = checked_header(data)
     return header.encoding, (header.height, header.width)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from converters.options import Encode, ResizeRule
-from datapipe.codecs.probe import MAX_PIXELS, ImageHeader, probe
+from datapipe.codecs.probe import ImageHeader, is_stored, pixel_limit, probe
 from datapipe.errors import DecodeError
 
 if TYPE_CHECKING:
@@ -52,16 +52,18 @@ def transcode(data: bytes, header: ImageHeader, *, resize: ResizeRule | None, en
     """Return the bytes to store for an image, and their header.
 
     `encode` "keep" keeps the bytes of an image that already has the right size; otherwise it stores JPEG of quality 90, or PNG
-    if the source is PNG. Raises DecodeError if the image does not decode, or would exceed the size limit of images.
+    if the source is PNG. What only Pillow reads (AVIF, TGA, ...) becomes PNG, which every reader of shards decodes. Raises
+    DecodeError if the image does not decode, or would exceed the size limit of images.
     """
     size = (header.height, header.width)
     wanted = size if resize is None else resized_size(resize, *size)
     if encode.form == "keep":
-        if wanted == size:
+        if wanted == size and is_stored(header.encoding):
             return data, header
-        encode = Encode("png") if header.encoding == "png" else Encode("jpeg", _RESIZED_QUALITY)
-    if wanted[0] * wanted[1] > MAX_PIXELS:
-        raise DecodeError(f"{size[0]}x{size[1]} pixels resized to {wanted[0]}x{wanted[1]} exceed the limit of {MAX_PIXELS}")
+        encode = Encode("png") if wanted == size or header.encoding == "png" else Encode("jpeg", _RESIZED_QUALITY)
+    limit = pixel_limit()
+    if limit is not None and wanted[0] * wanted[1] > limit:
+        raise DecodeError(f"{size[0]}x{size[1]} pixels resized to {wanted[0]}x{wanted[1]} exceed the limit of {limit}")
     pixels = decoder()(data, header)
     stored = encode_image(_resize(pixels, wanted), encode)
     return stored, probe(stored)

@@ -2,14 +2,14 @@
 
 There are three decoders: nvImageCodec if it is installed (decodes only the region of a
 JPEG), `simplejpeg` otherwise, Pillow for images that neither decodes. All three give what
-`PIL.Image.open(...).convert("RGB")` gives; EXIF orientation is not applied, as in torchvision's loaders.
+`PIL.Image.open(...).convert("RGB")` gives, and refuse what it refuses; EXIF orientation is not applied, as in torchvision's
+loaders.
 Does not depend on torch.
 """
 
 from __future__ import annotations
 
 import functools
-import io
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -18,10 +18,10 @@ from typing import Any, Protocol
 import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
-from PIL import Image
 
-from datapipe.codecs.masks import PILLOW_ERRORS
-from datapipe.codecs.probe import ImageHeader, npy_pixels_offset
+from datapipe.codecs.jpeg import is_whole
+from datapipe.codecs.pillow import accepts_cut_files, opened
+from datapipe.codecs.probe import ImageHeader, npy_pixels_offset, probe
 from datapipe.core.environment import install_command
 from datapipe.errors import DecodeError, DependencyError, OptionError
 
@@ -40,6 +40,14 @@ class Decoder(Protocol):
         The array may be a view of memory that the decoder reuses at its next call.
         Raises DecodeError, with the reason, if there are no pixels.
         """
+
+
+def checked_header(data: bytes) -> ImageHeader:
+    """Return the header of an image, which is decoded if only that tells whether it is whole. Raises DecodeError if it is bad."""
+    header = probe(data)
+    if not header.complete:
+        PillowDecoder()(data, header)
+    return header
 
 
 def open_decoder(name: str = "auto") -> Decoder:
@@ -73,11 +81,15 @@ class PillowDecoder:
     def __call__(self, data: bytes, header: ImageHeader, region: Region | None = None, /) -> NDArray[np.uint8]:
         if header.encoding == "npy":
             return _as_rgb(_crop(_view_npy(data, header), region))
+        if not header.complete and accepts_cut_files():
+            raise DecodeError(f"{header.encoding} may be truncated, which Pillow does not tell: its LOAD_TRUNCATED_IMAGES is set")
         try:
-            with Image.open(io.BytesIO(data)) as image:
+            with opened(data) as image:
                 pixels = np.asarray(image.convert("RGB"))
-        except PILLOW_ERRORS as exc:
-            raise DecodeError(f"{header.encoding} does not decode: {exc}") from exc
+        except DecodeError as exc:
+            is_cut = header.scan is not None and not header.complete
+            reason = f"of {len(data)} bytes is truncated: its end marker is missing" if is_cut else f"does not decode: {exc}"
+            raise DecodeError(f"{header.encoding} {reason}") from exc
         if pixels.shape[:2] != (header.height, header.width):
             raise DecodeError(f"{header.encoding} decodes to {pixels.shape[:2]}, its header says {(header.height, header.width)}")
         return _crop(pixels, region)
@@ -121,7 +133,7 @@ class NvImageCodecDecoder:
         self._reused = _ReusedImage()
 
     def __call__(self, data: bytes, header: ImageHeader, region: Region | None = None, /) -> NDArray[np.uint8]:
-        if not _is_common_jpeg(header):
+        if not _is_common_jpeg(header) or header.scan is None or not is_whole(data, header.scan):
             return self._pillow(data, header, region)
         try:
             stream = self._codec.CodeStream(data)
@@ -202,8 +214,8 @@ DECODER_NAMES = tuple(_DECODERS)
 
 
 def _is_common_jpeg(header: ImageHeader) -> bool:
-    """Return True for a JPEG that all three decoders turn into the same RGB; CMYK and 12-bit ones are left to Pillow."""
-    return header.encoding == "jpeg" and header.num_channels in (1, 3) and header.bit_depth == 8
+    """Return True for a JPEG that all three decoders turn into the same RGB; CMYK, 12-bit and rare ones are left to Pillow."""
+    return header.encoding == "jpeg" and header.complete and header.num_channels in (1, 3) and header.bit_depth == 8
 
 
 def _view_npy(data: bytes, header: ImageHeader) -> NDArray[np.uint8]:

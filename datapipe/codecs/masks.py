@@ -10,35 +10,28 @@ to 1024: 0.47 to 0.5, and 0.0 by the aligned rule). It is kept because masks fro
 
 from __future__ import annotations
 
-import io
-import struct
 import warnings
-import zlib
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from datapipe.codecs.npy import NPY_MAGIC, read_npy_array
+from datapipe.codecs.pillow import opened
 from datapipe.codecs.probe import probe
 from datapipe.errors import DecodeError
-
-PILLOW_ERRORS = (
-    UnidentifiedImageError, OSError, SyntaxError, ValueError, KeyError, TypeError, IndexError, EOFError, OverflowError,
-    struct.error, zlib.error, Image.DecompressionBombError,
-)  # fmt: skip  # all of them seen from Pillow's plugins on damaged files
 
 
 def open_mask(data: bytes) -> Image.Image:
     """Return the decoded image of a mask, its palette kept. Raises DecodeError for bytes that are not a whole image."""
-    probe(data)  # refuses a header that lies about its size, or a bomb, before Pillow allocates
     try:
+        probe(data)  # refuses a header that lies about its size, or a bomb, before Pillow allocates
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            image = Image.open(io.BytesIO(data))
-            image.load()
-    except PILLOW_ERRORS as exc:
+            with opened(data) as image:
+                image.load()
+    except DecodeError as exc:
         raise DecodeError(f"mask does not decode: {exc}") from exc
     return image
 

@@ -1,21 +1,22 @@
 """Read image headers: kind, size, whether the image is complete.
 
-The content decides, not the file's name. A sample is *bad* if its header does not parse here, if its end
-marker is missing, or if the whole image does not decode (`datapipe.codecs.decode`); crops and backends
-have no influence on that. Pure functions over bytes; a JPEG costs about 2 us.
+The content decides, not the file's name. A sample is *bad* if Pillow does not decode it as a whole: crops, backends and
+decoders have no influence on that. Headers of the usual forms are parsed here, all others by Pillow. Pure functions over bytes;
+a JPEG costs about 2 us.
 """
 
 from __future__ import annotations
 
-import io
 import re
 import struct
+import sys
 from typing import NamedTuple
 
+from datapipe.codecs.jpeg import FirstScan, read_frame
 from datapipe.errors import DecodeError
 
 MAX_SAMPLE_NBYTES = 1 << 30  # a sample is held in memory; a larger one is bad and not read
-MAX_PIXELS = 178_956_970  # PIL's bomb limit: a larger image is refused before it is decoded
+MAX_PIXELS = 178_956_970  # Pillow's bomb limit: a larger image is refused before it is decoded, unless the user has changed it
 
 _SUFFIXES = {"jpeg": "jpg", "png": "png", "webp": "webp", "bmp": "bmp", "gif": "gif", "tiff": "tif", "pnm": "ppm", "npy": "npy"}
 
@@ -23,18 +24,24 @@ _SUFFIXES = {"jpeg": "jpg", "png": "png", "webp": "webp", "bmp": "bmp", "gif": "
 class ImageHeader(NamedTuple):
     """The header of an encoded image."""
 
-    encoding: str  # "jpeg", "png", "webp", "bmp", "gif", "tiff", "pnm", or "npy" for raw pixels
+    encoding: str  # "jpeg", "png", "webp", "bmp", "gif", "tiff", "pnm", "npy" for raw pixels, or one that only Pillow knows
     height: int  # pixels, before any EXIF orientation
     width: int
     num_channels: int  # as stored
     bit_depth: int  # per channel
-    complete: bool  # the end marker is present; True if the encoding has none
+    complete: bool  # False: the end marker is missing, or the form is rare; only decoding, by Pillow, tells what it is
     animated: bool = False
+    scan: FirstScan | None = None  # of a JPEG of the usual form
 
     @property
     def suffix(self) -> str:
-        """The file name suffix that stock readers expect, without a dot."""
+        """The file name suffix that stock readers expect, without a dot. Raises KeyError for an encoding of Pillow's."""
         return _SUFFIXES[self.encoding]
+
+
+def is_stored(encoding: str) -> bool:
+    """Return True if shards may hold images of that encoding; others, which only Pillow reads, are stored as PNG."""
+    return encoding in _SUFFIXES
 
 
 def encoding_of(data: bytes) -> str | None:
@@ -47,7 +54,7 @@ def encoding_of(data: bytes) -> str | None:
         return "webp"
     if data[:6] in (b"GIF87a", b"GIF89a"):
         return "gif"
-    if data[:4] in (b"II*\0", b"MM\0*"):
+    if data[:4] in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):  # the last two: BigTIFF
         return "tiff"
     if data[:6] == b"\x93NUMPY":
         return "npy"
@@ -64,33 +71,53 @@ def probe(data: bytes) -> ImageHeader:
     `data`: the whole encoded image. Raises DecodeError, with the reason but not the place, which the
     caller knows, if the bytes are not an image, the header does not parse, or the image is too large.
     """
-    if data[:3] == b"\xff\xd8\xff":
-        header = _probe_jpeg(data)
-    else:
-        encoding = encoding_of(data)
-        if encoding is None:
-            raise DecodeError(f"not an image: {_describe(data)}")
-        try:
-            header = _PROBES[encoding](data)
-        except (struct.error, IndexError, ValueError) as exc:
-            if isinstance(exc, DecodeError):
-                raise
-            raise DecodeError(f"{encoding} header does not parse: {exc}") from exc
-    if header.height < 1 or header.width < 1:
-        raise DecodeError(f"{header.encoding} header gives size {header.height}x{header.width}")
-    if header.height * header.width > MAX_PIXELS:
+    header = _probe(data)
+    limit = pixel_limit()
+    if limit is not None and header.height * header.width > limit:
         raise DecodeError(
-            f"{header.encoding} of {header.height}x{header.width} pixels exceeds the limit of {MAX_PIXELS}: a decompression bomb?"
+            f"{header.encoding} of {header.height}x{header.width} pixels exceeds the limit of {limit}: a decompression bomb? "
+            "If not, set PIL.Image.MAX_IMAGE_PIXELS before you load it; the limit is twice that"
         )
     return header
 
 
-def checked_header(data: bytes) -> ImageHeader:
-    """Return the header of an image whose end marker is present too. Raises DecodeError for others."""
-    header = probe(data)
-    if not header.complete:
-        raise DecodeError(f"{header.encoding} of {len(data)} bytes is truncated: its end marker is missing")
-    return header
+def pixel_limit() -> int | None:
+    """Return how many pixels an image may have: as many as Pillow's `MAX_IMAGE_PIXELS` allows now. None: any number."""
+    pillow = sys.modules.get("PIL.Image")  # its import takes 40 ms; until then nobody has changed the setting
+    if pillow is None:
+        return MAX_PIXELS
+    return None if pillow.MAX_IMAGE_PIXELS is None else int(2 * pillow.MAX_IMAGE_PIXELS)
+
+
+def _probe(data: bytes) -> ImageHeader:
+    encoding = encoding_of(data)
+    if encoding is None:
+        return _probe_by_pillow(data, f"not an image: {_describe(data)}")
+    try:
+        header = _PROBES[encoding](data)
+        if min(header.height, header.width) > 0:
+            return header
+        reason = f"{encoding} header gives size {header.height}x{header.width}"
+    except (struct.error, IndexError, ValueError) as exc:
+        reason = str(exc) if isinstance(exc, DecodeError) else f"{encoding} header does not parse: {exc}"
+    if encoding in ("npy", "tiff"):
+        raise DecodeError(reason)
+    return _probe_by_pillow(data, reason)
+
+
+def _probe_by_pillow(data: bytes, reason: str) -> ImageHeader:
+    """Return the header of an image of a rare form. Raises DecodeError, with `reason` unless Pillow has a better one."""
+    from datapipe.codecs import pillow
+
+    try:
+        with pillow.opened(data) as image:
+            width, height = image.size
+            is_animated = getattr(image, "is_animated", False)
+            return ImageHeader(pillow.encoding_of_image(image), height, width, len(image.getbands()), 8, False, is_animated)
+    except pillow.RefusedError:
+        raise
+    except DecodeError as exc:
+        raise DecodeError(reason) from exc
 
 
 def _describe(data: bytes) -> str:
@@ -101,38 +128,14 @@ def _describe(data: bytes) -> str:
     return f"{len(data)} bytes starting with {bytes(data[:8])!r}"
 
 
-# -- JPEG: ITU-T T.81, annex B ------------------------------------------------------------------
-
-_SOF = frozenset((0xC0, 0xC1, 0xC2, 0xC3, 0xC5, 0xC6, 0xC7, 0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF))
-_STANDALONE = frozenset((0x01, *range(0xD0, 0xD8)))
-_SCAN_OR_END = frozenset((0xDA, 0xD9, 0x00))
-_FILL = 0xFF
-_NO_SEGMENT = _SOF | _STANDALONE | _SCAN_OR_END | {_FILL}
-_frame = struct.Struct(">4xBHHB").unpack_from  # bits per sample, height, width, number of components
+# -- by encoding --------------------------------------------------------------------------------
 
 
 def _probe_jpeg(data: bytes) -> ImageHeader:
-    position, last = 2, len(data) - 10
-    while position <= last:
-        if data[position] != 0xFF:
-            raise DecodeError(f"jpeg header does not parse: no marker at byte {position}")
-        marker = data[position + 1]
-        if marker not in _NO_SEGMENT:
-            position += 2 + (data[position + 2] << 8 | data[position + 3])
-        elif marker in _SOF:
-            bit_depth, height, width, num_channels = _frame(data, position)
-            complete = data.endswith(b"\xff\xd9") or data.rfind(b"\xff\xd9", position) >= 0  # cameras append films behind it
-            return ImageHeader("jpeg", height, width, num_channels, bit_depth, complete)
-        elif marker == _FILL:
-            position += 1
-        elif marker in _STANDALONE:
-            position += 2
-        else:
-            raise DecodeError("jpeg header does not parse: no frame header before the first scan")
-    raise DecodeError("jpeg header does not parse: it ends before the frame header")
+    bit_depth, height, width, num_channels, scan = read_frame(data)
+    complete = data.endswith(b"\xff\xd9") or data.rfind(b"\xff\xd9", scan.start) >= 0  # cameras append films behind it
+    return ImageHeader("jpeg", height, width, num_channels, bit_depth, complete, False, scan)
 
-
-# -- the others ---------------------------------------------------------------------------------
 
 _PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
 
@@ -148,7 +151,17 @@ def _probe_png(data: bytes) -> ImageHeader:
 
 
 def _probe_gif(data: bytes) -> ImageHeader:
-    width, height = struct.unpack_from("<HH", data, 6)
+    width, height, flags = struct.unpack_from("<HHB", data, 6)
+    position = 13 + (6 << (flags & 7) if flags & 0x80 else 0)
+    while data[position] == 0x21:  # extensions, in sub-blocks of which the last is empty
+        position += 2
+        while data[position]:
+            position += data[position] + 1
+        position += 1
+    if data[position] != 0x2C:
+        raise DecodeError("gif header does not parse: no image behind the extensions")
+    left, top, own_width, own_height = struct.unpack_from("<HHHH", data, position + 1)
+    height, width = max(height, top + own_height), max(width, left + own_width)  # the first image may reach beyond the screen
     return ImageHeader("gif", height, width, 3, 8, _ends_with(data, b"\x3b"), animated=data.count(b"\x21\xf9\x04") > 1)
 
 
@@ -191,14 +204,7 @@ def _probe_pnm(data: bytes) -> ImageHeader:
 
 
 def _probe_tiff(data: bytes) -> ImageHeader:
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        with Image.open(io.BytesIO(data)) as image:
-            width, height = image.size
-            return ImageHeader("tiff", height, width, len(image.getbands()), 8, complete=True)
-    except (UnidentifiedImageError, OSError, SyntaxError, KeyError, TypeError, ValueError, Image.DecompressionBombError) as exc:
-        raise DecodeError(f"tiff header does not parse: {exc}") from exc
+    return _probe_by_pillow(data, "tiff header does not parse")._replace(complete=True)  # nothing says where it ends
 
 
 _NPY_HEADER = re.compile(rb"\{'descr': '\|u1', 'fortran_order': False, 'shape': \((\d+), (\d+)(?:, (\d+))?\), \}\s*\Z")
@@ -225,6 +231,6 @@ def _ends_with(data: bytes, marker: bytes) -> bool:
 
 
 _PROBES = {
-    "png": _probe_png, "gif": _probe_gif, "webp": _probe_webp, "bmp": _probe_bmp,
+    "jpeg": _probe_jpeg, "png": _probe_png, "gif": _probe_gif, "webp": _probe_webp, "bmp": _probe_bmp,
     "pnm": _probe_pnm, "tiff": _probe_tiff, "npy": _probe_npy,
 }  # fmt: skip

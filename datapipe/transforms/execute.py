@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from datapipe.codecs.masks import nearest_sources
-from datapipe.codecs.probe import MAX_PIXELS
+from datapipe.codecs.probe import pixel_limit
 from datapipe.errors import DecodeError
 from datapipe.transforms.protocols import Cuts, Interpolation
 
@@ -117,11 +117,12 @@ def _row(pixels: NDArray[np.uint8]) -> BlockRow:
 
 def refuse_large(steps: Sequence[RowCut]) -> None:
     """Raise DecodeError if a step makes an image that exceeds the limit, for example from one of 1 x 10,000,000 pixels."""
+    limit = pixel_limit()
     for how in steps:
         for height, width in (how.size, how.window[2:]):
-            if height * width > MAX_PIXELS:
+            if limit is not None and height * width > limit:
                 raise DecodeError(
-                    f"transforms would make it {height} x {width} pixels, which exceeds the limit of {MAX_PIXELS}; leave it out"
+                    f"transforms would make it {height} x {width} pixels, which exceeds the limit of {limit}; leave it out"
                 )
 
 

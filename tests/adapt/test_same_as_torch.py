@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import io
 import pickle
 import random
 import time
@@ -209,6 +210,22 @@ def test_cut_files_are_images_where_pillow_is_told_so(root: Path, tmp_path: Path
     assert_same(list(dp.from_torch(loader)), list(loader))
     skipping = dp.from_torch(loader, on_error="skip")
     assert [len(labels) for _, labels in skipping] == [0]
+
+
+@pytest.mark.parametrize("form", ["AVIF", "TGA", "bytes between segments", "no end"])
+def test_files_of_rare_forms_are_images(form: str, tmp_path: Path) -> None:
+    """What Pillow reads in a training with torch, it reads here."""
+    sink = io.BytesIO()
+    Image.fromarray(picture(3, 40, 48)).save(sink, form if form.isupper() else "JPEG")
+    data = sink.getvalue()
+    if form == "bytes between segments":
+        data = data[:20] + b"junk" + data[20:]
+    elif form == "no end":
+        data = data[:-2] + b"trailer" * 8
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "0.jpg").write_bytes(data)
+    loader = DataLoader(folder(tmp_path))
+    assert_same(list(dp.from_torch(loader)), list(loader))
 
 
 def test_workers_are_not_prepared_where_there_are_none(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

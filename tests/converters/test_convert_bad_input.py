@@ -42,7 +42,7 @@ def spoiled(tree: Path) -> dict[str, str]:
         "class_1/cut.jpg": (good[: len(good) * 2 // 3], "truncated"),
         "class_1/header only.jpg": (good[:3], "header does not parse"),
         "class_2/bomb.png": (BOMB, "bomb"),
-        "class_2/cut.png": (encoded_image(3, form="PNG")[:-12], "truncated"),
+        "class_2/cut.png": (encoded_image(3, form="PNG")[:-60], "truncated"),
     }
     for source, (data, _) in files.items():
         (tree / source).write_bytes(data)

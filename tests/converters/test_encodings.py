@@ -68,6 +68,21 @@ def test_the_loader_takes_webp_back(tmp_path: Path) -> None:
         assert (mine[1] == theirs[1]).all()
 
 
+@pytest.mark.parametrize("to", ["webdataset", "parquet"])
+def test_what_only_pillow_reads_becomes_png(tmp_path: Path, to: str) -> None:
+    """Masks of such files, too, without a change of their labels."""
+    avif, labels = image(0, form="AVIF"), np.arange(600, dtype=np.int16).reshape(20, 30).astype(np.uint8) % 5
+    sink = io.BytesIO()
+    Image.fromarray(labels).save(sink, "TGA")
+    put(tmp_path / "in" / "images" / "a.jpg", avif)
+    put(tmp_path / "in" / "masks" / "a.png", sink.getvalue())
+    out = converted(tmp_path / "in", tmp_path / "out", to=to)
+    (stored,), (mask,) = field_of(out, "image"), field_of(out, "mask")
+    assert probe(stored).encoding == probe(mask).encoding == "png"
+    assert np.array_equal(pixels(stored), pixels(avif))
+    assert np.array_equal(np.asarray(Image.open(io.BytesIO(mask))), labels)
+
+
 @pytest.mark.parametrize("text", ["avif", "avif:50", "jxl", "jxl:90"])
 def test_what_not_every_reader_takes_back_is_refused(text: str) -> None:
     with pytest.raises(OptionError, match="not every reader of the shards could take it back; choose webp:80"):

@@ -92,7 +92,7 @@ def test_what_is_a_mask() -> None:
     assert mask_size(npy(LABELS > 3)) == ("npy", (20, 30))
     for data, said in (
         (npy(LABELS[0]), "is not a mask, expected"), (npy(LABELS * 0.5), "is not a mask"), (b"x", "not an image"),
-        (encoded(MASKS["L"])[:-12], "truncated"), (npy(LABELS)[:-1], "cut off"),
+        (encoded(MASKS["L"])[:-60], "does not decode"), (npy(LABELS)[:-1], "cut off"),
     ):  # fmt: skip
         with pytest.raises(DecodeError, match=said):
             mask_size(data)

@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageFile, ImageFilter, JpegImagePlugin
 
-from datapipe.adapt.deferral.graph import JpegSource, Node, Step, chain_of, is_whole
+from datapipe.adapt.deferral.graph import JpegSource, Node, Step, chain_of
 from datapipe.adapt.deferral.recorder import APPROXIMATED, Fetch, current, recording, site_now
+from datapipe.codecs.jpeg import is_whole
 from datapipe.codecs.probe import probe
 from datapipe.errors import DecodeError
 
@@ -154,7 +155,7 @@ def _capture(image: JpegImagePlugin.JpegImageFile, fetch: Fetch) -> JpegSource |
         header = probe(data)
     except (OSError, ValueError, TypeError, DecodeError):  # Pillow then raises the error itself
         return None
-    if header.bit_depth != 8 or not is_whole(data):
+    if header.bit_depth != 8 or header.scan is None or not is_whole(data, header.scan):
         return None
     if (header.width, header.height) != image.size or {"RGB": 3, "L": 1}[image.mode] != header.num_channels:
         return None

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from datapipe.codecs.field_values import FieldKind, FieldSpec
-from datapipe.codecs.probe import probe
+from datapipe.codecs.probe import encoding_of, probe
 from datapipe.containers.field_names import IMAGE, LABEL, field_name, is_mask_name, kind_of_array
 from datapipe.errors import DecodeError, FormatError
 
@@ -85,7 +85,7 @@ def _kind_of(stem: str, extension: str, head: bytes) -> FieldKind:
 def _is_raw_image(head: bytes) -> bool:
     """Return True if a .npy begins like one of (height, width, 3) uint8."""
     try:
-        return probe(head).encoding == "npy"
+        return encoding_of(head) == "npy" and probe(head).num_channels > 0
     except DecodeError:
         return False
 

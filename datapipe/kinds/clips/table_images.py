@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from datapipe.codecs.decode import open_decoder
-from datapipe.codecs.probe import checked_header
+from datapipe.codecs.probe import probe
 from datapipe.errors import DecodeError
 from datapipe.fetch.row_groups import RowGroups
 from datapipe.index.clips import AnyClips
@@ -26,7 +26,7 @@ class TableImages:
             group, place = self._index.image(camera, row)
             try:
                 data = self._row_groups.value(group, place)
-                image = self._decode_image(data, checked_header(data))
+                image = self._decode_image(data, probe(data))
                 if image.shape != (*size, 3):
                     raise DecodeError(f"row {place} has {image.shape[1]} x {image.shape[0]} pixels, not {size[1]} x {size[0]}")
             except DecodeError as exc:

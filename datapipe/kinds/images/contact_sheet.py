@@ -14,7 +14,7 @@ from datapipe.codecs.decode import open_decoder
 from datapipe.codecs.field_values import FieldKind
 from datapipe.codecs.masks import mask_labels, nearest_sources
 from datapipe.codecs.npy import read_npy_array
-from datapipe.codecs.probe import checked_header
+from datapipe.codecs.probe import probe
 from datapipe.core import atomic
 from datapipe.core.printable import printable
 from datapipe.errors import DecodeError, IntegrityError
@@ -50,7 +50,7 @@ def draw_sheet(index: SampleIndex, path: Path, *, num_images: int) -> None:
         labels = [int(entries.labels[place])]
         try:
             data = files.read(entries.extents, place)
-            image = Image.fromarray(decode(data, checked_header(data)))
+            image = Image.fromarray(decode(data, probe(data)))
             values = [(kind, _value(kind, files.read(found.extents, place))) for kind, found in others]
             labels += [int(label) for kind, value in values if kind is FieldKind.BOXES for label in np.unique(value[:, 4])]
             thumbnail = _thumbnail(image, values)

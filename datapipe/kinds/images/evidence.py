@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from datapipe.codecs.probe import ImageHeader, checked_header
+from datapipe.codecs.decode import checked_header
+from datapipe.codecs.probe import ImageHeader
 from datapipe.errors import DatapipeError
 from datapipe.fetch.files import Files
 from datapipe.index.concat import AnyIndex

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from datapipe.codecs.decode import Decoder, open_decoder
 from datapipe.codecs.field_values import FieldKind, FieldSpec, value_of
-from datapipe.codecs.probe import checked_header
+from datapipe.codecs.probe import probe
 from datapipe.errors import DecodeError, IntegrityError, OptionError
 from datapipe.fetch.files import Files
 from datapipe.index.concat import AnyIndex
@@ -233,7 +233,7 @@ def _boxes(data: bytes, movement: Movement | None) -> torch.Tensor:
 
 
 def _image(data: bytes, movement: Movement | None, decoder: Decoder) -> torch.Tensor:
-    header = checked_header(data)
+    header = probe(data)
     if movement is None:
         return torch.from_numpy(decoder(data, header).copy()).permute(2, 0, 1)
     _check_size((header.height, header.width), movement)

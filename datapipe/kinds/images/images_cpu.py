@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from datapipe.codecs.decode import Decoder, open_decoder
-from datapipe.codecs.probe import ImageHeader, checked_header, probe
+from datapipe.codecs.probe import ImageHeader, probe
 from datapipe.errors import DecodeError, IntegrityError
 from datapipe.fetch.files import Files
 from datapipe.index.entries import Entries
@@ -47,7 +47,7 @@ class BlockReport:
 
 
 class EncodedSample(NamedTuple):
-    """A sample whose header and end marker were checked."""
+    """A sample whose header was checked."""
 
     row: int  # within the block
     data: bytes
@@ -164,7 +164,7 @@ class BlockWorker:
             try:
                 if not isinstance(data, bytes):
                     raise data
-                header = checked_header(data)
+                header = probe(data)
             except (DecodeError, IntegrityError) as exc:
                 report.bad.append(BadRow(row, exc))
                 continue

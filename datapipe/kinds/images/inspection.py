@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from datapipe.codecs.probe import checked_header
+from datapipe.codecs.decode import checked_header
 from datapipe.containers.form import Form
 from datapipe.core.printable import counted
 from datapipe.errors import DecodeError, IntegrityError, OptionError

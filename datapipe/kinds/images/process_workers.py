@@ -9,8 +9,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
-from PIL import ImageFile
 
+from datapipe.codecs.pillow import has_default_settings
 from datapipe.fetch.files import Files
 from datapipe.fetch.local import LocalFiles
 from datapipe.index.entries import Entries
@@ -48,7 +48,7 @@ class ProcessBlockWorker(BlockWorker):
     def load(
         self, entries: Entries, rows: range, draws: Draws, out: torch.Tensor, *, leave_out: Collection[int] = ()
     ) -> BlockReport:
-        if not ImageFile.LOAD_TRUNCATED_IMAGES:  # a setting of Pillow's that the process does not have
+        if has_default_settings():
             some = slice(rows.start, rows.stop)
             own = Entries(entries.ids[some], entries.labels[some], entries.extents.take(list(rows)))
             report: BlockReport | None = self._process.fill(out, own, draws, list(leave_out))

@@ -17,7 +17,7 @@ if __name__ == "__main__":
 
 from encoded_images import FOR_DALI
 
-from datapipe.codecs.probe import checked_header
+from datapipe.codecs.decode import checked_header
 from datapipe.errors import DecodeError
 from datapipe.kinds.images.dali.gate import CutForm, can_decode
 from datapipe.kinds.images.dali.pipeline import DaliPipeline, RunError

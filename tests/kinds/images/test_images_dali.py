@@ -18,7 +18,7 @@ from fixtures import encode, jpeg, picture
 
 import datapipe as dp
 from datapipe import transforms as T
-from datapipe.codecs.probe import checked_header
+from datapipe.codecs.decode import checked_header
 from datapipe.kinds.images.dali.gate import CutForm, can_decode, form_of
 from datapipe.kinds.images.dali.installation import installation
 from datapipe.kinds.images.dali.pipeline import DaliPipeline, RunError

@@ -9,7 +9,7 @@ pytest.importorskip("nvidia.dali", reason="DALI is not installed")
 
 from fixtures import encode
 
-from datapipe.codecs.probe import checked_header
+from datapipe.codecs.decode import checked_header
 from datapipe.fetch.local import LocalFiles
 from datapipe.kinds.images.dali.gate import form_of
 from datapipe.kinds.images.dali.settings import GraphOptions

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from encoded_images import BY_HAND, FOR_DALI, HEIGHT, PIXELS, WIDTH, jpeg_with_frame, png_with_wrong_crc, whole
+from encoded_images import BY_HAND, FOR_DALI, HEIGHT, PIXELS, WIDTH, jpeg_with_frame, png_block, png_with_wrong_crc, whole
 from fixtures import encode
 
 import datapipe as dp
 from datapipe import transforms as T
-from datapipe.codecs.decode import open_decoder
-from datapipe.codecs.probe import checked_header
+from datapipe.codecs.decode import checked_header, open_decoder
+from datapipe.codecs.probe import probe
 from datapipe.kinds.images.dali.gate import CutForm, can_decode, form_of
 from datapipe.kinds.images.dali.pipeline import DaliPipeline, RunError
 from datapipe.kinds.images.dali.settings import GraphOptions
@@ -50,9 +50,21 @@ def test_what_dali_decodes_otherwise_is_made_by_hand(name: str) -> None:
     assert open_decoder()(data, header).shape == (HEIGHT, WIDTH, 3)
 
 
-@pytest.mark.parametrize("data", [encode(PIXELS)[:200] + b"\xff\xd9", jpeg_with_frame(0xC1, 12)], ids=["no scan", "12 bits"])
-def test_headers_that_only_we_parse_are_kept_from_dali(data: bytes) -> None:
-    assert not can_decode(data, checked_header(data))
+def test_twelve_bits_are_kept_from_dali() -> None:
+    data = jpeg_with_frame(0xC1, 12)
+    assert not can_decode(data, probe(data))
+
+
+def test_damage_that_dali_passes_over_is_kept_from_it() -> None:
+    """Pillow, which refuses the last two, decides."""
+    good, png = encode(PIXELS), FOR_DALI["png"]
+    junk = good[:20] + b"junk" + good[20:]
+    stray_marker = good[:-200] + b"\xff\x3a" + good[-198:]
+    wrong_checksum = png[:33] + png_block(b"gAMA", b"\0\0\xb1\x8f")[:-1] + b"!" + png[33:]
+    assert can_decode(good, probe(good))
+    assert can_decode(png, probe(png))
+    for data in (junk, stray_marker, wrong_checksum):
+        assert not can_decode(data, probe(data))
 
 
 def test_doubts_of_nvimagecodecs_parser_count() -> None:

@@ -43,7 +43,7 @@ def make(path: Path, **changes: Any) -> dp.DataLoader:
 
 @pytest.mark.parametrize("num_workers", [0, 1, 4])
 @pytest.mark.parametrize(("position", "reason"), [
-    (0, "empty file"), (4, "end marker is missing"), (5, "not an image: 6 bytes starting with b'<html>'"),
+    (0, "empty file"), (4, "it ends before the first scan"), (5, "not an image: 6 bytes starting with b'<html>'"),
     (20, "end marker is missing"), (36, "900 zero bytes"),
 ])  # fmt: skip
 def test_raise_names_file_reason_and_remedy(damaged: Path, num_workers: int, position: int, reason: str) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import functools
 import io
+import struct
+import zlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from datapipe.codecs.decode import import_nvimgcodec
+from datapipe.codecs.jpeg import is_whole
 from datapipe.codecs.probe import ImageHeader
 from datapipe.errors import OptionError
 from datapipe.order.draws import Draws
@@ -38,10 +41,13 @@ def can_decode(data: bytes, header: ImageHeader) -> bool:
     """Return True if DALI decodes these bytes to the pixels that Pillow would give.
 
     Excluded are CMYK and 12-bit JPEGs, 16-bit PNGs, animations, GIF and raw pixels. Also excluded, since some of their forms
-    decode differently: TIFF (grey with alpha, Lab), BMP (16 bits, some palettes) and PNM (maximum value other than 255).
+    decode differently: TIFF (grey with alpha, Lab), BMP (16 bits, some palettes) and PNM (maximum value other than 255); and
+    damage that Pillow refuses and DALI passes over: JPEGs that are not whole, PNGs with a wrong checksum in front of the pixels.
     `header` is the result of `datapipe.codecs.probe`; nvImageCodec must report the same size.
     """
     if header.num_channels not in _CHANNELS.get(header.encoding, ()) or header.animated or header.bit_depth > 8:
+        return False
+    if not header.complete or not _is_intact(data, header):
         return False
     try:
         stream: Any = import_nvimgcodec().CodeStream(data)
@@ -49,6 +55,26 @@ def can_decode(data: bytes, header: ImageHeader) -> bool:
         return bool(is_same and stream.dtype == _UINT8 and stream.num_images == 1)
     except (RuntimeError, TypeError, ValueError):  # for some undecodable images its dtype has no numpy equivalent
         return False
+
+
+def _is_intact(data: bytes, header: ImageHeader) -> bool:
+    if header.encoding == "jpeg":
+        return header.scan is not None and is_whole(data, header.scan)
+    return header.encoding != "png" or _is_checked(data)
+
+
+def _is_checked(data: bytes) -> bool:
+    """Return True if the checksum of each chunk of a PNG in front of its pixels is right."""
+    position = 8
+    while position + 8 <= len(data):
+        nbytes, kind = struct.unpack_from(">I4s", data, position)
+        if kind == b"IDAT":
+            return True
+        end = position + 8 + nbytes
+        if data[end : end + 4] != zlib.crc32(data[position + 4 : end]).to_bytes(4, "big"):
+            return False
+        position = end + 4
+    return False
 
 
 @functools.cache
