@@ -41,6 +41,7 @@ import pyarrow.parquet as pq
 from fixtures import encode, picture
 from PIL import Image
 
+from datapipe.codecs.decode import checked_header
 from datapipe.codecs.probe import probe
 from datapipe.containers.formats import read_rows
 from datapipe.containers.hdf5 import scanner as hdf5
@@ -286,12 +287,22 @@ def _image_files() -> list[bytes]:
     return files
 
 
+def _rare_images() -> list[bytes]:
+    """Images that Pillow alone reads."""
+    pixels = picture(1, 16, 16)
+    forms = ("AVIF", "JPEG2000", "TGA", "ICO", "ICNS", "PCX", "DDS", "DIB", "IM", "QOI", "SGI", "SPIDER")
+    files = [encode(pixels, form) for form in forms]
+    files += [encode(pixels, form, mode=mode) for form, mode in (("BLP", "P"), ("MSP", "1"), ("XBM", "1"))]
+    return [*files, encode(pixels, "GIF")[:-1], encode(pixels, "BMP")[:-7], encode(pixels, "JPEG")[:-2]]
+
+
 TARGETS = {
     "parquet": Target(_parquet_files, _scanned(parquet.index_shard, "parquet")),
     "tfrecord": Target(_tfrecord_files, _scanned(tfrecord.index_shard), _mend_tfrecord),
     "hdf5": Target(_hdf5_files, _scanned(hdf5.index_shard, "hdf5")),
     "tar": Target(_tar_files, _scanned(tar.index_shard), _mend_tar),
     "header": Target(_image_files, lambda data, scratch: probe(data)),
+    "rare-image": Target(_rare_images, lambda data, scratch: checked_header(data), share=0.1),
     "table-parquet": Target(fuzz_tables.parquet_files, fuzz_tables.look_at_parquet, fuzz_tables.tamper_footer),
     "arrow": Target(fuzz_tables.arrow_files, fuzz_tables.look_at_arrow),
     "recipe": Target(fuzz_tables.recipe_files, fuzz_tables.look_at_recipe, fuzz_tables.tamper_json),
