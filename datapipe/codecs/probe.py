@@ -2,7 +2,7 @@
 
 The content decides, not the file's name. A sample is *bad* if Pillow does not decode it as a whole: crops, backends and
 decoders have no influence on that. Headers of the usual forms are parsed here, all others by Pillow. Pure functions over bytes;
-a JPEG costs about 2 us.
+a JPEG costs about 3 us.
 """
 
 from __future__ import annotations
