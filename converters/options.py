@@ -35,7 +35,7 @@ for _power, _prefix in enumerate("KMGT", 1):
 class Check(enum.Enum):
     """The depth of the check of each image."""
 
-    HEADER = "header"  # the header parses and the end marker is there
+    HEADER = "header"  # the header parses and the end marker is there; what is not plainly whole is decoded
     DECODE = "decode"  # in addition, the whole image decodes
 
 
