@@ -305,6 +305,7 @@ TARGETS = {
     "rare-image": Target(_rare_images, lambda data, scratch: checked_header(data), share=0.1),
     "table-parquet": Target(fuzz_tables.parquet_files, fuzz_tables.look_at_parquet, fuzz_tables.tamper_footer),
     "arrow": Target(fuzz_tables.arrow_files, fuzz_tables.look_at_arrow),
+    "csv": Target(fuzz_tables.csv_files, fuzz_tables.look_at_csv, fuzz_tables.scatter_quotes),
     "recipe": Target(fuzz_tables.recipe_files, fuzz_tables.look_at_recipe, fuzz_tables.tamper_json),
     "megatron": Target(fuzz_tokens.megatron_files, fuzz_tokens.look_at_megatron, share=0.1),
     "datatrove": Target(fuzz_tokens.datatrove_files, fuzz_tokens.look_at_datatrove, share=0.1),

@@ -1,4 +1,4 @@
-"""What `fuzz` looks at of tables: Parquet footers, Arrow and Feather files, recipes of columns."""
+"""What `fuzz` looks at of tables: Parquet footers, Arrow and Feather files, CSV, recipes of columns."""
 
 from __future__ import annotations
 
@@ -16,9 +16,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.parquet as pq
 from parquet_footers import I16, I32, I64, Struct, footer_of, with_footer
 
+from converters.tables import SourceFile
+from converters.tables.quoting import last_row_end, open_quote
+from converters.tables.text_rows import CsvSource, blocks_of
 from datapipe.columns.recipe import Columns
 from datapipe.containers import arrow
 from datapipe.containers.tables.files import null_counts, open_table
@@ -128,6 +132,81 @@ def _numbers(struct: Struct) -> Iterator[tuple[Struct, int, int]]:
         for one in inner:
             if isinstance(one, Struct):
                 yield from _numbers(one)
+
+
+def csv_files() -> list[bytes]:
+    return [
+        b'a,b\n1,x\n2,"y, ""z""\n"\n,\n',
+        b'\xef\xbb\xbf"a ""1""",b,c\r\n5" pipe,"",1\r\n\r\n"one\r\ntwo","3""",""""\r\n' * 3,
+        b'"a\nb",c\r1,"x\ry"\r2,\r',
+        b"a,b\n" + b'"\xc3\xa9",1.5\n' * 9,
+    ]
+
+
+def look_at_csv(data: bytes, scratch: Path) -> object:
+    """In blocks: its rows are those that Arrow finds in the whole."""
+    path = scratch.with_suffix(".csv")
+    path.write_bytes(data)
+    source = CsvSource([SourceFile(str(path), len(data), 0)], delimiter=",")
+    whole = next(source.blocks(), None)
+    if whole is None:
+        return source
+    columns = {name: list[Any]() for name in source.parse(whole, {}, {}).columns}
+    bad = list[str]()
+    for block in blocks_of(
+        str(path), 0, start=whole.start, line=whole.line, delimiter=",", block_nbytes=1 + zlib.crc32(data) % 40
+    ):
+        parsed = source.parse(block, {}, {})
+        assert len(source.lines_of(block)) == parsed.num_seen
+        bad += [row.text for row in parsed.bad]
+        for name, column in parsed.columns.items():
+            columns[name] += column.to_pylist()
+    rows = data[whole.start :]
+    if open_quote(rows, ",") is not None:
+        rows, _ = rows[: last_row_end(rows, ",")], bad.pop()
+    if _is_text(rows):
+        assert (columns, bad) == read_by_arrow(rows, ",", list(columns)), "other rows than Arrow's"
+    return source
+
+
+def read_by_arrow(rows: bytes, delimiter: str, names: list[str]) -> tuple[dict[str, list[Any]], list[str]]:
+    """Return the values that Arrow finds in rows of CSV which it reads at once, and the texts of those that it refuses."""
+    bad = list[str]()
+    if not rows:
+        return {name: [] for name in names}, bad
+
+    def refuse(row: Any) -> str:
+        bad.append(str(row.text)[:200])
+        return "skip"
+
+    table = pa.csv.read_csv(
+        pa.BufferReader(b"\n" + rows),  # it skips a byte order mark
+        pa.csv.ReadOptions(use_threads=False, column_names=names, block_size=len(rows) + 2),
+        pa.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True, invalid_row_handler=refuse),
+        pa.csv.ConvertOptions(
+            column_types=dict.fromkeys(names, pa.string()),
+            null_values=[""],
+            strings_can_be_null=True,
+            quoted_strings_can_be_null=False,
+        ),
+    )
+    return table.to_pydict(), bad
+
+
+def _is_text(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def scatter_quotes(data: bytearray) -> None:
+    """Put quotes and what is around them in places."""
+    rng = random.Random(zlib.crc32(data))
+    for _ in range(rng.choice((1, 2, 5, 20))):
+        place = rng.randrange(len(data) + 1)
+        data[place : place + rng.choice((0, 1))] = rng.choice((b'"', b'""', b'",', b',"', b'\n"', b'"\n', b"\r", b",", b"\n"))
 
 
 @lru_cache

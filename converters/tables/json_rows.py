@@ -54,7 +54,7 @@ class JsonSource:
 
     def blocks(self) -> Iterator[RowBlock]:
         for number, file in enumerate(self.files):
-            yield from blocks_of(file.name, number, start=bom_nbytes(file.name), line=0, quotes=False)
+            yield from blocks_of(file.name, number, start=bom_nbytes(file.name), line=0, delimiter=None)
 
     def lines_of(self, block: RowBlock) -> NDArray[np.int64]:
         """See `RowSource`."""

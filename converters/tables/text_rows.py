@@ -6,9 +6,11 @@ Values come as text; a full scan finds their types.
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,21 +19,24 @@ import pyarrow.csv as pc
 from numpy.typing import NDArray
 
 from converters.tables import MAX_SHOWN, BadTableRow, Kinds, Member, Misfit, Parsed, RowBlock, SourceFile, plain
+from converters.tables.quoting import last_row_end, line_ends, num_lines, open_quote, quotes_of, row_ends
+from datapipe.core.printable import counted
 from datapipe.core.regular_files import open_file
 from datapipe.errors import FormatError, IntegrityError
 
 BLOCK_NBYTES = 8 << 20
 _MAX_BLOCK_NBYTES = 1 << 28  # a row that is longer, or a quote that is open for so long, is damage
+_HEAD_NBYTES = 1 << 16  # looked at for a header, which mostly is shorter
 _BOM = b"\xef\xbb\xbf"
-_QUOTE, _NEWLINE, _RETURN = ord('"'), ord("\n"), ord("\r")
 
 
 def blocks_of(
-    path: str, number: int, *, start: int, line: int, quotes: bool, block_nbytes: int = BLOCK_NBYTES
+    path: str, number: int, *, start: int, line: int, delimiter: str | None, block_nbytes: int = BLOCK_NBYTES
 ) -> Iterator[RowBlock]:
     """Yield consecutive blocks of whole rows of a file, from byte `start` on, before which there are `line` lines.
 
-    `number`: of the file. `quotes`: newlines between double quotes end no row. Raises FormatError for a row of more than 256 MB.
+    `number`: of the file. `delimiter`: of CSV, where line breaks within quoted values end no row; None: every newline ends one.
+    Raises FormatError for a row of more than 256 MB.
     """
     with open_file(path) as file:
         end = os.fstat(file.fileno()).st_size
@@ -39,27 +44,26 @@ def blocks_of(
             size = block_nbytes
             while True:
                 data = os.pread(file.fileno(), min(size, end - start), start)
-                stop = len(data) if start + len(data) >= end else _last_row_end(data, quotes=quotes)
+                stop = len(data) if start + len(data) >= end else _last_end(data, delimiter)
                 if stop:
                     break
                 if size >= _MAX_BLOCK_NBYTES:
-                    what = "a quote is not closed" if quotes and b'"' in data else "a row does not end"
-                    raise FormatError(f"{path}: {what} within {size >> 20} MB from byte {start}; repair the file")
+                    raise FormatError(f"{path}: {_endless(data, start, line, delimiter)} within {size >> 20} MB; repair the file")
                 size *= 2
             yield RowBlock(number, start, start + stop, line)
-            line += data.count(b"\n", 0, stop)
+            line += num_lines(data, stop) if delimiter else data.count(b"\n", 0, stop)
             start += stop
 
 
-def _last_row_end(data: bytes, *, quotes: bool) -> int:
-    """Return where the last whole row of a block ends; 0 if none does. A block begins outside of quotes."""
-    if not quotes or b'"' not in data:
-        return data.rfind(b"\n") + 1
-    letters = np.frombuffer(data, np.uint8)
-    ends = np.flatnonzero(letters == _NEWLINE)
-    num_before = np.searchsorted(np.flatnonzero(letters == _QUOTE), ends)
-    outside = ends[num_before % 2 == 0]
-    return int(outside[-1]) + 1 if len(outside) else 0
+def _last_end(data: bytes, delimiter: str | None) -> int:
+    return last_row_end(data, delimiter) if delimiter else data.rfind(b"\n") + 1
+
+
+def _endless(data: bytes, start: int, line: int, delimiter: str | None) -> str:
+    opened = None if delimiter is None else open_quote(data, delimiter)
+    if opened is None:
+        return f"the row that begins at line {line + 1}, byte {start}, does not end"
+    return f"the quote at line {line + num_lines(data, opened) + 1}, byte {start + opened}, is not closed"
 
 
 def read_block(path: str, start: int, stop: int) -> bytes:
@@ -71,17 +75,21 @@ def read_block(path: str, start: int, stop: int) -> bytes:
     return data
 
 
-def first_row(path: str) -> tuple[bytes, int]:
-    """Return the first row of a file, without line end and byte order mark, and where the next rows begin."""
-    with open_file(path) as file:
-        line = file.readline(1 << 24)
-    return line.removeprefix(_BOM).rstrip(b"\r\n"), len(line)
-
-
 def bom_nbytes(path: str) -> int:
     """Return the length of the byte order mark at the beginning of a file, in bytes."""
     with open_file(path) as file:
         return len(_BOM) if file.read(len(_BOM)) == _BOM else 0
+
+
+def _first_row(path: str, start: int, delimiter: str) -> bytes:
+    """Return the row of CSV that begins at byte `start`, with its end. Raises FormatError if a quote in it is not closed."""
+    block = next(blocks_of(path, 0, start=start, line=0, delimiter=delimiter, block_nbytes=_HEAD_NBYTES), None)
+    data = b"" if block is None else read_block(path, block.start, block.stop)
+    ends = row_ends(np.frombuffer(data, np.uint8), delimiter)
+    if not len(ends) and open_quote(data, delimiter) is not None:
+        shown = data.decode("utf-8", "replace")
+        raise FormatError(f"{path}: its header {shown!r:.60} has a quote that is not closed; close it, or remove it")
+    return data[: int(ends[0])] if len(ends) else data
 
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
@@ -98,100 +106,126 @@ class CsvSource:
     def __init__(self, files: Sequence[SourceFile], *, delimiter: str, names: Sequence[str] = ()) -> None:
         self.files = tuple(files)
         self._delimiter = delimiter
-        self._has_header = not names
-        self._names = [tuple(names) or _header(file.name, delimiter) for file in files]
-        for file, mine in zip(files, self._names, strict=True):
-            if sorted(mine) != sorted(self._names[0]):
-                differing = sorted({*mine} ^ {*self._names[0]})
+        self._headers = [_without_header(file.name, names) if names else _header(file.name, delimiter) for file in files]
+        first = self._headers[0].names
+        for file, header in zip(files, self._headers, strict=True):
+            if sorted(header.names) != sorted(first):
+                differing = sorted({*header.names} ^ {*first})
                 raise FormatError(f"{file.name}: its header and that of {files[0].name} differ in {', '.join(differing)[:120]}")
 
     def blocks(self) -> Iterator[RowBlock]:
-        for number, file in enumerate(self.files):
-            start = first_row(file.name)[1] if self._has_header else bom_nbytes(file.name)
-            yield from blocks_of(file.name, number, start=start, line=int(self._has_header), quotes=True)
+        for number, (file, header) in enumerate(zip(self.files, self._headers, strict=True)):
+            start, line = header.nbytes, header.num_lines
+            yield from blocks_of(file.name, number, start=start, line=line, delimiter=self._delimiter)
 
     def parse(self, block: RowBlock, types: Mapping[Member, pa.DataType], kinds: Kinds) -> Parsed:
-        names = self._names[block.file]
-        data = read_block(self.files[block.file].name, block.start, block.stop)
-        try:
-            parsed = self._read(data, names, pa.string())
-        except pa.ArrowInvalid:  # not UTF-8 somewhere
-            parsed = _as_text(self._read(data, names, pa.binary()))
-        columns = {name: parsed.columns[name] for name in self._names[0]}
-        return Parsed(columns, parsed.num_rows, parsed.bad)
+        names, file = self._headers[block.file].names, self.files[block.file]
+        data = read_block(file.name, block.start, block.stop)
+        is_cut = block.stop >= file.nbytes and open_quote(data, self._delimiter) is not None
+        stop = last_row_end(data, self._delimiter) if is_cut else len(data)
+        parsed = self._parsed(data[:stop], names)
+        if is_cut:
+            rest = data[stop:]
+            what = f"a quote is not closed by the end of the file, {counted(num_lines(rest, len(rest)), 'line')} on"
+            row = BadTableRow(parsed.num_seen, what, rest[:MAX_SHOWN].decode("utf-8", "replace"))
+            parsed = dataclasses.replace(parsed, bad=(*parsed.bad, row))
+        return dataclasses.replace(parsed, columns={name: parsed.columns[name] for name in self._headers[0].names})
 
     def lines_of(self, block: RowBlock) -> NDArray[np.int64]:
         """See `RowSource`."""
         letters = np.frombuffer(read_block(self.files[block.file].name, block.start, block.stop), np.uint8)
-        is_end = letters == _NEWLINE
-        returns = np.flatnonzero(letters == _RETURN)
-        is_end[returns[~is_end[np.minimum(returns + 1, len(letters) - 1)]]] = True  # one that no newline follows ends a row too
-        ends = np.flatnonzero(is_end)
-        starts, stops = np.append(0, ends + 1), np.append(ends, len(letters))
-        is_inside = np.searchsorted(np.flatnonzero(letters == _QUOTE), starts) % 2 == 1
-        is_empty = np.array([not letters[a:b].tobytes().strip(b"\r") for a, b in zip(starts, stops, strict=True)])
+        starts = np.append(0, line_ends(letters))
+        starts = starts[starts < len(letters)]
+        is_inside = quotes_of(letters, self._delimiter).are_around(starts - 1)
+        is_empty = np.isin(letters[starts], np.frombuffer(b"\r\n", np.uint8))
         return np.flatnonzero(~is_inside & ~is_empty) + block.line + 1
 
-    def _read(self, data: bytes, names: Sequence[str], kind: pa.DataType) -> Parsed:
-        bad: list[BadTableRow] = []
+    def _parsed(self, data: bytes, names: Sequence[str]) -> Parsed:
+        if not data:
+            return Parsed({name: pa.array([], pa.string()) for name in names}, 0)
+        try:
+            return self._read(data, names)
+        except pa.ArrowInvalid:  # rows that have too few or too many values, or are not UTF-8
+            pass
+        try:
+            data.decode()
+        except UnicodeDecodeError:
+            return _decoded(self._read(data.decode("latin-1").encode(), names, skips=True))
+        return self._read(data, names, skips=True)
+
+    def _read(self, data: bytes, names: Sequence[str], *, skips: bool = False) -> Parsed:
+        """Return the rows of a text. Raises pa.ArrowInvalid if it is not UTF-8, and for a bad row unless it `skips` those."""
 
         def refuse(row: Any) -> str:
             reason = f"{row.actual_columns} values where the header names {row.expected_columns}"
-            bad.append(BadTableRow(row.number - 1, reason, str(row.text)[:MAX_SHOWN]))
+            found.append(BadTableRow(row.number - 1, reason, str(row.text)[:MAX_SHOWN]))
             return "skip"
 
+        found: list[BadTableRow] = []
         table = pc.read_csv(
-            pa.BufferReader(data),
-            read_options=pc.ReadOptions(use_threads=False, column_names=list(names), block_size=len(data) + 1),
-            parse_options=pc.ParseOptions(delimiter=self._delimiter, newlines_in_values=True, invalid_row_handler=refuse),
+            pa.BufferReader(b"\n" + data if data.startswith(_BOM) else data),  # one within a file is text, and Arrow skips it
+            read_options=pc.ReadOptions(use_threads=False, column_names=list(names), block_size=len(data) + 2),
+            parse_options=pc.ParseOptions(
+                delimiter=self._delimiter, newlines_in_values=True, invalid_row_handler=refuse if skips else None
+            ),
             convert_options=pc.ConvertOptions(
-                column_types=dict.fromkeys(names, kind),
+                column_types=dict.fromkeys(names, pa.string()),
                 null_values=[""],
                 strings_can_be_null=True,
                 quoted_strings_can_be_null=False,
             ),
         )
-        return Parsed({name: plain(table.column(name)) for name in table.column_names}, table.num_rows, tuple(bad))
+        return Parsed({name: plain(table.column(name)) for name in table.column_names}, table.num_rows, tuple(found))
 
 
-def _header(path: str, delimiter: str) -> tuple[str, ...]:
-    line, nbytes = first_row(path)
-    if not line.strip():
-        what = "the file is empty" if not nbytes else "its first line is empty"
+@dataclass(frozen=True, slots=True)
+class _Header:
+    """What comes before the rows of a file."""
+
+    names: tuple[str, ...]
+    nbytes: int
+    num_lines: int
+
+
+def _without_header(path: str, names: Sequence[str]) -> _Header:
+    return _Header(tuple(names), bom_nbytes(path), 0)
+
+
+def _header(path: str, delimiter: str) -> _Header:
+    start = bom_nbytes(path)
+    head = _first_row(path, start, delimiter)
+    row = head.rstrip(b"\r\n")
+    if not row.strip():
+        what = "the file is empty" if not head else "its first line is empty"
         raise FormatError(f"{path}: {what}, where a header with the names of columns belongs; repair it, or leave the file out")
-    if line.count(b'"') % 2 or b"\r" in line:
-        raise FormatError(
-            f"{path}: its header {line.decode('utf-8', 'replace')!r:.60} has a line break within a name, or a quote that is not "
-            "closed; write the names in one line that ends with a newline"
-        )
     try:
-        (names,) = csv.reader(io.StringIO(line.decode()), delimiter=delimiter)
+        (found,) = csv.reader(io.StringIO(row.decode(), newline=""), delimiter=delimiter)
+    except UnicodeDecodeError as exc:
+        raise FormatError(f"{path}: its header {row!r:.60} is not UTF-8; save the file as UTF-8") from exc
     except (ValueError, csv.Error) as exc:
         raise FormatError(f"{path}: its first row is no header ({exc}); pass --names for a file without one") from exc
-    names = [name.strip() for name in names]
+    names = [name.strip() for name in found]
     doubled = {name for name in names if names.count(name) > 1 or not name}
     if doubled:
         raise FormatError(
             f"{path}: its header names {sorted(doubled)[0]!r} {'twice' if '' not in doubled else 'a column'}; "
             "repair it, or pass --names for a file without a header"
         )
-    return tuple(names)
+    return _Header(tuple(names), start + len(head), num_lines(head, len(head)))
 
 
-def _as_text(parsed: Parsed) -> Parsed:
-    """Return the rows whose values are UTF-8, as text; the others are added to the bad ones."""
+def _decoded(parsed: Parsed) -> Parsed:
+    """Return rows of which each byte was read as a letter, decoded from UTF-8; those that are not UTF-8 are bad."""
+    columns: dict[str, pa.Array] = {}
     wrong: dict[int, tuple[Misfit, str]] = {}
     for name, column in parsed.columns.items():
-        for place, value in enumerate(column.to_pylist()):
-            if value is not None and not _is_text(value):
-                wrong.setdefault(place, (Misfit(name, f"{name}: not UTF-8"), ""))
-    kept = parsed.without(wrong)
-    return Parsed({name: array.cast(pa.string()) for name, array in kept.columns.items()}, kept.num_rows, kept.bad)
-
-
-def _is_text(value: bytes) -> bool:
-    try:
-        value.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
+        texts: list[str | None] = []
+        for place, letters in enumerate(column.to_pylist()):
+            value = b"" if letters is None else letters.encode("latin-1")
+            text = value.decode("utf-8", "replace")
+            if text.encode() != value:
+                wrong.setdefault(place, (Misfit(name, f"{name}: not UTF-8: {value!r:.60}"), ""))
+            texts.append(None if letters is None else text)
+        columns[name] = pa.array(texts, pa.string())
+    bad = (dataclasses.replace(row, text=row.text.encode("latin-1").decode("utf-8", "replace")) for row in parsed.bad)
+    return Parsed(columns, parsed.num_rows, tuple(bad)).without(wrong)

@@ -225,15 +225,13 @@ REFUSED = {
         FormatError,
         "its first line is empty, where a header",
     ),
-    "a line break in the header": (
-        lambda root: write(root / "t.csv", '"a\nb",c\n1,2\n'),
-        FormatError,
-        "its header '\"a' has a line break within a name",
-    ),
-    "no newlines": (lambda root: write(root / "t.csv", "a,b\r1,2\r"), FormatError, "has a line break within a name"),
     "an empty name": (lambda root: write(root / "t.csv", "a,\n1,2\n"), FormatError, "names '' a column"),
     "a name twice": (lambda root: write(root / "t.csv", "a,a\n1,2\n"), FormatError, "'a' twice"),
-    "an open quote": (lambda root: write(root / "t.csv", 'a\n"' + "x\n" * 3000), FormatError, "a quote is not closed"),
+    "an open quote": (
+        lambda root: write(root / "t.csv", 'a\n"' + "x\n" * 3000),
+        FormatError,
+        "the quote at line 2, byte 2, is not closed",
+    ),
     "arrays of other lengths": (
         lambda root: (
             [np.save(write(root / "in" / name, b""), np.zeros(num)) for name, num in (("x.npy", 3), ("y.npy", 4))] and root / "in"
