@@ -156,7 +156,7 @@ def _recognised(array: pa.Array) -> pa.Array:
         typed, bad = as_type(array, kind, stop_at_first=True)
         if bad is not None:
             continue
-        if pa.types.is_integer(kind) and _has_leading_zero(array):
+        if (pa.types.is_integer(kind) or pa.types.is_floating(kind)) and _has_leading_zero(array):
             return array  # such as a postal code
         if pa.types.is_floating(kind) and _has_long_integer(array, typed):
             return array  # a float would round it
@@ -167,18 +167,25 @@ def _recognised(array: pa.Array) -> pa.Array:
 
 
 def _has_leading_zero(array: pa.Array) -> bool:
-    found = array.filter(pc.starts_with(array, "0"))
-    return bool(pc.any(pc.greater(pc.binary_length(found), 1)).as_py())
+    """Return whether digits follow the leading zero of a number, or it is hexadecimal; a blank and a sign may come first."""
+    ends = np.frombuffer(array.buffers()[1], np.int32, len(array) + 1, array.offset * 4)
+    letters = np.append(np.frombuffer(array.buffers()[2] or b"", np.uint8), np.zeros(3, np.uint8))
+    first, second, third = (letters[ends[:-1] + place] for place in range(3))
+    is_led = (first == ord("0")) & (second != ord(".")) & (ends[1:] - ends[:-1] > 1)
+    is_led |= ((first == ord("+")) | (first == ord("-"))) & (second == ord("0")) & (third != ord("."))
+    places = np.flatnonzero(is_led | (first <= ord(" ")) | (first > 127))  # what comes after a blank is looked at below
+    found = pc.utf8_trim_whitespace(array.take(pa.array(places)))
+    return bool(pc.any(pc.match_substring_regex(found, "^[+-]?0[0-9xX]")).as_py())
 
 
 def _has_long_integer(array: pa.Array, typed: pa.Array) -> bool:
     large = pc.greater_equal(pc.abs(typed), float(EXACT))
-    found = array.filter(pc.fill_null(large, False))
+    found = pc.utf8_trim_whitespace(array.filter(pc.fill_null(large, False)))
     return bool(len(found) and pc.any(pc.match_substring_regex(found, "^[+-]?[0-9]+$")).as_py())
 
 
 def _has_digit(array: pa.Array) -> bool:
-    return bool(pc.any(pc.is_in(array, value_set=pa.array(["0", "1"]))).as_py())
+    return bool(pc.any(pc.is_in(pc.utf8_trim_whitespace(array), value_set=pa.array(["0", "1"]))).as_py())
 
 
 _TYPES: dict[str, Any] = {
