@@ -60,7 +60,7 @@ def open_rows(
     if forms != ["csv"] and (names or delimiter):
         raise OptionError(f"--names and --delimiter are for CSV; {files[0].name} is {forms[0]}")
     if forms == ["csv"]:
-        return CsvSource(files, delimiter=delimiter or DELIMITERS[Path(files[0].name).suffix.lower()], names=names)
+        return CsvSource(files, delimiter=delimiter, names=names)
     if forms == ["jsonl"]:
         return JsonSource(files, schema)
     return MatrixSource(files) if forms == ["npy"] else GroupSource(open_table([file.name for file in files]), files)

@@ -9,8 +9,10 @@ import csv
 import dataclasses
 import io
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,6 +30,7 @@ BLOCK_NBYTES = 8 << 20
 _MAX_BLOCK_NBYTES = 1 << 28  # a row that is longer, or a quote that is open for so long, is damage
 _HEAD_NBYTES = 1 << 16  # looked at for a header, which mostly is shorter
 _BOM = b"\xef\xbb\xbf"
+_UTF16_BOMS = (b"\xff\xfe", b"\xfe\xff")
 
 
 def blocks_of(
@@ -76,9 +79,12 @@ def read_block(path: str, start: int, stop: int) -> bytes:
 
 
 def bom_nbytes(path: str) -> int:
-    """Return the length of the byte order mark at the beginning of a file, in bytes."""
+    """Return the length of the byte order mark at the beginning of a file, in bytes. Raises FormatError for UTF-16."""
     with open_file(path) as file:
-        return len(_BOM) if file.read(len(_BOM)) == _BOM else 0
+        head = file.read(len(_BOM))
+    if head[:2] in _UTF16_BOMS or b"\0" in head[:2]:
+        raise FormatError(f"{path}: is UTF-16 text; save it as UTF-8, as `iconv -f UTF-16 -t UTF-8` does")
+    return len(_BOM) if head == _BOM else 0
 
 
 def _first_row(path: str, start: int, delimiter: str) -> bytes:
@@ -93,20 +99,36 @@ def _first_row(path: str, start: int, delimiter: str) -> bytes:
 
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
+_OTHER_DELIMITERS = "\t;|,"
+_QUOTED = re.compile(rb'"[^"]*"')
+
+
+def _delimiter_of(path: str, names: Sequence[str]) -> str:
+    """Return the delimiter of a file: that of its suffix, unless the first line has none of these, but others."""
+    usual, start = DELIMITERS[Path(path).suffix.lower()], bom_nbytes(path)
+    with open_file(path) as file:
+        line = _QUOTED.sub(b"", os.pread(file.fileno(), _HEAD_NBYTES, start).partition(b"\n")[0].partition(b"\r")[0])
+    if usual.encode() in line or len(names) == 1:
+        return usual
+    return next((mark for mark in _OTHER_DELIMITERS if mark.encode() in line), usual)
 
 
 class CsvSource:
     """CSV files, read one after the other; see `RowSource`.
 
-    `names`: of the columns, where files have no header row. Raises FormatError where headers differ or name a column twice.
+    `delimiter`: None: the one that the first line of a file uses. `names`: of the columns, where files have no header row.
+    Raises FormatError where headers differ or name a column twice.
     """
 
     is_text = True
 
-    def __init__(self, files: Sequence[SourceFile], *, delimiter: str, names: Sequence[str] = ()) -> None:
+    def __init__(self, files: Sequence[SourceFile], *, delimiter: str | None, names: Sequence[str] = ()) -> None:
         self.files = tuple(files)
-        self._delimiter = delimiter
-        self._headers = [_without_header(file.name, names) if names else _header(file.name, delimiter) for file in files]
+        self._headers = [
+            _without_header(file.name, mark, names) if names else _header(file.name, mark)
+            for file in files
+            for mark in [delimiter or _delimiter_of(file.name, names)]
+        ]
         first = self._headers[0].names
         for file, header in zip(files, self._headers, strict=True):
             if sorted(header.names) != sorted(first):
@@ -116,14 +138,14 @@ class CsvSource:
     def blocks(self) -> Iterator[RowBlock]:
         for number, (file, header) in enumerate(zip(self.files, self._headers, strict=True)):
             start, line = header.nbytes, header.num_lines
-            yield from blocks_of(file.name, number, start=start, line=line, delimiter=self._delimiter)
+            yield from blocks_of(file.name, number, start=start, line=line, delimiter=header.delimiter)
 
     def parse(self, block: RowBlock, types: Mapping[Member, pa.DataType], kinds: Kinds) -> Parsed:
-        names, file = self._headers[block.file].names, self.files[block.file]
+        header, file = self._headers[block.file], self.files[block.file]
         data = read_block(file.name, block.start, block.stop)
-        is_cut = block.stop >= file.nbytes and open_quote(data, self._delimiter) is not None
-        stop = last_row_end(data, self._delimiter) if is_cut else len(data)
-        parsed = self._parsed(data[:stop], names)
+        is_cut = block.stop >= file.nbytes and open_quote(data, header.delimiter) is not None
+        stop = last_row_end(data, header.delimiter) if is_cut else len(data)
+        parsed = _parsed(data[:stop], header)
         if is_cut:
             rest = data[stop:]
             what = f"a quote is not closed by the end of the file, {counted(num_lines(rest, len(rest)), 'line')} on"
@@ -136,59 +158,23 @@ class CsvSource:
         letters = np.frombuffer(read_block(self.files[block.file].name, block.start, block.stop), np.uint8)
         starts = np.append(0, line_ends(letters))
         starts = starts[starts < len(letters)]
-        is_inside = quotes_of(letters, self._delimiter).are_around(starts - 1)
+        is_inside = quotes_of(letters, self._headers[block.file].delimiter).are_around(starts - 1)
         is_empty = np.isin(letters[starts], np.frombuffer(b"\r\n", np.uint8))
         return np.flatnonzero(~is_inside & ~is_empty) + block.line + 1
-
-    def _parsed(self, data: bytes, names: Sequence[str]) -> Parsed:
-        if not data:
-            return Parsed({name: pa.array([], pa.string()) for name in names}, 0)
-        try:
-            return self._read(data, names)
-        except pa.ArrowInvalid:  # rows that have too few or too many values, or are not UTF-8
-            pass
-        try:
-            data.decode()
-        except UnicodeDecodeError:
-            return _decoded(self._read(data.decode("latin-1").encode(), names, skips=True))
-        return self._read(data, names, skips=True)
-
-    def _read(self, data: bytes, names: Sequence[str], *, skips: bool = False) -> Parsed:
-        """Return the rows of a text. Raises pa.ArrowInvalid if it is not UTF-8, and for a bad row unless it `skips` those."""
-
-        def refuse(row: Any) -> str:
-            reason = f"{row.actual_columns} values where the header names {row.expected_columns}"
-            found.append(BadTableRow(row.number - 1, reason, str(row.text)[:MAX_SHOWN]))
-            return "skip"
-
-        found: list[BadTableRow] = []
-        table = pc.read_csv(
-            pa.BufferReader(b"\n" + data if data.startswith(_BOM) else data),  # one within a file is text, and Arrow skips it
-            read_options=pc.ReadOptions(use_threads=False, column_names=list(names), block_size=len(data) + 2),
-            parse_options=pc.ParseOptions(
-                delimiter=self._delimiter, newlines_in_values=True, invalid_row_handler=refuse if skips else None
-            ),
-            convert_options=pc.ConvertOptions(
-                column_types=dict.fromkeys(names, pa.string()),
-                null_values=[""],
-                strings_can_be_null=True,
-                quoted_strings_can_be_null=False,
-            ),
-        )
-        return Parsed({name: plain(table.column(name)) for name in table.column_names}, table.num_rows, tuple(found))
 
 
 @dataclass(frozen=True, slots=True)
 class _Header:
     """What comes before the rows of a file."""
 
+    delimiter: str
     names: tuple[str, ...]
     nbytes: int
     num_lines: int
 
 
-def _without_header(path: str, names: Sequence[str]) -> _Header:
-    return _Header(tuple(names), bom_nbytes(path), 0)
+def _without_header(path: str, delimiter: str, names: Sequence[str]) -> _Header:
+    return _Header(delimiter, tuple(names), bom_nbytes(path), 0)
 
 
 def _header(path: str, delimiter: str) -> _Header:
@@ -211,7 +197,48 @@ def _header(path: str, delimiter: str) -> _Header:
             f"{path}: its header names {sorted(doubled)[0]!r} {'twice' if '' not in doubled else 'a column'}; "
             "repair it, or pass --names for a file without a header"
         )
-    return _Header(tuple(names), start + len(head), num_lines(head, len(head)))
+    return _Header(delimiter, tuple(names), start + len(head), num_lines(head, len(head)))
+
+
+def _parsed(data: bytes, header: _Header) -> Parsed:
+    if not data:
+        return Parsed({name: pa.array([], pa.string()) for name in header.names}, 0)
+    try:
+        return _read(data, header)
+    except pa.ArrowInvalid:  # rows that have too few or too many values, or are not UTF-8
+        pass
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return _decoded(_read(data.decode("latin-1").encode(), header, skips=True))
+    return _read(data, header, skips=True)
+
+
+def _read(data: bytes, header: _Header, *, skips: bool = False) -> Parsed:
+    """Return the rows of a text. Raises pa.ArrowInvalid if it is not UTF-8, and for a bad row unless it `skips` those."""
+
+    def refuse(row: Any) -> str:
+        reason = f"{row.actual_columns} values where the header names {row.expected_columns}"
+        if row.actual_columns == 1:
+            reason += f"; values are separated by {header.delimiter!r} here, another separator is --delimiter"
+        found.append(BadTableRow(row.number - 1, reason, str(row.text)[:MAX_SHOWN]))
+        return "skip"
+
+    found: list[BadTableRow] = []
+    table = pc.read_csv(
+        pa.BufferReader(b"\n" + data if data.startswith(_BOM) else data),  # one within a file is text, and Arrow skips it
+        read_options=pc.ReadOptions(use_threads=False, column_names=list(header.names), block_size=len(data) + 2),
+        parse_options=pc.ParseOptions(
+            delimiter=header.delimiter, newlines_in_values=True, invalid_row_handler=refuse if skips else None
+        ),
+        convert_options=pc.ConvertOptions(
+            column_types=dict.fromkeys(header.names, pa.string()),
+            null_values=[""],
+            strings_can_be_null=True,
+            quoted_strings_can_be_null=False,
+        ),
+    )
+    return Parsed({name: plain(table.column(name)) for name in table.column_names}, table.num_rows, tuple(found))
 
 
 def _decoded(parsed: Parsed) -> Parsed:

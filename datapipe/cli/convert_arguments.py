@@ -171,6 +171,10 @@ def _add_table_options(parser: argparse.ArgumentParser) -> None:
         "--schema", type=Path, metavar="FILE", help='JSON of types by column or pattern, {"I*": "float32"}; others by a full scan'
     )
     group.add_argument("--names", metavar="A,B,C", help="columns of CSV without a header row")
-    group.add_argument("--delimiter", metavar="C", help="between values of CSV (a comma, or a tab in .tsv)")
+    group.add_argument(
+        "--delimiter",
+        metavar="C",
+        help="between values of CSV (the one that the first line uses)",
+    )
     group.add_argument("--compression", choices=("none", "snappy", "zstd", "lz4"), help="of Parquet (snappy)")
     group.add_argument("--group-rows", type=int, metavar="N", help="rows of a row group (131072)")

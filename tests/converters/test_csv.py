@@ -109,9 +109,9 @@ def test_a_quote_in_an_unquoted_value_is_a_letter(tmp_path: Path, block_nbytes: 
 def test_rows_that_a_lone_return_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("converters.tables.text_rows._MAX_BLOCK_NBYTES", 64)
     monkeypatch.setattr("converters.tables.text_rows.blocks_of.__kwdefaults__", {"block_nbytes": 8})
-    text = "a,b\r" + "".join(f'{row},"{row}\n"\r' for row in range(30)) + "7\r"
+    text = "a,b\r" + "".join(f'{row},"x{row}\n"\r' for row in range(30)) + "7\r"
     found = converted(write(tmp_path / "t.csv", text), on_error=OnError.SKIP)
-    assert found == {"a": list(range(30)), "b": [f"{row}\n" for row in range(30)]}
+    assert found == {"a": list(range(30)), "b": [f"x{row}\n" for row in range(30)]}
     assert [(one["row"], one["line"]) for one in errors(tmp_path)] == [(31, 62)]
 
 
@@ -158,3 +158,35 @@ def test_rows_that_are_bad_and_not_utf8(tmp_path: Path) -> None:
         (2, "3 values where the header names 2", "caf\ufffd,1,2"),
         (3, r"a: not UTF-8: b'\xe9'", ""),
     ]
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.tsv"])
+@pytest.mark.parametrize("mark", [",", "\t", ";", "|"])
+def test_the_delimiter_is_the_one_of_the_first_line(tmp_path: Path, name: str, mark: str) -> None:
+    text = f'\ufeff"a, b\t;"{mark}b\n1{mark}x;y,z\n'.replace("x;y,z", '"x;y,z"')
+    assert converted(write(tmp_path / name, text)) == {"a, b\t;": [1], "b": ["x;y,z"]}
+
+
+def test_the_delimiter_of_files_without_a_header(tmp_path: Path) -> None:
+    assert converted(write(tmp_path / "t.csv", "1;x\n2;y\n"), names=("a", "b")) == {"a": [1, 2], "b": ["x", "y"]}
+
+
+def test_one_column_that_has_marks_of_others(tmp_path: Path) -> None:
+    assert converted(write(tmp_path / "t.csv", "text\none; two\n")) == {"text": ["one; two"]}
+    (tmp_path / "n").mkdir()
+    assert converted(write(tmp_path / "n" / "t.csv", "one; two\n"), names=("text",)) == {"text": ["one; two"]}
+    (tmp_path / "d").mkdir()
+    assert converted(write(tmp_path / "d" / "t.csv", "a;b\n1\n"), delimiter=",") == {"a;b": [1]}
+
+
+def test_rows_that_are_not_separated_name_the_option(tmp_path: Path) -> None:
+    with pytest.raises(DecodeError, match=r"1 values where the header names 2; values are separated by ',' here, .* --delimiter"):
+        converted(write(tmp_path / "t.csv", "a,b;c\n1;2\n"))
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.jsonl"])
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-16-le"])
+def test_utf16_is_named(tmp_path: Path, name: str, encoding: str) -> None:
+    text = "a,b\n1,2\n" if name == "t.csv" else '{"a": 1}\n'
+    with pytest.raises(FormatError, match=rf"{name}: is UTF-16 text; save it as UTF-8"):
+        converted(write(tmp_path / name, text.encode(encoding)))
