@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import glob
 import os
 import re
@@ -21,6 +22,7 @@ from converters.tables.text_rows import DELIMITERS, CsvSource
 from datapipe.codecs.npy import read_npy_header
 from datapipe.containers.listing import is_audio_name, is_image_name, is_video_name
 from datapipe.containers.tables.files import SUFFIXES, open_table
+from datapipe.containers.tables.partitions import partition_root, partitions_of
 from datapipe.containers.tables.rows import GroupReader
 from datapipe.core.regular_files import open_file, refuse_irregular
 from datapipe.errors import DecodeError, FormatError, IntegrityError, MissingDataError, OptionError
@@ -59,11 +61,21 @@ def open_rows(
         raise FormatError(f"{source}: holds files of several forms ({', '.join(forms)}); convert one of them, by a pattern")
     if forms != ["csv"] and (names or delimiter):
         raise OptionError(f"--names and --delimiter are for CSV; {files[0].name} is {forms[0]}")
+    paths = [file.name for file in files]
+    root = partition_root(source, paths)
+    if forms == ["parquet"]:
+        return GroupSource(open_table(paths, root=root), files)
+    named = partitions_of(paths, root)
+    if forms == ["npy"]:
+        if name := next((name for one in named for name in one), None):
+            raise FormatError(f"{source}: .npy files in folders such as {name}=..., which name a column; convert each folder")
+        return MatrixSource(files)
     if forms == ["csv"]:
-        return CsvSource(files, delimiter=delimiter, names=names)
-    if forms == ["jsonl"]:
-        return JsonSource(files, schema)
-    return MatrixSource(files) if forms == ["npy"] else GroupSource(open_table([file.name for file in files]), files)
+        rows: RowSource = CsvSource(files, delimiter=delimiter, names=names)
+    else:
+        of_folders = {name for one in named for name in one}
+        rows = JsonSource(files, {name: kind for name, kind in schema.items() if name not in of_folders})
+    return PartitionedSource(rows, named) if any(named) else rows
 
 
 def is_table(path: Path) -> bool:
@@ -151,6 +163,35 @@ class GroupSource:
 
     def lines_of(self, block: RowBlock) -> None:
         """Return None: the source is no text."""
+
+
+class PartitionedSource:
+    """The rows of another source, with the columns that the folders of their files name; see `RowSource`.
+
+    `values`: of each file, by column, as pa.Scalar. A column that a file itself has stays. Raises FormatError where a file is in
+    no folder that names a column.
+    """
+
+    def __init__(self, rows: RowSource, values: Sequence[Mapping[str, Any]]) -> None:
+        self.files, self.is_text = rows.files, rows.is_text
+        self._rows, self._values = rows, values
+        names = {name for one in values for name in one}
+        for file, one in zip(self.files, values, strict=True):
+            if lacking := sorted(names - one.keys()):
+                what = f"is in no folder {lacking[0]}=..., which the other files are in and which names a column"
+                raise FormatError(f"{file.name}: {what}; move it, or leave it out")
+
+    def blocks(self) -> Iterator[RowBlock]:
+        return self._rows.blocks()
+
+    def parse(self, block: RowBlock, types: Mapping[Member, Any], kinds: Kinds) -> Parsed:
+        parsed = self._rows.parse(block, types, kinds)
+        values = self._values[block.file]
+        added = {name: pa.repeat(value, parsed.num_rows) for name, value in values.items() if name not in parsed.columns}
+        return dataclasses.replace(parsed, columns=parsed.columns | added)
+
+    def lines_of(self, block: RowBlock) -> NDArray[np.int64] | None:
+        return self._rows.lines_of(block)
 
 
 class MatrixSource:

@@ -56,6 +56,7 @@ class TableFile:
     num_rows: int
     missing: frozenset[str] = frozenset()  # columns of the schema that this file lacks
     etag: str | None = None  # of an object in a store, whose path is its URL
+    constants: tuple[tuple[str, Any], ...] = ()  # columns that its folders name, each with its value, a pa.Scalar
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,9 @@ class TableIndex:
         for column in self.columns:
             if column.name == name:
                 return column
-        raise OptionError(f"no column {name!r} in {self.files[0].path}; it has {_listed(self.columns)}")
+        path = self.files[0].path
+        hint = f"; folders name it: open the one above {name}=..." if f"{name}=" in path else ""
+        raise OptionError(f"no column {name!r} in {path}; it has {_listed(self.columns)}{hint}")
 
     def matching(self, patterns: Sequence[str], *, without: Iterable[str] = ()) -> list[TableColumn]:
         """Return the columns that shell patterns such as "I*" match, in the order of the patterns, then of the schema.

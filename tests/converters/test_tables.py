@@ -317,6 +317,32 @@ def test_columns_in_another_order_are_one_column(tmp_path: Path) -> None:
     assert converted(tmp_path / "in", tmp_path / "out", seed=None).to_pydict() == {"a": [1, 4], "b": [2, 3]}
 
 
+@pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
+def test_folders_that_name_columns(tmp_path: Path, form: str) -> None:
+    for label in (0, 1):
+        table, path = pa.table({"x": [label + 0.5] * 2}), tmp_path / "in" / f"label={label}" / "day=01" / f"t.{form}"
+        path.parent.mkdir(parents=True)
+        if form == "parquet":
+            pq.write_table(table, path)
+        else:
+            write(path, f"x\n{label}.5\n{label}.5\n" if form == "csv" else f'{{"x": {label}.5}}\n' * 2)
+    found = converted(tmp_path / "in", tmp_path / "out", seed=None)
+    assert found.to_pydict() == {"x": [0.5, 0.5, 1.5, 1.5], "label": [0, 0, 1, 1], "day": ["01"] * 4}
+    assert [str(kind) for kind in found.schema.types] == ["double", "int8", "string"]
+    one = converted(tmp_path / "in" / "label=1", tmp_path / "one", schema={"day": "int16"})
+    assert one.to_pydict() == {"x": [1.5, 1.5], "day": [1, 1]}
+
+
+def test_folders_that_name_columns_of_some_files(tmp_path: Path) -> None:
+    write(tmp_path / "in" / "label=0" / "t.csv", "x\n1\n")
+    write(tmp_path / "in" / "u.csv", "x\n1\n")
+    with pytest.raises(FormatError, match=r"u\.csv: is in no folder label=\.\.\."):
+        converted(tmp_path / "in", tmp_path / "out")
+    np.save(write(tmp_path / "n" / "label=0" / "x.npy", ""), np.zeros(3))
+    with pytest.raises(FormatError, match=r"\.npy files in folders such as label=\.\.\."):
+        converted(tmp_path / "n", tmp_path / "out")
+
+
 def test_a_damaged_row_group_is_left_out_by_name(tmp_path: Path) -> None:
     path = tmp_path / "t.parquet"
     pq.write_table(numbers(300), path, row_group_size=100, write_page_checksum=True, compression="none")

@@ -6,10 +6,11 @@ import dataclasses
 import glob
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -20,8 +21,9 @@ from datapipe.containers.parquet.footer import check_ends, read_footer
 from datapipe.containers.parquet.thrift_compact import DamagedError
 from datapipe.containers.remote_shards import named_shards, shards_under
 from datapipe.containers.tables.claims import check_parquet_rows, check_sizes, measured_field
+from datapipe.containers.tables.partitions import partition_root, partitions_of
 from datapipe.containers.tables.rows import ArrowBatches, schema_of
-from datapipe.containers.tables.types import columns_of, merged
+from datapipe.containers.tables.types import column_of, columns_of, merged
 from datapipe.core import arrow_maps
 from datapipe.core.checks import path_name
 from datapipe.core.printable import counted, listed
@@ -49,8 +51,10 @@ class _Scanned:
     digest: str
 
 
-def open_table(source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> TableIndex:
+def open_table(source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], *, root: str | None = None) -> TableIndex:
     """Open the table at `source`: a Parquet or Arrow file, a directory of them, a glob pattern, or a list of such paths.
+
+    Folders such as `label=0` below the source, or below `root`, are columns of the files in them that have no such column.
 
     A row-major file, as `datapipe convert --to hdf5` makes it, is a table of its own.
 
@@ -69,6 +73,8 @@ def open_table(source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
         reported_wait(f"the index of the table {paths[0]}", looked),
     ):
         scanned = list(pool.map(_scan, paths))
+    named = partitions_of(paths, partition_root(source, paths) if root is None else root)
+    scanned = [_with_constants(one, values) for one, values in zip(scanned, named, strict=True)]
     columns, widened = merged([(one.file.path, one.columns) for one in scanned])
     names = frozenset(column.name for column in columns)
     files = tuple(dataclasses.replace(one.file, missing=names.difference(one.columns)) for one in scanned)
@@ -79,6 +85,8 @@ def open_table(source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
     digest = hashlib.sha256()
     for one in scanned:
         digest.update(f"{Path(one.file.path).name}\0{one.file.nbytes}\0{one.digest}\n".encode(errors="surrogateescape"))
+        if one.file.constants:
+            digest.update(repr([(name, value.as_py()) for name, value in one.file.constants]).encode(errors="surrogateescape"))
     return TableIndex(
         files=files,
         columns=columns,
@@ -88,6 +96,16 @@ def open_table(source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
         fingerprint=digest.hexdigest()[:24],
         widened=widened,
     )
+
+
+def _with_constants(scanned: _Scanned, values: Mapping[str, Any]) -> _Scanned:
+    """Return the contents with the columns that the file's folders name; those that are in the file itself stay."""
+    added = {name: value for name, value in values.items() if name not in scanned.columns}
+    if not added:
+        return scanned
+    file = dataclasses.replace(scanned.file, constants=tuple(added.items()))
+    columns = {name: column_of(name, value.type) for name, value in added.items()}
+    return dataclasses.replace(scanned, file=file, columns=scanned.columns | columns)
 
 
 def table_paths(source: object) -> list[str]:
@@ -150,11 +168,12 @@ def null_counts(file: TableFile) -> dict[str, int]:
 
     Raises FormatError if the footer is damaged, MissingDataError or StorageError if it cannot be read.
     """
+    constants = {name: 0 if value.is_valid else file.num_rows for name, value in file.constants}
     if file.container != "parquet":
-        return {}
+        return constants
     with byte_source(file.path, "Parquet") as data:
         try:
-            return read_footer(data).null_counts()
+            return read_footer(data).null_counts() | constants
         except DamagedError as exc:
             raise FormatError(f"{file.path}: damaged: {exc}; get the file again") from exc
 

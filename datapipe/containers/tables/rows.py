@@ -102,7 +102,11 @@ class GroupReader:
                 f"{group}: {table.num_rows} rows are in it, and its file claims {group.num_rows}: damaged; get the file again"
             )
         places = {name: number for number, name in enumerate(table.schema.names)}
-        return {name: _one_array(_column(table, name, places)) for name in self._columns}
+        constants = dict(file.constants)
+        return {
+            name: pa.repeat(constants[name], group.num_rows) if name in constants else _one_array(_column(table, name, places))
+            for name in self._columns
+        }
 
     def _opened(self, file: TableFile) -> _OpenTable:
         opened = self._open.get(file.path)
@@ -115,11 +119,13 @@ class GroupReader:
         return opened
 
     def _open_now(self, file: TableFile) -> _OpenTable:
+        constants = dict(file.constants)
+        columns = [name for name in self._columns if name not in constants]
         if file.container == "arrow":
-            return _OpenArrow(file.path, self._columns)
+            return _OpenArrow(file.path, columns)
         if file.container == "hdf5":
-            return _OpenHdf5(file.path, self._columns)
-        return _OpenParquet(file, self._columns, self._dictionaries)
+            return _OpenHdf5(file.path, columns)
+        return _OpenParquet(file, columns, [name for name in self._dictionaries if name not in constants])
 
 
 class _OpenParquet:

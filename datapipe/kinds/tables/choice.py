@@ -97,6 +97,8 @@ def problem_for_cudf(index: TableIndex, layout: MatrixLayout) -> str | None:
             return f"{file.path} is no Parquet file"
         if file.etag is not None:
             return f"{file.path} lies in a store"
+        if file.constants:
+            return f"the column {file.constants[0][0]!r} is in the names of folders"
     if layout.lists:
         return f"the group {layout.lists[0].name!r} is of lists"
     for matrix in layout.matrices:
