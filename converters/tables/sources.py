@@ -90,8 +90,7 @@ def is_table(path: Path) -> bool:
     if form == "npy":
         return not path.is_dir()  # a folder of arrays is samples, unless it is said to be a table
     if form == "parquet":
-        names = [column.name for column in open_table([files[0].name]).columns]
-        return not any(name.endswith(".bytes") for name in names)
+        return not open_table([files[0].name]).has_bytes
     source = open_rows(files[0].name)
     block = next(iter(source.blocks()), None)
     columns = {} if block is None else source.parse(block, {}, {}).columns

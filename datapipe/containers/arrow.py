@@ -135,7 +135,7 @@ def _image_column(features: Features, schema: Any, places: dict[str, tuple[Field
     )
     raise FormatError(
         f"{where}: {what} (has: {listed}); name one of binary values, or structs with 'bytes', 'image', or "
-        "read a table of numbers with datapipe.Table"
+        "read a table of numbers with datapipe.Table; to convert one, pass --from table"
     )
 
 

@@ -20,6 +20,7 @@ from trees import ROOT, contents
 from converters import Limit, OnError
 from converters.tables.conversion import TABLE_NAME, convert_table, preview_table
 from converters.tables.options import TableConversion
+from converters.tables.sources import is_table
 from converters.tables.types import read_schema
 from converters.verify import verify
 from datapipe.cli.main import main
@@ -456,6 +457,15 @@ def test_a_csv_that_lists_images_is_still_a_manifest(tmp_path: Path, capsys: pyt
     source = write(tmp_path / "t.csv", "file,label\nmissing.jpg,0\n")
     main(["convert", str(source), str(tmp_path / "out"), "--to", "parquet"])
     assert "recognised as a manifest" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("folder", [False, True])
+def test_parquet_of_images_is_no_table_whatever_the_target(tmp_path: Path, folder: bool) -> None:
+    """A plain column of encoded images, as pandas and Spark write it."""
+    (tmp_path / "in").mkdir()
+    for number in range(2):
+        pq.write_table(pa.table({"image": [b"\xff\xd8\xff"], "label": [number]}), tmp_path / "in" / f"{number}.parquet")
+    assert not is_table(tmp_path / "in" if folder else tmp_path / "in" / "0.parquet")
 
 
 def test_options_of_images_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

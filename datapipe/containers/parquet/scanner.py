@@ -54,7 +54,7 @@ _MAX_KEY = 1024  # bytes
 _MAX_REFUSALS = 12  # in an error
 _REMEDY = (
     "datapipe reads a struct with a field 'bytes', or a binary column, of one encoded image in each row; write such a one, or "
-    "read a table of numbers with datapipe.Table"
+    "read a table of numbers with datapipe.Table; to convert one, pass --from table"
 )
 
 logger = get_logger(__name__)

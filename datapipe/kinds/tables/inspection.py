@@ -18,7 +18,6 @@ from datapipe.index.tables import ColumnKind, TableIndex
 from datapipe.stores.location import is_url
 
 _OF_SAMPLES = ("tar", "tfrecord")  # containers
-_BYTES = ("binary", "large_binary", "binary_view")  # encoded images
 _MAX_SHOWN = 30  # columns
 _LARGE_GROUP_NBYTES = 256 << 20  # uncompressed: few of them fit into the windows that rows are shuffled in
 _SMALL_GROUP_ROWS = 10_000
@@ -34,18 +33,14 @@ def claim(path: str) -> TableIndex | None:
         return None
     try:
         first, *others = table_paths(path)
-        if others and not is_url(path) and _has_bytes(open_table(first)):
+        if others and not is_url(path) and open_table(first).has_bytes:
             return None  # shards of images, of which there may be thousands
         table = open_table(path)
     except DatapipeError:
         if not is_url(path) and os.path.isfile(path) and _is_only_table(path):
             raise
         return None
-    return table if is_url(path) or not _has_bytes(table) else None
-
-
-def _has_bytes(table: TableIndex) -> bool:
-    return any(column.type in _BYTES for column in table.columns)
+    return table if is_url(path) or not table.has_bytes else None
 
 
 def _holds_samples(path: str) -> bool:
