@@ -254,3 +254,20 @@ def test_no_damaged_footer_ends_the_process(tmp_path: Path) -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, (done.returncode, done.stderr[-2000:])
     assert int(done.stdout) > 100
+
+
+@pytest.mark.parametrize("encoding", ["DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"])
+def test_strings_in_delta_encodings_are_read_where_dictionaries_are_wanted(tmp_path: Path, encoding: str) -> None:
+    """Of one file, beside one that has dictionaries."""
+    words = pa.table({"w": ["a", "bb", None, "a"], "v": ["x", "y", "x", "y"]})
+    pq.write_table(
+        words, tmp_path / "a.parquet", use_dictionary=["v"], column_encoding={"w": encoding}, row_group_size=2, version="2.6"
+    )
+    pq.write_table(words, tmp_path / "b.parquet")
+    index = open_table(tmp_path)
+    reader = GroupReader(["w", "v"], dictionaries=["w", "v"])
+    found = [reader.read(index.group(number)) for number in (2, 0, 1, 2)]
+    for name in ("w", "v"):
+        assert [one[name].to_pylist() for one in found] == [
+            words[name].to_pylist(), words[name].to_pylist()[:2], words[name].to_pylist()[2:], words[name].to_pylist()
+        ]  # fmt: skip

@@ -132,14 +132,18 @@ class _OpenParquet:
     """Some columns of a Parquet file, on a disk or in a store. `dictionaries`: columns to be read as such."""
 
     def __init__(self, file: TableFile, columns: list[str], dictionaries: list[str]) -> None:
-        self._columns = columns
+        self._path, self._columns, self._dictionaries = file.path, columns, dictionaries
         self._remote: RemoteBytes | None = None
         if is_url(file.path):
             pin_object(file.path, etag=file.etag, nbytes=file.nbytes)  # which another process may have found
             self._remote = RemoteBytes(file.path)
-        with opened_by_name(file.path) if self._remote is None else contextlib.nullcontext(RemoteFile(self._remote)) as name:
-            self._file = pq.ParquetFile(
-                name, read_dictionary=dictionaries, pre_buffer=False, page_checksum_verification=True, memory_map=False
+        self._file = self._opened()
+
+    def _opened(self) -> Any:
+        remote = None if self._remote is None else RemoteFile(self._remote)
+        with opened_by_name(self._path) if remote is None else contextlib.nullcontext(remote) as name:
+            return pq.ParquetFile(
+                name, read_dictionary=self._dictionaries, pre_buffer=False, page_checksum_verification=True, memory_map=False
             )
 
     def read(self, number: int) -> Any:
@@ -148,9 +152,23 @@ class _OpenParquet:
             self._remote.fetch(list(_joined(self._chunks(number))))
         try:
             return self._file.read_row_group(number, columns=self._columns, use_threads=False)
+        except OSError:
+            # Arrow makes no dictionaries of strings in the DELTA encodings, which DuckDB and Spark write.
+            delta = self._in_delta(number)
+            if not delta.intersection(self._dictionaries):
+                raise
+            self._dictionaries = [name for name in self._dictionaries if name not in delta]
+            self._file = self._opened()
+            return self._file.read_row_group(number, columns=self._columns, use_threads=False)
         finally:
             if self._remote is not None:
                 self._remote.forget()
+
+    def _in_delta(self, number: int) -> set[str]:
+        """Return the columns of a row group that have pages in a DELTA encoding."""
+        group = self._file.metadata.row_group(number)
+        chunks = [group.column(place) for place in range(group.num_columns)]
+        return {one.path_in_schema for one in chunks if any(name.startswith("DELTA_") for name in one.encodings)}
 
     def _chunks(self, number: int) -> list[tuple[int, int]]:
         """Start and end of the wanted columns' chunks."""
