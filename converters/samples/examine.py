@@ -135,9 +135,7 @@ def examine(
             header = checked_header(contents[image])
             before = (header.height, header.width)
             if size is not None and before != size:
-                raise DecodeError(
-                    f"the image is {before[0]}x{before[1]} pixels (height x width), its annotations are of {_by(size)}"
-                )
+                raise DecodeError(_of_other_size(before, size))
             data, header = _treated(contents[image], header, treatment)
             after = (header.height, header.width)
         stored[image] = StoredField(header.encoding, data)
@@ -258,6 +256,14 @@ def _check_json(data: bytes) -> None:
         json.loads(text)
     except (ValueError, RecursionError) as exc:
         raise DecodeError(f"not JSON: {exc}") from exc
+
+
+def _of_other_size(stored: tuple[int, int], annotated: tuple[int, int]) -> str:
+    """Return a message about an image whose annotations were made at another size: (height, width), pixels."""
+    what = f"the image is {stored[0]}x{stored[1]} pixels (height x width), its annotations are of {_by(annotated)}"
+    if stored != annotated[::-1]:
+        return what
+    return f"{what}: swapped, as where boxes were drawn on images turned by EXIF; store the images turned, as EXIF is not applied"
 
 
 def _by(size: tuple[int, int]) -> str:

@@ -123,12 +123,13 @@ def _of_file(path: Path) -> Recognition:
     if form is not None:
         return Recognition(form, f"its name ends with {suffix}")
     if suffix == ".json":
-        if _is_coco(path):
+        why_not = _why_not_coco(path)
+        if why_not is None:
             return Recognition("coco", "it has `images` and `annotations`")
         for name, (_, suffixes) in _MEDIA.items():
             if lists_files(path, suffixes):
                 return Recognition(name, f"it lists {_TITLES[name]}")
-        raise OptionError(f"{path}: JSON, but not COCO's; a manifest is a .csv, or a .jsonl with one object per line")
+        raise OptionError(f"{path}: {why_not}; a manifest is a .csv, or a .jsonl with one object per line")
     if is_image_name(os.fsencode(path.name)):
         raise OptionError(f"{path}: a single image; pass the folder that holds the images, with a folder for each class")
     raise OptionError(
@@ -137,11 +138,13 @@ def _of_file(path: Path) -> Recognition:
     )
 
 
-def _is_coco(path: Path) -> bool:
+def _why_not_coco(path: Path) -> str | None:
+    """Return None for COCO's annotations."""
     try:
-        return next(array_elements(path, frozenset(("images", "annotations"))), None) is not None
-    except FormatError:
-        return False
+        is_coco = next(array_elements(path, frozenset(("images", "annotations"))), None) is not None
+    except FormatError as exc:
+        return f"not COCO's JSON: {str(exc).removeprefix(f'{path}: ')}"
+    return None if is_coco else "JSON, but not COCO's"
 
 
 def _of_folder(source: Path, class_from: ClassFrom | None, *, prefers_folders: bool) -> Recognition:

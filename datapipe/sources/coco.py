@@ -141,7 +141,7 @@ class CocoSource:
         image = self._whole(value, "image_id", "annotation")
         self._met.update(value)
         self._has_boxes = self._has_boxes or "bbox" in value
-        if value.get("iscrowd") and "iscrowd" not in self._members:
+        if self._is_crowd(value) and "iscrowd" not in self._members:
             self._num_crowds += 1
             return
         kept = {name: value[name] for name in ("id", "bbox", "category_id", *self._members) if name in value}
@@ -171,12 +171,19 @@ class CocoSource:
             raise OptionError(f"{self._path}: no annotation has {unmet[0]!r} (they have: {has}); check --field")
 
     def _whole(self, value: dict[str, Any], name: str, what: str) -> int:
-        number = value.get(name)
-        if isinstance(number, str) and number.isdecimal() and len(number) < 19:  # some tools write ids as text
-            number = int(number)
-        if not isinstance(number, int) or isinstance(number, bool) or abs(number) >= 1 << 63:
-            raise FormatError(f"{self._path}: `{name}` of {what} {value!r:.60} is {number!r:.30}, expected a whole number")
+        number = _whole_number(value.get(name))
+        if number is None:
+            raise FormatError(
+                f"{self._path}: `{name}` of {what} {value!r:.60} is {value.get(name)!r:.30}, expected a whole number"
+            )
         return number
+
+    def _is_crowd(self, annotation: dict[str, Any]) -> bool:
+        crowd = annotation.get("iscrowd") or 0
+        number = crowd if isinstance(crowd, bool) else _whole_number(crowd)
+        if number not in (0, 1):
+            raise FormatError(f"{self._path}: `iscrowd` of annotation {annotation!r:.60} is {crowd!r:.30}, expected 0 or 1")
+        return number == 1
 
     def _text(self, value: dict[str, Any], name: str, what: str) -> str:
         text = value.get(name)
@@ -202,8 +209,9 @@ class CocoSource:
         label = NO_LABEL
         if self._has_labels:
             category = annotations[0].get("category_id") if annotations else None
-            label = self._label_of.get(category, NO_LABEL) if isinstance(category, int) else NO_LABEL
-            if label == NO_LABEL:
+            found = self._label(category)
+            label = NO_LABEL if found is None else found
+            if found is None:
                 problem = problem or f"its category {category!r:.30} is none of the file's categories"
         directory, file = divide(path or b"image %d" % image.id)
         origins: dict[str, Origin] = {} if origin is None else {IMAGE_FIELD.name: origin}
@@ -216,11 +224,24 @@ class CocoSource:
         is_box = isinstance(box, list) and len(box) == 4 and all(is_finite(value) for value in box)
         if not is_box or box[2] < 0 or box[3] < 0:  # type: ignore[index]
             return [], f"{where}: bbox is {box!r:.60}, expected [x, y, width, height]"
-        label = self._label_of.get(category) if isinstance(category, int) else None
+        label = self._label(category)
         if label is None:
             return [], f"{where}: its category {category!r:.30} is none of the file's categories"
         x, y, width, height = box  # type: ignore[misc]
         return [x, y, x + width, y + height, label], None
+
+    def _label(self, category: object) -> int | None:
+        number = _whole_number(category)
+        return None if number is None else self._label_of.get(number)
+
+
+def _whole_number(value: object) -> int | None:
+    """Return an id, which tools also write as a text, "7", or as 7.0; None if it is no whole number of 64 bits."""
+    if isinstance(value, str) and value.isdecimal() and len(value) < 20:
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1 << 63 or value != int(value):
+        return None
+    return int(value)
 
 
 open_source = CocoSource

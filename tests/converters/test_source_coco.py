@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from reading import converted, field_of, kinds_of, skipping, sources_of
 from source_trees import coco, image, put, size_of
 
 from converters import ConvertOptions, Resize, preview
-from datapipe.containers.form import FieldChoice
+from datapipe import Images
+from datapipe.containers.form import FieldChoice, Form
 from datapipe.errors import DecodeError, FormatError, MissingDataError, OptionError
 from datapipe.index.manifest import read_manifest
 from datapipe.sources.json_stream import array_elements
@@ -147,6 +149,48 @@ def test_strays_and_ids_as_texts(tmp_path: Path) -> None:
     seen = preview(ConvertOptions(source, tmp_path / "no", root=tmp_path / "val"))
     assert seen.warnings == ("1 annotations of images that the file does not list left out",)
     assert [len(array) for array in boxes_of(convert_coco(source, tmp_path / "out"))] == [1, 0, 0]
+
+
+@pytest.mark.parametrize("write", [str, float])
+def test_numbers_that_tools_write_as_texts_or_floats(write: Callable[[int], object], tmp_path: Path) -> None:
+    """Ids of images, annotations and categories, and `iscrowd`."""
+    annotations = [
+        {"id": write(1), "image_id": write(0), "bbox": [1, 1, 2, 2], "category_id": write(7), "iscrowd": write(0)},
+        {"id": write(2), "image_id": write(0), "bbox": [1, 1, 2, 2], "category_id": write(7), "iscrowd": write(1)},
+    ]
+    images = [{"id": write(0), "file_name": "0.jpg"}]
+    categories = [{"id": write(9), "name": "ant"}, {"id": write(7), "name": "zebra"}]
+    source = annotated(tmp_path, annotations, num=1, images=images, categories=categories)
+    loaded = Images(source, form=Form("coco", root=tmp_path / "val"), fields=["boxes", "image_id"])
+    boxes, number = loaded[0]
+    assert (boxes.tolist(), number) == ([[1, 1, 3, 3, 0]], 0)
+    assert [array.tolist() for array in boxes_of(convert_coco(source, tmp_path / "out"))] == [[[1, 1, 3, 3, 0]]]
+
+
+@pytest.mark.parametrize("wrong", [{"category_id": 7.5}, {"category_id": "seven"}])
+def test_categories_that_are_no_numbers(wrong: dict[str, object], tmp_path: Path) -> None:
+    with pytest.raises(DecodeError, match=r"annotation 1: its category .* is none of the file's categories"):
+        convert_coco(annotated(tmp_path, [{**box(1, 0, 1, 1, 2, 2), **wrong}]), tmp_path / "out")
+
+
+def test_a_crowd_is_0_or_1(tmp_path: Path) -> None:
+    source = annotated(tmp_path, [box(1, 0, 1, 1, 2, 2, iscrowd="no")])
+    with pytest.raises(FormatError, match=r"instances\.json: `iscrowd` of annotation .* is 'no', expected 0 or 1"):
+        convert_coco(source, tmp_path / "out")
+
+
+def test_sizes_of_images_that_exif_turns(tmp_path: Path) -> None:
+    height, width = size_of(0)
+    source = annotated(tmp_path, [], images=[{"id": 0, "file_name": "0.jpg", "height": width, "width": height}])
+    with pytest.raises(DecodeError, match="swapped, as where boxes were drawn on images turned by EXIF; store the images turned"):
+        convert_coco(source, tmp_path / "out")
+
+
+def test_annotations_in_utf_16_are_named_as_such(tmp_path: Path) -> None:
+    source = annotated(tmp_path, [])
+    source.write_text(source.read_text(), "utf-16")
+    with pytest.raises(OptionError, match=r"instances\.json: not COCO's JSON: is not UTF-8 .*save it as UTF-8"):
+        convert_coco(source, tmp_path / "out")
 
 
 @pytest.mark.parametrize("digits", [400, 4000])
