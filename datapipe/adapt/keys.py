@@ -168,6 +168,7 @@ class KeyPass:
         self.epoch = epoch
         self.after: deque[Cursor] = deque()  # places after the batches that are requested and not yet delivered
         self.error: Exception | None = None  # an error of the sampler, raised once the batches before it are delivered
+        self.is_over = False  # no more keys will be asked for
 
     def __iter__(self) -> Iterator[Any]:
         try:
@@ -176,6 +177,8 @@ class KeyPass:
                 yield keys
         except Exception as exc:
             self.error = exc
+        finally:
+            self.is_over = True
 
 
 # -- samples that datapipe decodes and cuts, for user's code that ends the chain of transforms ---------------

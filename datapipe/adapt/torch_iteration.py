@@ -10,7 +10,7 @@ from datapipe.adapt.deferral import lending
 from datapipe.adapt.deferral.reports import Delivered, Tally
 from datapipe.adapt.keys import KeyPass
 from datapipe.errors import LifecycleError
-from datapipe.kernel.guarding import OneThread
+from datapipe.kernel.guarding import OneThread, without_stop
 from datapipe.kernel.state import Epochs
 
 
@@ -63,7 +63,11 @@ class TorchIterator(Iterator[Any]):
         walk, num_received = self._walk, self._num_received() if self._has_workers else None
         try:
             batch = next(self._batches)
-        except StopIteration:
+        except StopIteration as exc:
+            is_end = num_received == self._num_received() if self._has_workers else walk.is_over
+            if not is_end:  # the user's code raised it
+                self._epochs.last = walk.after.popleft()
+                raise without_stop(exc) from exc
             self.close()
             try:
                 if walk.error is not None:

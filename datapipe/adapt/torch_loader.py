@@ -140,9 +140,9 @@ class TorchLoader:
         return make, (self._inner,), added_attributes(self)
 
     @property
-    def batch_sampler(self) -> OwnBatches:
-        """A stand-in as long as the loader, without positions: no torch loader can be made of this one."""
-        return OwnBatches(self)
+    def batch_sampler(self) -> Any:
+        """The batch sampler of the script, if it made one; else a stand-in as long as the loader, without positions."""
+        return self._inner.batch_sampler if self._inner.batch_size is None else OwnBatches(self)
 
     @property
     def bad_samples(self) -> list[BadSample]:

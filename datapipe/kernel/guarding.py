@@ -1,4 +1,4 @@
-"""Guard an iterator's `next()`: one thread at a time, and no daemon thread once the interpreter ends.
+"""Guard an iterator's `next()`: one thread at a time, no StopIteration but its own, and no daemon thread once Python ends.
 
 At the interpreter's end, `pthread_exit` unwinds a daemon thread that asks for Python's lock. Within torch's C++ code,
 for example where a tensor is freed, that aborts the process. So such threads are halted first, within `next()`.
@@ -65,6 +65,21 @@ def _register_at_exit() -> None:
 # `_register_at_exit` runs when the main thread has ended, and the function that it registers once the other non-daemon threads
 # have ended too: until then a daemon thread may feed them.
 threading._register_atexit(_register_at_exit)  # type: ignore[attr-defined]
+
+
+def without_stop(error: BaseException) -> BaseException:
+    """Return what `next()` may raise for an error of the user's code: for StopIteration, as in a generator, a RuntimeError.
+
+    A loop would take StopIteration for the end of the epoch.
+    """
+    if not isinstance(error, StopIteration):
+        return error
+    instead = RuntimeError(
+        "StopIteration was raised while a batch was made, which would end the epoch before its last batch; catch it where your"
+        " code calls next(), or raise another error"
+    )
+    instead.__cause__ = error
+    return instead
 
 
 class OneThread:

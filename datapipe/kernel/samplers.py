@@ -114,8 +114,9 @@ class SamplerChecksum:
         if place == resumed and checksum != expected and expected.partition(" ")[0] == checksum.partition(" ")[0]:
             raise StateError(
                 "the sampler does not give the positions that it gave before the state was saved, or before Ctrl-C "
-                f"(epoch {place.epoch}), so the rest of the epoch is unknown; use datapipe.WeightedSampler, shuffle=True "
-                "on dataset.select(...), or a sampler that is seeded again for each epoch in set_epoch(epoch)"
+                f"(epoch {place.epoch}), so the rest of the epoch is unknown; if set_epoch seeds it, as DistributedSampler's, "
+                f"call loader.set_epoch({place.epoch}) before this pass; else use a sampler that does so, "
+                "datapipe.WeightedSampler, or shuffle=True on dataset.select(...)"
             )
         self._known[place] = checksum
         if len(self._known) > _MAX_KNOWN:

@@ -10,6 +10,7 @@ from typing import Any
 
 from datapipe.errors import DecodeError
 from datapipe.kernel.bad_samples import MAX_ATTEMPTS, BadSample, located
+from datapipe.kernel.guarding import without_stop
 from datapipe.kernel.kind import BadRow, BatchMaker, LeftToConsumer, Pass, Piece, Step
 from datapipe.kernel.shared_pieces import LoadedPiece, PieceStore
 
@@ -194,4 +195,4 @@ class BatchTask:
         to which the traceback leads by then, after the consumer has dropped it.
         """
         with self._lock:
-            self._error = self._error or exc
+            self._error = self._error or without_stop(exc)

@@ -6,6 +6,7 @@ import copy
 import importlib
 import pickle
 import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 import torch
 from fake_device import pretend_gpus
 from fixtures import make_folder
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset
 from torchvision_reference import torchvision_v2
 
 import datapipe as dp
@@ -73,6 +74,35 @@ def test_what_torch_refuses_is_refused(root: Path, kind: str, name: str) -> None
         setattr(loader, name, 5)
     assert type(getattr(loader, name)) is type(before)
     assert len(loader) == length
+
+
+class Batches:
+    """A script's own batch sampler, which it sets up through the loader."""
+
+    batch_size = 3
+
+    def __init__(self) -> None:
+        self.first = 0
+        self.sampler = DistributedSampler(Numbers(), 1, 0)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.first = epoch
+
+    def __len__(self) -> int:
+        return 1
+
+    def __iter__(self) -> Iterator[list[int]]:
+        yield [self.first, self.first + 1]
+
+
+@pytest.mark.parametrize("make", [lambda one: one, lambda one: dp.prefetch(one, "cpu")], ids=["taken over", "prefetched"])
+def test_a_scripts_own_batch_sampler_is_the_loaders(make: Callable[[Any], Any]) -> None:
+    own = Batches()
+    loader = make(dp.from_torch(DataLoader(Numbers(), batch_sampler=own)))
+    assert loader.batch_sampler is own
+    loader.batch_sampler.set_epoch(3)
+    loader.batch_sampler.sampler.set_epoch(3)
+    assert told(loader) == [[3, 4]]
 
 
 @pytest.mark.parametrize("kind", ["left to torch", "prefetched"])

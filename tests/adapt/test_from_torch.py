@@ -343,6 +343,24 @@ def test_epochs_reach_a_distributed_sampler() -> None:
     assert labels(ours) == positions_of(theirs(Numbers(), sampler=reference))
 
 
+def test_a_state_of_another_epoch_of_a_distributed_sampler_asks_for_set_epoch() -> None:
+    def loader() -> Any:
+        return dp.from_torch(theirs(Numbers(), sampler=DistributedSampler(Numbers(), num_replicas=1, rank=0)))
+
+    saved = loader()
+    saved.set_epoch(2)
+    steps = iter(saved)
+    next(steps)
+    resumed = loader()
+    resumed.load_state_dict(saved.state_dict())
+    with pytest.raises(dp.errors.StateError, match=r"as DistributedSampler's, call loader\.set_epoch\(2\) before this pass"):
+        list(resumed)
+    resumed = loader()
+    resumed.load_state_dict(saved.state_dict())
+    resumed.set_epoch(2)
+    assert [numbers.tolist() for _, numbers in resumed] == [numbers.tolist() for _, numbers in steps]
+
+
 # -- left to torch ----------------------------------------------------------------------------------
 
 

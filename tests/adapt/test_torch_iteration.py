@@ -113,6 +113,26 @@ def test_workers_end_with_the_loop_that_an_error_of_theirs_ends() -> None:
         gc.enable()
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_samples_stop_iteration_does_not_end_the_epoch(num_workers: int) -> None:
+    """Also in the last batch, where nothing else would tell it from the end."""
+
+    class Stopping(Numbers):
+        def __getitem__(self, number: int) -> int:
+            return next(iter(())) if number in (5, 23) else number
+
+    ours = dp.from_torch(DataLoader(Stopping(), 4, num_workers=num_workers))
+    assert outcomes(iter(ours)) == [
+        [0, 1, 2, 3],
+        "RuntimeError",
+        *([n, n + 1, n + 2, n + 3] for n in range(8, 20, 4)),
+        "RuntimeError",
+    ]
+    assert ours.state_dict()["epoch"] == 1
+    with pytest.raises(RuntimeError, match="StopIteration was raised while a batch was made"):
+        told(ours)
+
+
 @pytest.mark.nightly
 def test_a_wait_that_failed_is_no_batch() -> None:
     """After torch's timeout the batch that was waited for still comes, and the state stands before it."""

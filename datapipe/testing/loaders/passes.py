@@ -200,6 +200,17 @@ class PassSuite(Promises):
         finally:
             gc.enable()
 
+    @pytest.mark.promise("loader: Errors")
+    def test_stop_iteration_of_the_users_code_does_not_end_a_pass(self, kind: LoaderOf, path: Path) -> None:
+        def stop(batch: Any) -> Any:
+            return next(iter(())) if 6 in kind.ids(batch) else batch
+
+        iterator = iter(kind.open(path, batch_size=5, num_workers=0, batch_transform=stop))
+        assert kind.ids(next(iterator)) == [0, 1, 2, 3, 4]
+        with pytest.raises(RuntimeError, match="StopIteration was raised while a batch was made"):
+            next(iterator)
+        assert kind.ids(next(iterator)) == [10, 11, 12, 13, 14]
+
     @pytest.mark.promise("loader: Iterators")
     def test_an_iterator_is_not_to_be_shared(self, kind: LoaderOf, path: Path) -> None:
         is_inside, told_off = threading.Event(), threading.Event()
