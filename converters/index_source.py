@@ -120,7 +120,7 @@ class IndexSource:
         elif not self._has_label:
             label = NO_LABEL
         elif self._census is not None and label != NO_LABEL:
-            label = self._census.number(self._manifest.classes[label] if self._manifest.classes else str(label))
+            label = self._census.number(self._manifest.classes[label] if self._manifest.classes and label >= 0 else str(label))
         described = self._index.describe(number)
         if described.source:
             directory, file = divide(os.fsencode(described.source))

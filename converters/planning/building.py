@@ -23,6 +23,7 @@ from converters.planning.duplicates import find_duplicates
 from converters.planning.listing import ListingSummary, write_listing
 from converters.planning.plan import SPOOL_NAME, ConversionPlan, Duplicates, PlannedSet, read_plan, record
 from converters.samples.examine import refuse_treatment
+from datapipe.codecs.field_values import NO_LABEL
 from datapipe.core import atomic
 from datapipe.core.database import attached, open_database
 from datapipe.core.printable import counted
@@ -223,6 +224,6 @@ def _write_facts(
 
 def _labels_met(connection: sqlite3.Connection, classes: tuple[str, ...] | None) -> tuple[int, str | None]:
     """Return how many different labels there are, and the class of the first sample that has one."""
-    num = connection.execute("SELECT count(DISTINCT label) FROM listing WHERE label >= 0").fetchone()[0]
+    num = connection.execute("SELECT count(DISTINCT label) FROM listing WHERE label != ?", (NO_LABEL,)).fetchone()[0]
     first = connection.execute("SELECT label FROM listing WHERE label >= 0 ORDER BY ordinal LIMIT 1").fetchone()
     return num, classes[first[0]] if classes is not None and first is not None and first[0] < len(classes) else None

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from converters.planning import places
-from datapipe.codecs.field_values import FieldKind
+from datapipe.codecs.field_values import NO_LABEL, FieldKind
 from datapipe.core.database import attached, open_read_only
 from datapipe.errors import OptionError
 from datapipe.index.listed import ListedSample, ScanNotes, Source, SourceFacts, Workspace, join, missing_fields
@@ -145,7 +145,7 @@ def _find_unreadable(connection: sqlite3.Connection, facts: SourceFacts, order: 
     """Count, in one pass, the samples that have a problem or lack a field."""
     required = sum(1 << order.index(field.name) for field in facts.fields if field.name in order)
     has_labels = any(field.kind is FieldKind.LABEL for field in facts.fields)
-    where = f"problem IS NOT NULL OR fields & {required} != {required}" + (" OR label < 0" if has_labels else "")
+    where = f"problem IS NOT NULL OR fields & {required} != {required}" + (f" OR label = {NO_LABEL}" if has_labels else "")
     num = connection.execute(f"SELECT count(*) FROM listing WHERE {where}").fetchone()[0]
     rows = connection.execute(
         f"SELECT path, name, problem, fields, label FROM listing CROSS JOIN directories USING (directory) WHERE {where}"

@@ -44,7 +44,11 @@ class FieldSpec:
 
 IMAGE_FIELD = FieldSpec("image", FieldKind.IMAGE)
 LABEL_FIELD = FieldSpec("label", FieldKind.LABEL)
-NO_LABEL = -1
+NO_LABEL = -(
+    1 << 63
+)  # in place of a label that is null, or of a set without labels; -1 is a label, as unlabelled test sets have it
+
+NULL_LABEL = "its label is null; leave labels out with fields=, or samples with on_error='skip'"
 
 
 def value_of(kind: FieldKind, data: bytes) -> Any:

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from datapipe.codecs.field_values import FieldSpec
+from datapipe.codecs.field_values import NO_LABEL, FieldSpec
 from datapipe.codecs.probe import encoding_of
 from datapipe.containers.columns import add_field, rows_of_images
 from datapipe.containers.field_names import (
@@ -159,5 +159,5 @@ def _names(parts: list[Any]) -> list[str] | None:
 
 
 def _labels(parts: list[Any]) -> list[int]:
-    """Return the label of each row; -1 if it is null."""
-    return [-1 if value is None else value for part in parts for value in part.to_pylist()]
+    """Return the label of each row; NO_LABEL if it is null."""
+    return [NO_LABEL if value is None else value for part in parts for value in part.to_pylist()]

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from datapipe.codecs.field_values import IMAGE_FIELD, FieldKind, FieldSpec
+from datapipe.codecs.field_values import IMAGE_FIELD, NO_LABEL, FieldKind, FieldSpec
 from datapipe.containers.field_names import IMAGE, LABEL, field_name
 from datapipe.core.printable import get_logger, listed
 from datapipe.errors import FormatError
@@ -99,18 +99,19 @@ def rows_of_images(
     where: str,
     field: FieldSpec = IMAGE_FIELD,
 ) -> tuple[SidecarRows, list[FieldSpec]]:
-    """Return rows with the image and, unless it is None, the label of every sample, and these fields.
+    """Return rows with the image and, unless it is None, the label of every sample (NO_LABEL: null), and these fields.
 
     `classes`: names by label, if they are known. `field`: what there is instead of images, if it is something else.
     Raises FormatError, naming `where`, for labels that are no class numbers.
     """
-    if labels is not None and min(labels) < -1:
-        raise FormatError(f"{where}: a label is {min(labels)}, expected class numbers; write labels from 0")
+    least = min((label for label in labels or () if label != NO_LABEL), default=0)
+    if least < -1:
+        raise FormatError(f"{where}: a label is {least}, expected class numbers; write labels from 0")
     if labels is not None and classes is not None and max(labels) >= len(classes):
         raise FormatError(f"{where}: a label is {max(labels)}, its metadata name {len(classes)} classes; write the file again")
     rows = SidecarRows((), classes=classes)
     rows.add_column(field.name, images)
-    rows.add_samples(keys, [-1] * len(images.offset) if labels is None else labels)
+    rows.add_samples(keys, [NO_LABEL] * len(images.offset) if labels is None else labels)
     return rows, [field, *([] if labels is None else [FieldSpec(LABEL, FieldKind.LABEL)])]
 
 

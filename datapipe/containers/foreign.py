@@ -37,7 +37,7 @@ from datapipe.stores.random_access import pinned_object
 INDEX_DIRECTORY_NAME = ".datapipe-index"
 _T = TypeVar("_T")
 _STAMP_NAME = "source.json"  # the state of the data when the index was made
-_INDEX_VERSION = 5  # of the contents of an index: one of another version is made again
+_INDEX_VERSION = 6  # of the contents of an index: one of another version is made again
 
 
 UNREAD = (-1, 0)  # the stamp of a file that could not be read: it is tried again

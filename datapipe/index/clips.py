@@ -97,7 +97,7 @@ class VideoParts:
 
     @property
     def has_labels(self) -> bool:
-        return bool((self.labels >= 0).all()) and len(self) > 0
+        return bool((self.labels != NO_LABEL).all()) and len(self) > 0
 
     @property
     def are_whole(self) -> bool:

@@ -101,7 +101,7 @@ class Entries:
     """The index entries of some samples."""
 
     ids: NDArray[np.int64]  # (m,)
-    labels: NDArray[np.int64]  # (m,) -1 if a sample has none
+    labels: NDArray[np.int64]  # (m,) NO_LABEL if a sample has none
     extents: Extents
 
     def __len__(self) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from datapipe.codecs.field_values import FieldKind, FieldSpec
+from datapipe.codecs.field_values import NO_LABEL, FieldKind, FieldSpec
 from datapipe.index.entries import WHOLE_FILE, Description, Entries, Extents, RowGrouping, check_positions
 from datapipe.index.manifest import Manifest, ShardInfo
 
@@ -84,7 +84,7 @@ class FileListIndex:
             has_crc=none.astype(np.uint8),
             one_file_each=True,
         )
-        return Entries(ids, np.full(len(ids), -1) if self._labels is None else self._labels[ids], extents)
+        return Entries(ids, np.full(len(ids), NO_LABEL) if self._labels is None else self._labels[ids], extents)
 
     def row_grouping(self, fields: Collection[str], ids: Ints | None = None) -> RowGrouping | None:
         """Return None: files may be read in any order."""
@@ -94,9 +94,9 @@ class FileListIndex:
         return [self._paths[place] for place in ids.tolist()]
 
     def labels(self, ids: Ints | None = None) -> Ints:
-        """Return (n,) the label of every file in order, or of these; -1 where there are none."""
+        """Return (n,) the label of every file in order, or of these; NO_LABEL where there are none."""
         if self._labels is None:
-            return np.full(len(self) if ids is None else len(ids), -1, np.int64)
+            return np.full(len(self) if ids is None else len(ids), NO_LABEL, np.int64)
         return self._labels if ids is None else self._labels[ids]
 
     def describe(self, id: int) -> Description:

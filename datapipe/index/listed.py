@@ -151,8 +151,8 @@ def divide(path: bytes) -> tuple[bytes, bytes]:
 
 def missing_fields(fields: tuple[FieldSpec, ...], has: frozenset[str], label: int) -> str | None:
     """Return a message about a sample that lacks one of the set's fields; None if it has them all."""
-    lacks = [one.name for one in fields if (one.name not in has if one.kind is not FieldKind.LABEL else label < 0)]
+    lacks = [one.name for one in fields if (one.name not in has if one.kind is not FieldKind.LABEL else label == NO_LABEL)]
     if not lacks:
         return None
-    shown = ", ".join(sorted(has) + (["label"] if label >= 0 else [])) or "nothing"
+    shown = ", ".join(sorted(has) + (["label"] if label != NO_LABEL else [])) or "nothing"
     return f"has no {' and no '.join(lacks)} (has: {shown}), which others have"

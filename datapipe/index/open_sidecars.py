@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from datapipe.codecs.field_values import NO_LABEL
 from datapipe.core import arrow_maps
 from datapipe.core.regular_files import path_inside
 from datapipe.errors import FormatError, MissingDataError, StorageError
@@ -34,7 +35,7 @@ from datapipe.index.sidecar import (
 )
 from datapipe.stores.pending import waiting
 
-_NO_LABEL = -1
+_LEAST_LABEL = -1  # besides NO_LABEL
 _MAX_NBYTES = 1 << 61  # so that the sum of an offset and a size fits 63 bits
 MAX_OPEN_SIDECARS = 4096  # one map each; Linux allows a process 65,530
 
@@ -132,8 +133,9 @@ class Sidecar:
         """Raise FormatError for values that no valid index has. `data_nbytes`: the size of the shard."""
         if not self.num_samples:
             return
-        if int(self.labels.min()) < _NO_LABEL:
-            raise self._error(f"a label is {int(self.labels.min())}, the least is {_NO_LABEL}")
+        least = int(self.labels.min(initial=_LEAST_LABEL, where=self.labels != NO_LABEL))
+        if least < _LEAST_LABEL:
+            raise self._error(f"a label is {least}, the least is {_LEAST_LABEL}")
         for name in self.field_names:
             offsets, sizes = self.offsets(name), self.nbytes(name)
             by_rows = name in self.row_columns

@@ -1,7 +1,7 @@
 """Write sidecars: the index of one shard, an Arrow IPC file that is memory-mapped.
 
 Columns: `id` int64, `key` binary, `source` binary (path of the source file, relative, as the file
-system spells it), `label` int64 (-1: none), `height` and `width` int32 (0: unknown), and for each
+system spells it), `label` int64 (NO_LABEL: none), `height` and `width` int32 (0: unknown), and for each
 field F: `F.encoding` string, `F.offset` int64 and `F.nbytes` int64 (bytes within the shard),
 `F.crc32c` uint32 with `F.has_crc` bool. If raw pixels lie without a header, the schema's metadata has one for all of
 them, `datapipe.prefix.F` in hex. One record batch, uncompressed, so columns are views of the map.

@@ -273,7 +273,7 @@ class _Part:
         """Add the next sample, given its row of the listing."""
         key, number = join(directory, name), self._first + len(self.rows)
         label = label if self._facts.labels is None else self._facts.labels.get(label, NO_LABEL)
-        if self._only == rest and (label >= 0 or not self._has_label):
+        if self._only == rest and (label != NO_LABEL or not self._has_label):
             self.nbytes += nbytes
             extents = {rest: FieldExtent("", 0, nbytes, None)}
             self.rows.append(id=number, key=key, source=key, label=label, size=(0, 0), extents=extents)
@@ -284,7 +284,7 @@ class _Part:
             where, values, size, problem = json.loads(rest)
             sample = _Sample(key, where, values, tuple(size or (0, 0)), problem)
         problem = sample.problem
-        if problem is None and self._has_label and label < 0:
+        if problem is None and self._has_label and label == NO_LABEL:
             problem = missing_fields((LABEL_FIELD,), frozenset((*sample.where, *sample.values)), label)
         extents = {name: self._extent(name, kind, sample, problem) for name, kind in self._kinds.items()}
         self.nbytes += sum(extent.nbytes for extent in extents.values())

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,33 +55,47 @@ class Choices:
 
 
 MAX_CLASSES = 1 << 20  # with more different labels, they are not classes
-_NUMBER = re.compile(r"0|[1-9]\d{0,17}")  # not 007, which is a name
-_NO_CLASS = re.compile(r"-\d+|-?\d+\.\d*")  # not a class number; as a name it would be sorted as text
+_NUMBER = re.compile(r"-1|0|[1-9][0-9]{0,18}")  # not 007, which is a name
+_NO_CLASS = re.compile(r"-\d+|-?\d+\.\d*|[1-9]\d{18,}")  # not a class number; as a name it would be sorted as text
+
+
+def class_number(text: str) -> int | None:
+    """Return the label that a list writes as a whole number, from -1 on in plain decimal; None for a text that is a name."""
+    number = int(text) if _NUMBER.fullmatch(text) else NO_LABEL
+    return number if -1 <= number < 1 << 63 else None
 
 
 class LabelCensus:
     """Numbers labels in order of occurrence; at the end they are either class numbers themselves, or names to be sorted.
 
-    If every label is a whole number in plain decimal, the numbers are the labels and the classes have no names, unless
+    If every label is a number by `number_of`, the numbers are the labels and the classes have no names, unless
     `is_named` or there is a map. Names are sorted as the bytes of the file system.
     """
 
-    def __init__(self, class_map: Path | None = None, *, is_named: bool = False) -> None:
+    def __init__(
+        self,
+        class_map: Path | None = None,
+        *,
+        is_named: bool = False,
+        number_of: Callable[[str], int | None] = class_number,
+    ) -> None:
         self._map = None if class_map is None else read_class_map(class_map)
         self._path = class_map
         self._is_named = is_named
+        self._number_of = number_of
         self._met: dict[str, int] = {}
 
     def number(self, text: str) -> int:
         """Return a number that stands for this label until all are known.
 
-        Raises OptionError if the map lacks it, or for a number below 0 or with a decimal point.
+        Raises OptionError if the map lacks it, or for a number below -1, with a decimal point or of more than 63 bits.
         """
         met = self._met.get(text)
         if met is None:
-            if self._map is None and not self._is_named and _NO_CLASS.fullmatch(text):
+            are_free = self._map is None and not self._is_named
+            if are_free and _NO_CLASS.fullmatch(text) and self._number_of(text) is None:
                 raise OptionError(
-                    f"the label {text!r} is not a class number: these are whole, from 0; number the labels"
+                    f"the label {text!r} is not a class number: these are whole, from 0, or -1 for none; number the labels"
                     " with --class-map, or keep them as values with --field NAME=float"
                 )
             if self._map is not None and text not in self._map:
@@ -95,7 +109,7 @@ class LabelCensus:
         return met
 
     def classes(self) -> tuple[str, ...] | None:
-        """Return names by label; None if the labels are numbers."""
+        """Return names by label; None if the labels are numbers. Raises OptionError for -1 among names."""
         if self._map is not None:
             return tuple(sorted(self._map, key=self._map.__getitem__))
         return None if self._is_numbers() else tuple(sorted(self._met, key=os.fsencode))
@@ -103,12 +117,20 @@ class LabelCensus:
     def labels(self) -> dict[int, int]:
         """Return result of `number` -> label."""
         if self._map is None and self._is_numbers():
-            return {met: int(text) for text, met in self._met.items()}
+            return {met: NO_LABEL if number is None else number for met, number in enumerate(map(self._number_of, self._met))}
         table: Mapping[str, int] = self._map or {name: label for label, name in enumerate(self.classes() or ())}
         return {met: table[text] for text, met in self._met.items()}
 
     def _is_numbers(self) -> bool:
-        return not self._is_named and all(map(_NUMBER.fullmatch, self._met))
+        if self._is_named:
+            return False
+        name = next((text for text in self._met if self._number_of(text) is None), None)
+        if name is not None and "-1" in self._met:
+            raise OptionError(
+                f"labels are names, such as {name!r}, and -1, which is none; leave those samples out, or number the labels with"
+                " --class-map"
+            )
+        return name is None
 
 
 class FolderLabels:

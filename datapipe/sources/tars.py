@@ -20,7 +20,7 @@ from datapipe.containers.form import Form
 from datapipe.containers.listing import is_junk
 from datapipe.containers.mapped import ByteSource
 from datapipe.containers.remote_shards import refuse_unfinished_at
-from datapipe.containers.tar.layout import field_of_suffix
+from datapipe.containers.tar.layout import LABEL_SUFFIXES, field_of_suffix, label_number, label_text
 from datapipe.containers.tar.scanner import Member, scan_members, split_name
 from datapipe.core.printable import counted, printable
 from datapipe.errors import FormatError, MissingDataError, OptionError
@@ -35,7 +35,6 @@ from datapipe.stores.location import Location, Place
 from datapipe.stores.objects import ListedObject
 
 _CHOICES = ("image", "mask", "boxes", "text", "json", "array", "bytes", "label", "none")
-_LABELS = ("cls", "label")
 _MAX_LABEL_NBYTES = 1024
 _MAX_SUFFIXES = 1000  # different suffixes
 
@@ -84,7 +83,7 @@ class TarSource:
         self._classes = None if converted is None or form.class_map else converted.classes
         self._choices = Choices(form.fields)
         self._fields: dict[str, FieldSpec | None] = {}  # by suffix
-        self._census = LabelCensus(form.class_map)
+        self._census = LabelCensus(form.class_map, number_of=label_number)
 
     def scan(self, notes: ScanNotes, space: Workspace) -> Iterator[ListedSample]:
         place = 0
@@ -129,25 +128,29 @@ class TarSource:
         origins: dict[str, Origin] = {}
         problem = "its members are not consecutive: some were earlier; sort the tar by name" if group.is_again else None
         label, met = NO_LABEL, set()
+        suffixes = [suffix for suffix, _ in group.members]
+        labels = next((suffix for suffix in LABEL_SUFFIXES if suffix in suffixes), None)
         for suffix, member in group.members:
-            field = self._field_of(suffix, member, data)
+            field = self._field_of(suffix, member, data, are_labels=suffix == labels)
             if field is None:
                 continue
             if field.name in met:
-                suffixes = [suffix for suffix, _ in group.members if self._fields.get(suffix) == field]
-                problem = problem or _two_for_one(field, suffixes)
+                problem = problem or _two_for_one(field, [suffix for suffix in suffixes if self._fields.get(suffix) == field])
             met.add(field.name)
             if field == LABEL_FIELD:
-                text = bytes(data[member.offset : member.offset + min(member.nbytes, _MAX_LABEL_NBYTES)]).strip()
+                text = bytes(data[member.offset : member.offset + min(member.nbytes, _MAX_LABEL_NBYTES)])
                 try:
-                    label = self._census.number(text.decode())
+                    said = label_text(text)
                 except UnicodeDecodeError:
                     problem = problem or f"its label {text[:20]!r} is not text"
+                    continue
+                label = self._census.number(said) if said else NO_LABEL
             else:
                 origins[field.name] = file.origin(member.offset, member.nbytes)
         return ListedSample(name, group.key, place, label, origins, problem=problem)
 
-    def _field_of(self, suffix: str, member: Member, data: ByteSource) -> FieldSpec | None:
+    def _field_of(self, suffix: str, member: Member, data: ByteSource, *, are_labels: bool) -> FieldSpec | None:
+        """Return the field of members with a suffix. `are_labels`: whether they are, unless the user says what they are."""
         if suffix not in self._fields:
             if len(self._fields) >= _MAX_SUFFIXES:
                 raise OptionError(
@@ -156,15 +159,15 @@ class TarSource:
             choice = self._choices.take(suffix, _CHOICES)
             known = self._kinds.get(suffix.rpartition(".")[0])
             head = bytes(data[member.offset : member.offset + min(member.nbytes, HEAD_NBYTES)])
-            self._fields[suffix] = _field_of(suffix, choice or (known and known.value), head)
+            self._fields[suffix] = _field_of(suffix, choice or (known and known.value), head, are_labels=are_labels)
         return self._fields[suffix]
 
 
-def _field_of(suffix: str, choice: str | None, head: bytes) -> FieldSpec | None:
+def _field_of(suffix: str, choice: str | None, head: bytes, *, are_labels: bool) -> FieldSpec | None:
     """Return the field of members with a suffix; None for those left out. `head`: the first bytes of one."""
     if choice == "none":
         return None
-    if choice == "label" or (choice is None and suffix in _LABELS):
+    if choice == "label" or (choice is None and are_labels):
         return LABEL_FIELD
     return field_of_suffix(suffix, head, FieldKind(choice) if choice else None)
 

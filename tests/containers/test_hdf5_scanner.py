@@ -21,6 +21,7 @@ from shard_values import values_of
 
 from converters import Encode
 from datapipe.codecs.decode import open_decoder
+from datapipe.codecs.field_values import NO_LABEL
 from datapipe.codecs.probe import probe
 from datapipe.containers.hdf5.scanner import index_shard
 from datapipe.errors import FormatError, MissingDataError
@@ -187,7 +188,7 @@ def test_labels_that_are_none_are_left_out_and_said(path: Path, labels: Any, cap
         file["labels"] = labels
     with caplog.at_level(logging.WARNING):
         rows, fields = index_shard(path)
-    assert set(rows.labels) == {-1}
+    assert set(rows.labels) == {NO_LABEL}
     assert [field.name for field in fields] == ["image", *(["labels"] if len(labels) == len(IMAGES) else [])]
     assert "'labels' holds no class numbers of 32 images" in caplog.text
 
@@ -337,7 +338,7 @@ def test_nothing_outside_the_file_is_read(tmp_path: Path, path: Path) -> None:
     with h5py.File(path, "w") as file:
         write_vlen(file)
         file["labels"] = h5py.ExternalLink("other.h5", "/labels")
-    assert set(index_shard(path)[0].labels) == {-1}
+    assert set(index_shard(path)[0].labels) == {NO_LABEL}
 
 
 # -- damage ---------------------------------------------------------------------------------------

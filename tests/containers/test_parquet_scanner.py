@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from shard_values import is_by_rows, values_of
 
 from converters import Encode
+from datapipe.codecs.field_values import NO_LABEL
 from datapipe.containers.parquet.pages import Chunk, Page, UnaddressableError, byte_arrays, pages, plain_values
 from datapipe.containers.parquet.scanner import index_shard
 from datapipe.containers.parquet.thrift_compact import DamagedError
@@ -208,7 +209,7 @@ def test_labels_by_name_or_metadata(path: Path, columns: dict[str, Any], feature
 
 def test_a_sample_without_a_label(path: Path) -> None:
     write(path, {"image": IMAGES, "label": [None, -1, *range(2, NUM)]})
-    assert index_shard(path)[0].labels == [-1, -1, *range(2, NUM)]
+    assert index_shard(path)[0].labels == [NO_LABEL, -1, *range(2, NUM)]
 
 
 @pytest.mark.parametrize("labels", [["cat"] * NUM, [0.5] * NUM, [[1, 2]] * NUM])
@@ -216,7 +217,7 @@ def test_labels_that_are_none_are_left_out_and_said(path: Path, labels: list[Any
     write(path, {"image": IMAGES, "label": labels})
     with caplog.at_level(logging.WARNING):
         rows, fields = index_shard(path)
-    assert set(rows.labels) == {-1}
+    assert set(rows.labels) == {NO_LABEL}
     assert [field.name for field in fields] == ["image", "label_"], "what it holds can be had as a further field"
     assert isinstance(labels[0], list) or "'label' holds no class numbers" in caplog.text
 

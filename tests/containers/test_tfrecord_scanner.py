@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from tfrecord import example_pb2
 from tfrecord.writer import TFRecordWriter
 
-from datapipe.codecs.field_values import FieldKind, value_of
+from datapipe.codecs.field_values import NO_LABEL, FieldKind, value_of
 from datapipe.containers.tfrecord.example import parse_example
 from datapipe.containers.tfrecord.layout import (
     dali_index,
@@ -175,7 +175,7 @@ def test_features_are_found(features: dict[str, Any], image: bytes, label: int |
     rows, fields = index_shard(path)
     assert len(rows) == 2
     assert [field.name for field in fields][: 1 if label is None else 2] == (["image"] if label is None else ["image", "label"])
-    assert rows.labels == [-1 if label is None else label] * 2
+    assert rows.labels == [NO_LABEL if label is None else label] * 2
     for row in range(2):
         assert value_in(path, rows, "image", row) == image
         assert label is None or value_in(path, rows, "label", row) == encode_int(label)
@@ -218,7 +218,7 @@ def test_labels_that_are_no_integers_are_left_out_and_said(label: Any, tmp_path:
     with caplog.at_level(logging.WARNING):
         rows, fields = index_shard(shard(tmp_path, frames(example(image=IMAGE, label=label))))
     assert "label" not in {field.name for field in fields}
-    assert set(rows.labels) == {-1}
+    assert set(rows.labels) == {NO_LABEL}
     assert "'label' is no single integer" in caplog.text
 
 

@@ -17,6 +17,7 @@ from trees import ROOT, make_tree, run_cli
 from converters import ConvertOptions, Encode, Resize, convert
 from datapipe.cli.convert_arguments import EPILOG
 from datapipe.cli.main import build_parser
+from datapipe.codecs.field_values import NO_LABEL
 from datapipe.containers.form import ClassFrom, FieldChoice
 from datapipe.containers.listing import is_image_name, list_folders, walk
 from datapipe.errors import DecodeError, MissingDataError, OptionError
@@ -38,7 +39,7 @@ def deep(root: Path) -> Path:
         (ClassFrom.FOLDER, ("a", "b", "c"), [0, 0, 0, 1, 2]),
         (ClassFrom.PARENT, ("a", "c", "x", "y"), [0, 2, 3, 2, 1]),
         (ClassFrom.PATH, ("a", "a/x", "a/y", "b/x", "c"), [0, 1, 2, 3, 4]),
-        (ClassFrom.NONE, None, [-1] * 5),
+        (ClassFrom.NONE, None, [NO_LABEL] * 5),
     ],
 )
 def test_where_classes_come_from(

@@ -19,10 +19,12 @@ from source_trees import NUM, image, put
 from trees import contents, make_tree
 
 from converters import ConvertOptions, OnError, Part, Resize, Split, convert, preview
+from datapipe import DataLoader, Images
 from datapipe.codecs.probe import probe
 from datapipe.containers.form import FieldChoice
 from datapipe.errors import DecodeError, FormatError, IntegrityError, OptionError
 from datapipe.index.manifest import read_manifest
+from datapipe.transforms import CenterCrop
 
 
 def parquet(path: Path, columns: dict[str, Any], **options: Any) -> Path:
@@ -114,6 +116,28 @@ def test_a_row_without_a_value_is_a_bad_sample(tmp_path: Path) -> None:
         "x.parquet/2": "has no label (has: image, note), which others have",
     }
     assert labels_of(tmp_path / "out") == [1, 0]
+
+
+@pytest.mark.parametrize("to", ["webdataset", "hdf5", "parquet", "tfrecord"])
+def test_a_label_that_is_null_is_none_and_minus_one_is_a_label(tmp_path: Path, to: str) -> None:
+    """As test sets without labels have it. In place and converted."""
+    path = parquet(tmp_path / "x.parquet", {"label": pa.array([1, None, -1, 0])})
+    settings: dict[str, Any] = {"batch_size": 4, "shuffle": False, "num_workers": 0}
+    ((images, labels),) = DataLoader(path, on_error="skip", transform=[CenterCrop(8)], **settings)
+    assert (len(images), labels.tolist()) == (3, [1, -1, 0])
+    with pytest.raises(DecodeError, match=r"x\.parquet: sample 1 .*: its label is null; leave labels out with fields="):
+        list(DataLoader(path, transform=[CenterCrop(8)], **settings))
+    with pytest.raises(DecodeError, match="its label is null"):
+        Images(path)[1]
+    assert Images(path).targets == [1, -1, -1, 0]
+    ((images,),) = DataLoader(Images(path, fields=["image"]), transform=[CenterCrop(8)], **settings)
+    assert len(images) == 4
+    reasons = skipping(path, tmp_path / "out", to=to)
+    assert reasons == {"x.parquet/1": "has no label (has: image), which others have"}
+    assert labels_of(tmp_path / "out") == [1, -1, 0]
+    for path in [tmp_path / "out" / "dataset.json", *(tmp_path / "out").glob("*.index.arrow")]:
+        path.unlink()  # the shards alone say the same
+    assert sorted(labels_of(tmp_path / "out")) == [-1, 0, 1]
 
 
 def test_a_column_is_made_the_label(tmp_path: Path) -> None:

@@ -166,7 +166,14 @@ def test_class_map_numbers_the_names(tmp_path: Path) -> None:
         converted(lines(tmp_path / "un", "image", "0.jpg"), tmp_path / "no", class_map=tmp_path / "map")
 
 
-@pytest.mark.parametrize("label", ["-1", "3.0", "0.5"])
+def test_minus_one_is_a_label_among_numbers_and_none_among_names(tmp_path: Path) -> None:
+    out = converted(lines(tmp_path / "in", "image,label", "0.jpg,-1", "1.jpg,1", "2.jpg,0"), tmp_path / "out")
+    assert (labels_of(out), read_manifest(out).classes) == ([-1, 1, 0], None)
+    with pytest.raises(OptionError, match="labels are names, such as 'cat', and -1, which is none"):
+        converted(lines(tmp_path / "mixed", "image,label", "0.jpg,-1", "1.jpg,cat"), tmp_path / "no")
+
+
+@pytest.mark.parametrize("label", ["-2", "3.0", "0.5", "9223372036854775808"])
 def test_numbers_that_are_no_classes(tmp_path: Path, label: str) -> None:
     """Taken for names they would be sorted as texts, 10.0 before 2.0."""
     source = lines(tmp_path / "in", "image,label", f"0.jpg,{label}", "1.jpg,2")

@@ -18,6 +18,7 @@ from converters import ConvertOptions, OnError, Resize, convert
 from datapipe.containers.form import FieldChoice
 from datapipe.errors import DecodeError, FormatError, MissingDataError, OptionError, StorageError, UnfinishedError
 from datapipe.index.manifest import read_manifest
+from datapipe.opening.samples import open_index
 
 
 def tar(path: Path, members: list[tuple[str, bytes]], *, form: int = tarfile.PAX_FORMAT) -> Path:
@@ -104,6 +105,41 @@ def test_labels_are_numbers_or_names(tmp_path: Path) -> None:
     assert (labels_of(out), read_manifest(out).classes) == ([0, 1, 0], ("7", "dog"))
     bad = [(name, b"\xff" if data == b"0" else data) for name, data in members]
     assert skipping(tar(tmp_path / "z.tar", bad), tmp_path / "bad") == {"z.tar/b": "its label b'\\xff' is not text"}
+
+
+@pytest.mark.parametrize("suffix", ["cls", "label"])
+def test_labels_are_the_numbers_that_webdataset_reads(tmp_path: Path, suffix: str) -> None:
+    """In place and converted."""
+    texts = {"a": b"007", "b": b"+7", "c": b"\xef\xbb\xbf10", "d": b" 12\r\n", "e": b"-1", "f": b"0"}
+    source = tar(
+        tmp_path / "x.tar",
+        [(f"{key}.{name}", data) for key, text in texts.items() for name, data in (("jpg", image(0)), (suffix, text))],
+    )
+    assert open_index(source).labels().tolist() == [7, 7, 10, 12, -1, 0]
+    out = converted(source, tmp_path / "out")
+    assert (labels_of(out), read_manifest(out).classes) == ([7, 7, 10, 12, -1, 0], None)
+    assert sorted(member_texts(out, "cls")) == [b"-1", b"0", b"10", b"12", b"7", b"7"]
+
+
+def member_texts(out: Path, suffix: str) -> list[bytes]:
+    found: list[bytes] = []
+    for path in sorted(out.glob("*.tar")):
+        with tarfile.open(path) as archive:
+            opened = [archive.extractfile(member) for member in archive if member.name.endswith(f".{suffix}")]
+            found += [file.read() for file in opened if file is not None]
+    return found
+
+
+def test_a_label_beside_a_class_number_is_a_field_of_its_own(tmp_path: Path) -> None:
+    source = tar(tmp_path / "x.tar", [("a.label", b"cat"), ("a.jpg", image(0)), ("a.cls", b"3")])
+    out = converted(source, tmp_path / "out")
+    assert (labels_of(out), field_of(out, "label_")) == ([3], [b"cat"])
+    assert (open_index(source).labels().tolist(), field_of(source, "label_")) == ([3], [b"cat"])
+
+
+def test_an_empty_label_is_none(tmp_path: Path) -> None:
+    source = tar(tmp_path / "x.tar", [("a.jpg", image(0)), ("a.cls", b"\n"), ("b.jpg", image(1)), ("b.cls", b"1")])
+    assert skipping(source, tmp_path / "out") == {"x.tar/a": "has no label (has: image), which others have"}
 
 
 def test_samples_without_a_field_that_others_have(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from trees import contents
 
 from converters import ConvertOptions, Part, convert, recognise
 from converters.verify import verify
+from datapipe.codecs.field_values import NO_LABEL
 from datapipe.containers.form import FieldChoice
 from datapipe.errors import FormatError, IntegrityError, OptionError
 from datapipe.fetch.local import LocalFiles
@@ -70,7 +71,7 @@ def test_what_went_in_comes_out(made: Made, tmp_path: Path, to: str) -> None:
         assert entries.extents.has_crc.all()
         for number, sample in enumerate(made.samples):
             assert files.read(entries.extents, number) == sample[name], (number, name)
-        assert entries.labels.tolist() == (made.labels or [-1] * len(made.samples))
+        assert entries.labels.tolist() == (made.labels or [NO_LABEL] * len(made.samples))
     files.close()
     assert verify(out, num_workers=1).problems == ()
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from datapipe.codecs.field_values import IMAGE_FIELD, FieldKind, FieldSpec
+from datapipe.codecs.field_values import IMAGE_FIELD, NO_LABEL, FieldKind, FieldSpec
 from datapipe.codecs.probe import encoding_of
 from datapipe.containers import parquet as form
 from datapipe.containers.columns import add_field, rows_of_images
@@ -155,10 +155,10 @@ def _label_column(footer: Footer, features: Features, where: str) -> SchemaLeaf 
 
 
 def _read_labels(file: ParquetFile, label: SchemaLeaf) -> list[int]:
-    """Return the label of each row; -1 if it is null."""
+    """Return the label of each row; NO_LABEL if it is null."""
     if not is_believable(file.footer, label, file.data, value_nbytes=NUMBER_NBYTES):
         raise FormatError(f"{file.path}: column {label.path!r} claims to be larger than its rows; get the file again")
-    labels = [-1 if value is None else value for value in read_numbers(file.path, label)]
+    labels = [NO_LABEL if value is None else value for value in read_numbers(file.path, label)]
     if len(labels) != file.num_rows:
         raise FormatError(f"{file.path}: {len(labels)} labels for {file.num_rows} images; write the file again")
     return labels

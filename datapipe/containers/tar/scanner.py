@@ -16,13 +16,13 @@ from pathlib import Path
 
 import numpy as np
 
-from datapipe.codecs.field_values import IMAGE_FIELD, FieldKind, FieldSpec
+from datapipe.codecs.field_values import IMAGE_FIELD, NO_LABEL, FieldKind, FieldSpec
 from datapipe.containers.columns import FieldExtents, further_fields, rows_of_extents
 from datapipe.containers.field_names import AUDIO_FIELD, HEAD_NBYTES, IMAGE, LABEL
 from datapipe.containers.listing import is_audio_name, is_video_name
 from datapipe.containers.mapped import ByteSource, byte_source
 from datapipe.containers.tar.layout import BLOCK_NBYTES as BLOCK
-from datapipe.containers.tar.layout import IMAGE_SUFFIXES, LABEL_SUFFIX, field_of_suffix
+from datapipe.containers.tar.layout import IMAGE_SUFFIXES, LABEL_SUFFIX, LABEL_SUFFIXES, field_of_suffix, label_number, label_text
 from datapipe.core.printable import get_logger
 from datapipe.errors import FormatError
 from datapipe.index.sidecar import SidecarRows
@@ -30,7 +30,6 @@ from datapipe.index.sidecar import SidecarRows
 _MAX_SUFFIXES = 1000  # limit of different ones
 _LOOKED_AT = 32  # members that tell what a tar holds
 _MAX_NAME = 1 << 20  # bytes accepted in a long name or PAX header
-_MAX_LABEL = (1 << 63) - 1
 _MAX_LABEL_NBYTES = 256  # of its text, blanks included
 _WITHOUT_DATA = b"123456"  # links, devices, directories, pipes: no data follows their header, whatever its size says
 
@@ -122,8 +121,9 @@ def index_shard(path: str | Path) -> tuple[SidecarRows, tuple[FieldSpec, ...]]:
     """Scan one shard; ids are row numbers. Fields: the image, the label, and others that all samples have.
 
     Every sample needs an image, unless none has one and there are videos or sound; either every sample has a `cls` member (a
-    decimal class number) or none. A further field that only some have is left out, and counted in `lacking` of the rows. Raises
-    MissingDataError, StorageError or FormatError, naming shard and sample.
+    decimal class number) or none. Without these, members `label` are labels if all samples have such a number. A further field
+    that only some have is left out, and counted in `lacking` of the rows. Raises MissingDataError, StorageError or FormatError,
+    naming shard and sample.
     """
     with byte_source(path, "a tar") as data:
         return _index_members(data, str(path))
@@ -132,7 +132,7 @@ def index_shard(path: str | Path) -> tuple[SidecarRows, tuple[FieldSpec, ...]]:
 def _index_members(data: ByteSource, where: str) -> tuple[SidecarRows, tuple[FieldSpec, ...]]:
     keys: list[bytes] = []
     columns: dict[str, FieldExtents] = {}  # by suffix
-    label_texts: list[bytes] = []  # read as they are met, so that a tar in a store is passed over once
+    texts: dict[str, list[bytes]] = {}  # of labels, by suffix; read as they are met, so that a tar in a store is passed over once
     num_strange = 0
     for row, (key, members) in enumerate(_group(scan_members(data, where), where)):
         keys.append(key)
@@ -145,8 +145,9 @@ def _index_members(data: ByteSource, where: str) -> tuple[SidecarRows, tuple[Fie
                 head = bytes(data[member.offset : member.offset + min(member.nbytes, HEAD_NBYTES)])
                 column = columns[suffix] = FieldExtents(field_of_suffix(suffix, head))
             column.add(row, member.offset, member.nbytes)
-            if suffix == LABEL_SUFFIX:
-                label_texts.append(_small(data, member.offset, member.nbytes, where)[:_MAX_LABEL_NBYTES])
+            if suffix in LABEL_SUFFIXES:
+                found = bytes(data[member.offset : member.offset + min(member.nbytes, _MAX_LABEL_NBYTES)])
+                texts.setdefault(suffix, []).append(found)
     if not keys:
         raise FormatError(f"{where}: no samples (no regular file with a name like KEY.jpg)")
     names = [f".{suffix}".encode() for suffix in columns]
@@ -157,11 +158,10 @@ def _index_members(data: ByteSource, where: str) -> tuple[SidecarRows, tuple[Fie
         for suffix, column in columns.items():
             if "." not in suffix and is_audio_name(f".{suffix}".encode()):
                 column.spec = AUDIO_FIELD
-    labels = columns.pop(LABEL_SUFFIX, None)
+    suffix, numbers = _labels(texts, keys, columns, where)
+    labels = {LABEL: columns.pop(suffix)} if suffix else {}
     further, lacking = further_fields(columns, len(keys))
-    found = images | ({LABEL: labels} if labels else {}) | further
-    numbers = _labels(label_texts, labels, keys, where) if labels else [-1] * len(keys)
-    rows, specs = rows_of_extents(found, keys, numbers, label_encoding=LABEL_SUFFIX)
+    rows, specs = rows_of_extents(images | labels | further, keys, numbers, label_encoding=LABEL_SUFFIX)
     rows.lacking = lacking
     if num_strange:
         rows.unread["..."] = f"{num_strange} members of more than {_MAX_SUFFIXES} suffixes: do the keys have dots?"
@@ -191,12 +191,35 @@ def _images(columns: dict[str, FieldExtents], keys: list[bytes], where: str) -> 
     return image
 
 
-def _labels(texts: list[bytes], column: FieldExtents, keys: list[bytes], where: str) -> list[int]:
-    if len(column) < len(keys):
-        row = int(np.setdiff1d(np.arange(len(keys)), column.rows)[0])
-        name = keys[row].decode(errors="replace")
-        raise FormatError(f"{where}: some samples have a field {LABEL_SUFFIX!r} and some do not, e.g. {name!r}")
-    return [_parse_label(text, where, key.decode(errors="replace")) for text, key in zip(texts, keys, strict=True)]
+def _labels(
+    texts: dict[str, list[bytes]], keys: list[bytes], columns: dict[str, FieldExtents], where: str
+) -> tuple[str, list[int]]:
+    """Return the suffix of the labels, "" if there are none, and the label of each sample. `texts`: by suffix, in order."""
+    suffix = next((name for name in LABEL_SUFFIXES if name in texts), "")
+    if not suffix:
+        return "", [NO_LABEL] * len(keys)
+    parsed = [*map(_label_number, texts[suffix])]
+    numbers = [number for number in parsed if number is not None]
+    if len(numbers) == len(keys):
+        return suffix, numbers
+    is_whole = len(parsed) == len(keys)
+    row = parsed.index(None) if is_whole else int(np.setdiff1d(np.arange(len(keys)), columns[suffix].rows)[0])
+    name = keys[row].decode(errors="replace")
+    what = f"label of sample {name!r} is {texts[suffix][row][:40]!r}, expected a decimal class number" if is_whole else ""
+    if suffix == LABEL_SUFFIX:
+        problem = what or f"some samples have a field {LABEL_SUFFIX!r} and some do not, e.g. {name!r}"
+        raise FormatError(f"{where}: {problem}{'; datapipe convert numbers names of classes' if what else ''}")
+    logger.warning(
+        "%s: %r holds no class numbers of all samples (%s); the set is read without labels", where, suffix, what or name
+    )
+    return "", [NO_LABEL] * len(keys)
+
+
+def _label_number(text: bytes) -> int | None:
+    try:
+        return label_number(label_text(text))
+    except UnicodeDecodeError:
+        return None
 
 
 def _group(members: Iterator[Member], where: str) -> Iterator[tuple[bytes, dict[str, Member]]]:
@@ -216,13 +239,6 @@ def _group(members: Iterator[Member], where: str) -> Iterator[tuple[bytes, dict[
                 raise FormatError(f"{where}: sample {key.decode(errors='replace')!r} has two fields {suffix!r}; convert again")
             fields[suffix] = member
         yield key, fields
-
-
-def _parse_label(text: bytes, where: str, name: str) -> int:
-    digits = text.strip()
-    if not digits.isdigit() or len(digits) > 19 or int(digits) > _MAX_LABEL:
-        raise FormatError(f"{where}: label of sample {name!r} is {text[:40]!r}, expected a decimal class number")
-    return int(digits)
 
 
 def _check_header(header: bytes, where: str, position: int) -> None:

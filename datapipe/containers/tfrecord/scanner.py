@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from datapipe.codecs.field_values import FieldKind, FieldSpec
+from datapipe.codecs.field_values import NO_LABEL, FieldKind, FieldSpec
 from datapipe.codecs.npy import npy_header
 from datapipe.codecs.probe import encoding_of
 from datapipe.containers.columns import FieldExtents, free_name, rows_of_extents
@@ -101,12 +101,12 @@ def _index_frames(data: mmap.mmap, where: str) -> tuple[SidecarRows, tuple[Field
             others = FurtherFeatures(data, frozenset((image_name, label_name, *_KEY_NAMES, *_ABOUT_THE_IMAGE)))
         found = _only_value(features, image_name, "bytes", place)
         image.add(number, found.offset, found.nbytes)
-        labels.append(-1)
+        labels.append(NO_LABEL)
         if label_name:
             found = _only_value(features, label_name, "int64", place)
             label.add(number, found.offset, found.nbytes)
             labels[-1] = found.value
-        if labels[-1] < -1:
+        if label_name and labels[-1] < -1:
             raise FormatError(f"{place}: label is {labels[-1]}, expected a class number; write labels from 0")
         others.add(number, features)
         keys.append(_key(data, features, number))

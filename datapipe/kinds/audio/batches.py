@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from datapipe.codecs.field_values import NO_LABEL, NULL_LABEL
 from datapipe.core.observe import Stage
 from datapipe.errors import DecodeError, IntegrityError
 from datapipe.fetch.files import Files
@@ -123,6 +124,9 @@ class AudioMaker(BatchMaker):
 
     def _write(self, batch: AudioBatch, row: int, number: int) -> None:
         """Write an utterance, or the crop of it that was drawn, into a row."""
+        labels = self.samples.utterances.labels
+        if labels is not None and labels[number] == NO_LABEL and "label" in self.samples.fields:
+            raise DecodeError(NULL_LABEL)
         length, room = int(self.samples.lengths[number]), batch.audio.shape[2]
         num = min(length, room)
         first = int(batch.draws[row] * (length - num + 1))

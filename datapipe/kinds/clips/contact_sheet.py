@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
+from datapipe.codecs.field_values import NO_LABEL
 from datapipe.codecs.video.conversion import FrameConverter, fill_frames
 from datapipe.codecs.video.decoding import VideoDecoder
 from datapipe.core import atomic
@@ -54,6 +55,6 @@ def _caption(parts: VideoParts, part: int) -> str:
     video, label = int(parts.video[part]), int(parts.labels[part])
     name = Path(parts.videos.source(video).path).name
     known = parts.classes is not None and 0 <= label < len(parts.classes)
-    shown = parts.classes[label] if known and parts.classes is not None else str(label) if label >= 0 else ""
+    shown = parts.classes[label] if known and parts.classes is not None else str(label) if label != NO_LABEL else ""
     problem = "" if parts.videos.num_frames[video] else "  bad"
     return printable(f"{part}  {name}  {shown}{problem}")

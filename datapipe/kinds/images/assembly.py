@@ -97,6 +97,7 @@ def assemble(
         index=index,
         has_image=fields.has_image,
         looked_up=fields.looked_up(index),
+        has_label=fields.has_label,
         further=FurtherFields(fields.further, index=index, files=files, geometry=geometry if fields.moved else None),
         recipe=in_blocks if leaves_pixels else recipe,
         files=files,

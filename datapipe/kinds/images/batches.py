@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from datapipe.codecs.field_values import NO_LABEL, NULL_LABEL
 from datapipe.core.observe import Stage
 from datapipe.errors import DecodeError, OptionError
 from datapipe.fetch.files import Files
@@ -50,6 +51,7 @@ class SampleBatchMaker(BatchMaker):
     index: AnyIndex
     has_image: bool
     looked_up: str  # the field with which labels are looked up: the image, if there is one
+    has_label: bool
     further: FurtherFields
     recipe: Recipe  # the part that blocks carry out, or DALI and the CPU steps after it
     files: Files
@@ -214,6 +216,9 @@ class SampleBatchMaker(BatchMaker):
         if not self.has_image and not extents and codecs is not None:  # labels alone: the index may say that a sample is bad
             reasons = ((place, why_bad(codecs[row])) for place, row in enumerate(rows))
             report.bad += [BadRow(place, DecodeError(reason)) for place, reason in reasons if reason is not None]
+        if self.has_label:
+            unlabelled = {*np.flatnonzero(entries.labels[rows.start : rows.stop] == NO_LABEL).tolist()}
+            report.bad += [BadRow(row, DecodeError(NULL_LABEL)) for row in sorted(unlabelled - {bad.row for bad in report.bad})]
         if extents:
             batch.values[first : first + len(rows)] = self.further.load(extents, rows, draws, report)
         return report

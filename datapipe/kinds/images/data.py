@@ -13,6 +13,7 @@ import numpy as np
 import torch
 import torch.utils.data
 
+from datapipe.codecs.field_values import NO_LABEL, NULL_LABEL
 from datapipe.containers.form import Form
 from datapipe.core.checks import positions_of, real_number, whole_number
 from datapipe.core.printable import counted, listed
@@ -147,6 +148,8 @@ class Images(Data):
             raise located(exc, self.index.describe(int(ids[0]))) from exc
         if self.fields.has_label:
             values[LABEL] = int(self.index.look_up(ids, self.fields.looked_up(self.index)).labels[0])
+            if values[LABEL] == NO_LABEL:
+                raise located(DecodeError(NULL_LABEL), self.index.describe(int(ids[0])))
         return tuple(values[name] for name in self.fields.names)
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
@@ -170,19 +173,19 @@ class Images(Data):
 
     @property
     def targets(self) -> list[int]:
-        """The label of every sample, in order; read from the index once."""
+        """The label of every sample, in order, -1 for one that has none; read from the index once."""
         if self._targets is None:
-            self._targets = self.index.labels().tolist()
+            self._targets = np.maximum(self.index.labels(), -1).tolist()
         return self._targets
 
     @property
     def samples(self) -> list[tuple[str, int]]:
-        """The path and the label of every sample, in order. Raises AttributeError if samples are not files of their own."""
+        """The path and the label of every sample. Raises AttributeError if samples are not files of their own."""
         positions = np.arange(len(self), dtype=np.int64)
         entries = self.index.look_up(self.index.ids(positions), self.fields.looked_up(self.index))
         if not entries.extents.one_file_each:
             raise AttributeError(f"{self.index.where}: its samples lie in shards and are not files of their own")
-        return list(zip(entries.extents.paths, entries.labels.tolist(), strict=True))
+        return list(zip(entries.extents.paths, np.maximum(entries.labels, -1).tolist(), strict=True))
 
     @property
     def imgs(self) -> list[tuple[str, int]]:

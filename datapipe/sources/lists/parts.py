@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from datapipe.core import regular_files
-from datapipe.errors import DatapipeError, FormatError, MissingDataError
+from datapipe.errors import DatapipeError, FormatError, MissingDataError, OptionError
+from datapipe.sources.fields import LabelCensus, class_number
 from datapipe.sources.lists.rows import JSON_SUFFIXES, ManifestRow, read_rows
 from datapipe.stores.location import is_url
 
@@ -98,7 +99,7 @@ def read_parts(path: Path, *, root: Path | None = None, has_quotes: bool = True)
             raise FormatError(f"{where}: from {begin:g} to {stop:g} s is no part of a file; repair it")
         starts.append(begin)
         ends.append(stop)
-    labels, classes = (None, None) if label is None else _labels([row.cells.get(label) for row in rows], path, label)
+    labels, classes = (None, None) if label is None else _labels(rows, path, label)
     texts = None if text is None else [_text(row, text, path) for row in rows]
     return ListedParts(tuple(numbers), np.array(file, np.int64), np.array(starts), np.array(ends), labels, classes, texts)
 
@@ -117,18 +118,28 @@ def _seconds(cells: Mapping[str, Any], column: str | None, where: str, *, otherw
     return seconds
 
 
-def _labels(cells: Sequence[Any], path: Path, column: str) -> tuple[NDArray[np.int64] | None, tuple[str, ...] | None]:
+def _labels(rows: Sequence[ManifestRow], path: Path, column: str) -> tuple[NDArray[np.int64] | None, tuple[str, ...] | None]:
     """Return labels as numbers: those of the list if all are whole numbers, else places among the sorted names."""
+    cells = [row.cells.get(column) for row in rows]
     texts = [str(cell) if isinstance(cell, (str, int)) and not isinstance(cell, bool) else "" for cell in cells]
     if not any(texts):
         return None, None
     if "" in texts:
         raise FormatError(f"{path}: row {texts.index('') + 1} has no {column}; give one to each row, or to none")
-    if all(text.isdecimal() for text in texts):
-        return np.array([int(text) for text in texts], np.int64), None
-    classes = tuple(sorted({*texts}, key=os.fsencode))
-    known = {name: label for label, name in enumerate(classes)}
-    return np.array([known[text] for text in texts], np.int64), classes
+    numbers = [*map(class_number, texts)]
+    if None not in numbers:
+        return np.array(numbers, np.int64), None
+    census, met = LabelCensus(), []
+    for row, text in zip(rows, texts, strict=True):
+        try:
+            met.append(census.number(text))
+        except OptionError as exc:
+            raise OptionError(f"{path}: line {row.line}: {exc}") from exc
+    try:
+        labels = census.labels()
+    except OptionError as exc:
+        raise OptionError(f"{path}: {exc}") from exc
+    return np.array([labels[number] for number in met], np.int64), census.classes()
 
 
 def _text(row: ManifestRow, column: str, path: Path) -> str:
