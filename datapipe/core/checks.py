@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import operator
 import os
 from collections.abc import Iterable
@@ -14,26 +15,46 @@ from numpy.typing import NDArray
 from datapipe.errors import OptionError
 
 
-def whole_number(value: Any, name: str, *, least: int | None = None) -> int:
+def whole_number(value: Any, name: str, *, least: int | None = None, most: int | None = None) -> int:
     """Return `value` as an int; accepts numpy's integers, which JSON would not."""
     try:
-        number = operator.index(value)
+        number = int(operator.index(value))
     except TypeError as exc:
         raise OptionError(f"{name} is {value!r:.60}; it must be a whole number") from exc
     if least is not None and number < least:
         raise OptionError(f"{name} is {number}; it must be at least {least}")
+    if most is not None and number > most:
+        raise OptionError(f"{name} is {number}; it must be at most {most}")
     return number
 
 
-def real_number(value: Any, name: str) -> float:
-    """Return `value` as a finite float."""
+def real_number(value: Any, name: str, *, most: float | None = None) -> float:
+    """Return `value` as a finite float; a text is none."""
     try:
+        if isinstance(value, (str, bytes)):
+            raise TypeError
         number = float(value)
+    except OverflowError:
+        number = math.inf
     except (TypeError, ValueError) as exc:
         raise OptionError(f"{name} is {value!r:.60}; it must be a number") from exc
-    if not np.isfinite(number):
+    if not math.isfinite(number):
         raise OptionError(f"{name} is {number}; it must be finite")
+    if most is not None and number > most:
+        raise OptionError(f"{name} is {number:g}; it must be at most {most:g}")
     return number
+
+
+def names_or_none(value: Any, name: str) -> tuple[str, ...] | None:
+    """Return `value`, a list of names, as a tuple; None if it is None."""
+    if value is None:
+        return None
+    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
+        raise OptionError(f"{name} is {value!r:.60}; it must be a list of names")
+    names = tuple(value)
+    if not all(isinstance(one, str) for one in names):
+        raise OptionError(f"{name} is {value!r:.60}; it must be a list of names")
+    return names
 
 
 def path_name(value: Any, name: str) -> str:

@@ -29,6 +29,7 @@ Long = Literal["split", "truncate", "drop", "error"]
 Labels = Literal["same", "shifted", "whole"]
 
 WINDOW = 1 << 16  # documents, whose numbers in a window take 16 bits
+MAX_LENGTH = 1 << 24  # tokens of a pack: some plans need memory for each number up to that
 _VERSION = 3
 _OFFSET = 0x6F6666  # purpose of a key
 
@@ -45,14 +46,15 @@ class PackSettings:
     max_tokens: int | None = None  # "pad": of a pack of several documents, each padded to the longest; None: a pack is a document
 
     def __post_init__(self) -> None:
-        whole_number(self.length, "length", least=2)
+        object.__setattr__(self, "length", whole_number(self.length, "length", least=2, most=MAX_LENGTH))
         for name, choices in (("packing", Packing), ("long", Long), ("labels", Labels)):
             if getattr(self, name) not in get_args(choices):
                 raise OptionError(f"{name} is {getattr(self, name)!r:.40}; choose one of {', '.join(get_args(choices))}")
         if self.max_documents is not None:
-            whole_number(self.max_documents, "max_documents", least=1)
+            object.__setattr__(self, "max_documents", whole_number(self.max_documents, "max_documents", least=1))
         if self.max_tokens is not None:
-            whole_number(self.max_tokens, "max_tokens", least=self.length)
+            most = MAX_LENGTH * 64
+            object.__setattr__(self, "max_tokens", whole_number(self.max_tokens, "max_tokens", least=self.length, most=most))
             if self.packing != "pad":
                 raise OptionError(f"max_tokens is for packing='pad'; rows of {self.packing!r} have `length` tokens each")
             if self.long == "split":

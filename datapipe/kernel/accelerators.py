@@ -73,10 +73,10 @@ def checked_device(device: str | torch.device) -> torch.device:
     """Return the CPU or an available device of torch's accelerator. Raises OptionError for any other."""
     try:
         checked = torch.device(device)
-    except (RuntimeError, TypeError) as exc:
+    except (RuntimeError, TypeError, ValueError) as exc:
         raise OptionError(
-            f"device is {device!r}, which torch does not accept ({exc}); pass 'cpu', 'cuda' or 'cuda:N', or import the package "
-            "that adds the device to torch"
+            f"device is {device!r:.60}, which torch does not accept ({exc}); pass 'cpu', 'cuda' or 'cuda:N', or import the "
+            "package that adds the device to torch"
         ) from exc
     if checked.type == "cpu":
         return checked

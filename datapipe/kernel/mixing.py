@@ -11,7 +11,7 @@ from datapipe.core.checks import whole_number
 from datapipe.core.printable import printable
 from datapipe.errors import OptionError
 from datapipe.order.sample_order import Order, SequentialOrder, ShuffledOrder
-from datapipe.order.sampling import MixedOrder, checked_weights, own_seed, shares
+from datapipe.order.sampling import MAX_MIXED, MixedOrder, checked_weights, own_seed, shares
 
 
 class Samples(Protocol):
@@ -38,7 +38,9 @@ class Mixture:
         given: Sequence[float] = (
             lengths if weights is None else checked_weights(weights, num=len(indexes), what="dataset").tolist()
         )
-        length = sum(lengths) if num_samples is None else whole_number(num_samples, "num_samples", least=1)
+        length = whole_number(sum(lengths) if num_samples is None else num_samples, "num_samples", most=MAX_MIXED)
+        if num_samples is not None and length < 1:
+            raise OptionError(f"num_samples is {length}; it must be at least 1")
         counts = tuple(shares(given, length))
         for index, count in zip(indexes, counts, strict=True):
             if count and not len(index):

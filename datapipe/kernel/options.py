@@ -11,7 +11,7 @@ from datapipe.core.environment import num_usable_cores, positive_environment
 from datapipe.errors import OptionError
 from datapipe.kernel.drawing import may_draw
 from datapipe.kernel.samplers import WeightedSampler
-from datapipe.order.plan import Tail
+from datapipe.order.plan import MAX_SAMPLES, Tail
 
 MAX_BLOCK = 64  # samples that are read, and whose geometry is drawn, at once: they share the overhead
 
@@ -92,7 +92,7 @@ def parse_options(arguments: Mapping[str, Any], block_sizes: tuple[int, int] = (
         raise OptionError(f"timeout is {timeout_s}; it must be 0 or more seconds")
     callable_or_none(arguments["worker_init_fn"], "worker_init_fn")
     return LoaderOptions(
-        batch_size=whole_number(arguments["batch_size"], "batch_size", least=1),
+        batch_size=whole_number(arguments["batch_size"], "batch_size", least=1, most=MAX_SAMPLES),
         shuffle=_parse_shuffle(arguments["shuffle"]),
         tail=_parse_tail(arguments["tail"], drop_last=arguments["drop_last"]),
         num_workers=default_num_workers() if num_workers is None else whole_number(num_workers, "num_workers", least=0),

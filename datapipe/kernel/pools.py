@@ -17,6 +17,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from datapipe.core.printable import size_text
+from datapipe.errors import OptionError
+
 T = TypeVar("T")
 
 
@@ -69,7 +72,12 @@ class SlabPool:
         if self._pinned:
             pinned: NDArray[np.uint8] = torch.empty(self.nbytes, dtype=torch.uint8, pin_memory=True).numpy()
             return pinned
-        return np.empty(self.nbytes, np.uint8)
+        try:
+            return np.empty(self.nbytes, np.uint8)
+        except (MemoryError, ValueError) as exc:  # ValueError: more than an address can say
+            raise OptionError(
+                f"a batch takes {size_text(self.nbytes)}, and there is no such memory; make batches smaller"
+            ) from exc
 
 
 def leased(memory: NDArray[np.uint8], ended: deque[LeaseEnd], held: Any) -> NDArray[np.uint8]:

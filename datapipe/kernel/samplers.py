@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from datapipe.core.checks import positions_of, whole_number
 from datapipe.errors import OptionError, StateError
-from datapipe.order.plan import Cursor, Picks, Rank
+from datapipe.order.plan import MAX_SAMPLES, Cursor, Picks, Rank
 from datapipe.order.sampling import WeightedOrder, checked_weights
 
 _MAX_KNOWN = 4096  # places after batches that are in the making
@@ -37,7 +37,7 @@ class WeightedSampler:
     def __post_init__(self) -> None:
         self.update_weights(self.weights)
         if self.num_samples is not None:
-            self.num_samples = whole_number(self.num_samples, "num_samples", least=1)
+            self.num_samples = whole_number(self.num_samples, "num_samples", least=1, most=MAX_SAMPLES)
 
     def update_weights(self, weights: NDArray[np.float64] | Sequence[float]) -> None:
         """Draw by these weights from the next pass on. Raises OptionError unless there is one for each sample.

@@ -12,9 +12,10 @@ from datapipe.core.checks import whole_number
 from datapipe.errors import LifecycleError, StateError
 from datapipe.kernel.ranks import resolve_rank
 from datapipe.kernel.seeding import Seed
-from datapipe.order.plan import Cursor, Rank
+from datapipe.order.plan import MAX_SAMPLES, Cursor, Rank
 
 STATE_VERSION = 1
+MAX_EPOCH = (1 << 31) - 1  # times the samples of an epoch, it fits 64 bits
 _ARGUMENTS = {
     "order": "shuffle, sampler, weights or number of samples",
     "tail": "tail",
@@ -32,7 +33,7 @@ class Epochs:
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next pass one over `epoch`: from its beginning, or from where a resumed state stands in it."""
-        number = whole_number(epoch, "epoch", least=0)
+        number = whole_number(epoch, "epoch", least=0, most=MAX_EPOCH)
         with self._lock:
             if self.upcoming.epoch != number:
                 self.upcoming = Cursor(number)
@@ -104,7 +105,8 @@ class LoaderState:
                     f"pass the same {argument} as then"
                 )
         place = saved["epoch"], saved["samples_done"]
-        if not all(isinstance(number, int) and number >= 0 for number in place):
+        limits = zip(place, (MAX_EPOCH, MAX_SAMPLES), strict=True)
+        if not all(isinstance(number, int) and 0 <= number <= most for number, most in limits):
             raise StateError(f"state has epoch={place[0]!r}, samples_done={place[1]!r}: not a state of this loader, or damaged")
         return Cursor(*place)
 

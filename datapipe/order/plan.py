@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from datapipe.errors import OptionError, StateError
 from datapipe.order.sample_order import Order
 
+MAX_SAMPLES = 1 << 40  # of an epoch, and of a batch
+_MAX_FILLED = 1 << 24  # samples to which a batch is filled up, whatever there are
 _ASKED_AT_ONCE = 4096  # positions of an epoch
 
 
@@ -103,6 +105,10 @@ class Plan:
     def __post_init__(self) -> None:
         if self.batch_size < 1:
             raise OptionError(f"batch_size is {self.batch_size}; it must be at least 1")
+        if self.tail is Tail.MASK and self.batch_size > max(_MAX_FILLED, len(self.order)):
+            raise OptionError(
+                f"batch_size is {self.batch_size}, to which tail='mask' fills {len(self.order)} samples up; pass fewer"
+            )
 
     @property
     def global_batch(self) -> int:

@@ -18,6 +18,8 @@ from datapipe.errors import OptionError
 from datapipe.order.draws import Draws, Ints, key64, to_unit
 from datapipe.order.sample_order import Order
 
+MAX_MIXED = 1 << 31  # samples of an epoch: products of two such numbers fit 64 bits
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WeightedOrder:

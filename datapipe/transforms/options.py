@@ -30,8 +30,8 @@ def is_number(value: object) -> bool:
 
 
 def is_count(value: object) -> bool:
-    """Return True if value is an int of at least 1."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    """Return True if value is an int of at least 1, as a number of pixels of 32 bits."""
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value < 1 << 31
 
 
 def check_size(owner: object, size: object, *, argument: str = "size") -> tuple[int, int]:

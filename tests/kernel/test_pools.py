@@ -14,7 +14,14 @@ from fixtures import quick
 from hypothesis import given
 from hypothesis import strategies as st
 
+from datapipe.errors import OptionError
 from datapipe.kernel.pools import SlabPool
+
+
+@pytest.mark.parametrize("nbytes", [1 << 62, 1 << 70])
+def test_memory_that_there_is_not(nbytes: int) -> None:
+    with pytest.raises(OptionError, match=r"a batch takes .*, and there is no such memory; make batches smaller"):
+        SlabPool(nbytes, max_free=1).lease()
 
 
 def test_a_slab_returns_when_the_last_view_dies() -> None:

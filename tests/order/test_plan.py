@@ -15,6 +15,12 @@ from datapipe.order.sample_order import SequentialOrder, ShuffledOrder
 tails = st.sampled_from(list(Tail))
 
 
+def test_a_batch_is_not_filled_up_without_bounds() -> None:
+    with pytest.raises(OptionError, match="batch_size is 2147483648, to which tail='mask' fills 6 samples up; pass fewer"):
+        Plan(SequentialOrder(6), 2**31, tail=Tail.MASK)
+    assert Plan(SequentialOrder(6), 2**31).num_steps == 1
+
+
 def plans(num_samples: int, batch_size: int, world_size: int, tail: Tail) -> list[Plan]:
     """One plan for each rank."""
     order = ShuffledOrder(num_samples, seed=5)

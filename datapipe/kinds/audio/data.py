@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from datapipe.core.checks import names_or_none
 from datapipe.core.printable import counted, get_logger, warn_once
 from datapipe.errors import OptionError
 from datapipe.index.utterances import Utterances
@@ -77,10 +78,9 @@ class Audio(Data):
     ) -> None:
         if (seconds is None) is not bool(whole):
             raise OptionError("say what a sample is: a crop, seconds=5, or a whole utterance, whole=True; and not both")
-        of_batch = None if fields is None else tuple(fields)
-        limits = None if between is None else tuple(between)
+        of_batch = names_or_none(fields, "fields")
         stores = remote_settings(remote)
-        settings = AudioSettings(seconds, rate, channels, short, crop, max_seconds, limits, of_batch, stores)  # type: ignore[arg-type]
+        settings = AudioSettings(seconds, rate, channels, short, crop, max_seconds, between, of_batch, stores)
         self._set(source, settings, bool(skip_bad))
         if self.samples.left_out is not None:
             warn_once(logger, f"{self.where}: {self.samples.left_out}")

@@ -35,6 +35,7 @@ from datapipe.kinds.images.kind import ImageKind
 from datapipe.kinds.images.samples import AnySource, ImageSettings, Samples, is_dataset
 from datapipe.order.draws import key64
 from datapipe.order.sample_order import Permutation
+from datapipe.order.sampling import MAX_MIXED
 from datapipe.stores.settings import Remote, remote_settings
 from datapipe.transforms import Recipe
 
@@ -237,7 +238,7 @@ class Images(Data):
 
         All come once before any comes again, also across epochs; a sample that comes again in an epoch is augmented again.
         """
-        count = round(len(self) * real_number(times, "times"))
+        count = round(len(self) * real_number(times, "times", most=MAX_MIXED / max(1, len(self))))
         if self.mixture is not None or count < 1:
             problem = "of what mix() or repeat() made" if self.mixture is not None else "makes an epoch of no samples"
             raise OptionError(f"repeat({times}) {problem}; pass num_samples to mix()")

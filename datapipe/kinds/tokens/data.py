@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from datapipe.containers.foreign import INDEX_DIRECTORY_NAME
-from datapipe.core.checks import path_name
+from datapipe.core.checks import names_or_none, path_name
 from datapipe.core.printable import counted
 from datapipe.core.user_cache import INDEXES, index_directory
 from datapipe.errors import MissingDataError, OptionError
@@ -125,9 +125,10 @@ class Tokens(Data):
     ) -> None:
         if balance not in (None, "step"):
             raise OptionError(f"balance is {balance!r:.40}; pass 'step' or nothing")
-        if fields is not None and not fields:
+        of_batch = names_or_none(fields, "fields")
+        if of_batch == ():
             raise OptionError("fields is empty; name what a batch has, or leave it out")
-        names = () if field is None else (field,) if isinstance(field, str) else tuple(field)
+        names = (field,) if isinstance(field, str) else names_or_none(field, "field") or ()
         if field is not None and (not names or len({*names}) < len(names)):
             raise OptionError(f"field is {field!r:.60}; name fields of tokens, each once")
         opening = _Opening(source, dtype, eos, vocab_size, names, remote_settings(remote))
@@ -144,7 +145,7 @@ class Tokens(Data):
             tuple(f"{name}_" for name in names) if len(names) > 1 else ("",),
             bool(repack),
             layout,
-            () if fields is None else tuple(fields),
+            of_batch or (),
             num_seqlens,
             0 if pad is None else pad,
             balance is not None,

@@ -14,6 +14,8 @@ Layout = Literal["rows", "flat"]
 OF_FIELDS = (
     "input_ids", "labels", "position_ids", "document_ids", "attention_mask", "cu_seqlens", "max_seqlen", "loss_tokens",
 )  # fmt: skip
+_MAX_SEQLENS = 1 << 26
+_MAX_ACCUMULATED = 1 << 31  # micro-batches
 _OF_ONE = tuple(name for name in OF_FIELDS if name != "attention_mask")  # that a batch has by default, of a corpus of one field
 _OF_SEVERAL = ("input_ids", "labels", "attention_mask", "loss_tokens")  # and of each of several
 
@@ -33,17 +35,17 @@ class TokenSettings:
     accumulate: int = 1
 
     def __post_init__(self) -> None:
-        packs = self.packs[0]
+        packs, put = self.packs[0], object.__setattr__
         if self.layout not in ("rows", "flat"):
             raise OptionError(f"layout is {self.layout!r:.40}; choose 'rows' or 'flat'")
         usual = _OF_ONE if len(self.packs) == 1 else _OF_SEVERAL
-        object.__setattr__(self, "fields", self.fields or tuple(prefix + name for prefix in self.prefixes for name in usual))
+        put(self, "fields", self.fields or tuple(prefix + name for prefix in self.prefixes for name in usual))
         possible = [*(prefix + name for prefix in self.prefixes for name in OF_FIELDS), "id"]
         refuse_unknown_fields(self.fields, possible)
         if self.num_seqlens is not None:
-            whole_number(self.num_seqlens, "num_seqlens", least=2)
-        whole_number(self.pad, "pad", least=0)
-        whole_number(self.accumulate, "accumulate", least=1)
+            put(self, "num_seqlens", whole_number(self.num_seqlens, "num_seqlens", least=2, most=_MAX_SEQLENS))
+        put(self, "pad", whole_number(self.pad, "pad", least=0, most=(1 << 63) - 1))
+        put(self, "accumulate", whole_number(self.accumulate, "accumulate", least=1, most=_MAX_ACCUMULATED))
         if len(self.packs) > 1:
             self._check_several()
         if self.repack and (len(self.packs) > 1 or (packs.packing != "best-fit" and packs.max_tokens is None)):

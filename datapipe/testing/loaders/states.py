@@ -191,6 +191,7 @@ class StateSuite(Promises):
         damages: list[dict[str, Any]] = [
             {"version": 99}, {"version": None}, {"epoch": None}, {"samples_done": "x"}, {"samples_done": -5}, {"epoch": -1},
             {"samples_done": 7}, {"samples_done": 2.5}, {"epoch": [1]},
+            {"epoch": 2**31}, {"epoch": 10**30}, {"samples_done": 2**62}, {"samples_done": 10**30},
         ]  # fmt: skip
         for damage in damages:
             with pytest.raises(StateError):

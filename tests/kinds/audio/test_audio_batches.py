@@ -427,6 +427,12 @@ def test_samplers_decide_the_order_and_repeats_are_drawn_again(words: Path) -> N
     ({"seconds": 1, "rate": 0}, "rate is 0"), ({"seconds": 1, "channels": 0}, "channels is 0"),
     ({"seconds": 1, "short": "cut"}, "choose one of pad"), ({"seconds": 1, "crop": "end"}, "choose one of random"),
     ({"seconds": 1, "max_seconds": 9}, "max_seconds is for whole=True"), ({"whole": True, "between": (3, 1)}, "between is"),
+    ({"seconds": 1, "rate": 2**31}, "rate is 2147483648; it must be at most 10000000"),
+    ({"seconds": 1, "channels": 2**62}, "channels is 4611686018427387904; it must be at most 1024"),
+    ({"seconds": 1e300}, r"seconds is 1e\+300; it must be at most"), ({"seconds": "5"}, "seconds is '5'; it must be a number"),
+    ({"whole": True, "max_seconds": 1e300}, "max_seconds is"), ({"whole": True, "between": 5}, "between is 5; pass"),
+    ({"whole": True, "between": (1,)}, "between is"), ({"whole": True, "between": ("1", 2)}, "between is '1'; it must be"),
+    ({"seconds": 1, "fields": 5}, "fields is 5; it must be a list of names"),
     ({"seconds": 1, "fields": []}, "fields is empty"), ({"seconds": 1, "fields": ["audio", "text"]}, "fields has 'text'"),
 ])  # fmt: skip
 def test_settings_that_do_not_fit_are_refused(words: Path, options: dict[str, Any], said: str) -> None:

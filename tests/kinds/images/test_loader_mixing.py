@@ -217,7 +217,10 @@ def test_take_repeat_and_folds(folder: Path) -> None:
     for wrong in (
         lambda: dataset.take(-1), lambda: dataset.take(2.5), lambda: dataset.repeat("a"), lambda: dataset.repeat(float("inf")),
         lambda: dataset.folds("a"), lambda: dataset.folds(2, seed="a"), lambda: dataset.select(5), lambda: dataset.select(["a"]),
-        lambda: dp.mix([folder], num_samples=1e6), lambda: dp.WeightedSampler(5), lambda: dp.WeightedSampler([1, 2], 5.5),
+        lambda: dp.mix([folder], num_samples=1e6), lambda: dp.mix([folder, folder], [1, 1], num_samples=2**32),
+        lambda: dp.WeightedSampler([1, 2], 2**64 + 1), lambda: make(folder).set_epoch(2**31),
+        lambda: dp.WeightedSampler(5), lambda: dataset.take(1e300), lambda: dataset.repeat(1e300), lambda: dataset.folds(2**70),
+        lambda: dp.WeightedSampler([1, 2], 5.5),
     ):  # fmt: skip
         with pytest.raises(dp.errors.OptionError):
             wrong()  # type: ignore[no-untyped-call]

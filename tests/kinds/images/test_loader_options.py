@@ -41,6 +41,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"sampler": 5}, "sampler is 5; it must be an iterable"),
     ({"batch_size": 1, "batch_sampler": 5}, "batch_sampler is 5; it must be an iterable"),
     ({"transform": "flip"}, "is not a known transform and not callable"),
+    ({"batch_size": 2**62}, "batch_size is 4611686018427387904; it must be at most"),
+    ({"batch_size": 1e300}, r"batch_size is 1e\+300; it must be a whole number"),
+    ({"timeout": 10**400}, "timeout is inf; it must be finite"), ({"timeout": "5"}, "timeout is '5'; it must be a number"),
+    ({"device": 10**30}, "device is 10+, which torch does not accept"),
 ]  # fmt: skip
 
 

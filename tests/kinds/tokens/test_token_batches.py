@@ -265,6 +265,17 @@ def test_a_batch_transform_gets_each_batch(corpus: Path) -> None:
 
 WRONG = {
     "length": ({"length": 1}, "length is 1"),
+    "a length that no memory has": ({"length": 2**31}, "length is 2147483648; it must be at most 16777216"),
+    "a length of no integer": ({"length": 2**64 + 1}, "length is 18446744073709551617; it must be at most"),
+    "max_tokens": (
+        {"packing": "pad", "long": "drop", "max_tokens": 2**62},
+        "max_tokens is 4611686018427387904; it must be at most",
+    ),
+    "accumulate of no integer": ({"accumulate": 2**62}, "accumulate is 4611686018427387904; it must be at most"),
+    "num_seqlens": ({"num_seqlens": 2**31}, "num_seqlens is 2147483648; it must be at most"),
+    "a pad of no integer": ({"pad": 2**63}, "pad is 9223372036854775808; it must be at most"),
+    "fields of another type": ({"fields": 5}, "fields is 5; it must be a list of names"),
+    "field of another type": ({"field": 5}, "field is 5; it must be a list of names"),
     "packing": ({"packing": "tight"}, "packing is 'tight'; choose"),
     "long": ({"long": "keep"}, "long is 'keep'; choose"),
     "labels": ({"labels": "next"}, "labels is 'next'; choose"),
