@@ -27,6 +27,7 @@ from datapipe.containers.listing import (
     list_folders,
     walk,
 )
+from datapipe.core.printable import get_logger
 from datapipe.errors import FormatError, MissingDataError, OptionError
 from datapipe.index.listed import ScanNotes
 from datapipe.index.manifest import MANIFEST_NAME
@@ -38,6 +39,8 @@ from datapipe.sources.lmdb import DATA_NAME
 from datapipe.sources.pairs import IMAGE, KINDS, MASK, is_pair_name, place_file, role_folders
 from datapipe.stores.location import Location, Place
 from datapipe.stores.objects import list_below, list_names
+
+logger = get_logger(__name__)
 
 _MAX_NAMES = 2000  # names read per folder
 _MAX_FOLDERS = 20  # folders opened
@@ -73,6 +76,7 @@ class _Seen:
     deep: str = ""  # a folder of it that holds shards or a converted dataset
     beside: str = ""  # a file with the stem of an image
     lists: list[str] = dataclasses.field(default_factory=list)  # manifests by their names
+    deep_list: str = ""  # path of one in a folder
     annotations: str = ""  # a JSON file that may be COCO's
 
 
@@ -168,6 +172,8 @@ def _of_folder(source: Path, class_from: ClassFrom | None, *, prefers_folders: b
     if seen.beside:
         found.append(Recognition("pairs", f"images with files of the same name beside, such as {seen.beside}"))
     if seen.num_images_deep:
+        if seen.deep_list:
+            logger.warning("%s: labels come from folders; %s lists images: pass that to take its labels", source, seen.deep_list)
         found.append(Recognition("image-folder", "images in folders"))
         if prefers_folders:
             return found[-1]
@@ -281,8 +287,11 @@ def _count(folder: bytes, seen: _Seen, *, top: bytes) -> list[bytes]:
                 seen.shards.setdefault(container, os.fsdecode(suffix.lower()))
             else:
                 seen.deep = seen.deep or os.fsdecode(folder)
-        if is_top and name.lower() in _LISTS:
-            seen.lists.append(os.fsdecode(name))
+        if name.lower() in _LISTS:
+            if is_top:
+                seen.lists.append(os.fsdecode(name))
+            else:
+                seen.deep_list = seen.deep_list or os.fsdecode(os.path.join(folder, name))
     masks = [
         name
         for stem, name in images.items()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 import re
 import shlex
@@ -23,6 +24,7 @@ from datapipe.containers.listing import is_image_name, list_folders, walk
 from datapipe.errors import DecodeError, MissingDataError, OptionError
 from datapipe.index.listed import ScanNotes, join
 from datapipe.index.manifest import read_manifest
+from datapipe.opening.recognise import recognise_form
 
 DEEP = ("b/x/2.jpg", "a/x/1.jpg", "a/y/3.jpg", "a/0.jpg", "c/4.jpg")
 
@@ -31,6 +33,15 @@ def deep(root: Path) -> Path:
     for number, name in enumerate(DEEP):
         put(root / name, image(number))
     return root
+
+
+def test_a_list_in_a_folder_of_images_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Hugging Face's folders have one in each of `train` and `test`."""
+    put(tmp_path / "in" / "part" / "0.jpg", image(0))
+    put(tmp_path / "in" / "part" / "metadata.csv", "file_name,label\n0.jpg,1\n")
+    with caplog.at_level(logging.WARNING):
+        assert recognise_form(tmp_path / "in").form == "image-folder"
+    assert "part/metadata.csv lists images: pass that to take its labels" in caplog.text
 
 
 @pytest.mark.parametrize(

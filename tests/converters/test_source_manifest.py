@@ -173,6 +173,30 @@ def test_minus_one_is_a_label_among_numbers_and_none_among_names(tmp_path: Path)
         converted(lines(tmp_path / "mixed", "image,label", "0.jpg,-1", "1.jpg,cat"), tmp_path / "no")
 
 
+def test_a_list_made_on_windows(tmp_path: Path) -> None:
+    """With a byte order mark and CRLF it is read; names with backslashes are told as such."""
+    source = lines(tmp_path / "in", "image,label")
+    source.write_bytes(b"\xef\xbb\xbfimage,label\r\n0.jpg,cat\r\n1.jpg,ant\r\n")
+    out = converted(source, tmp_path / "out")
+    assert (labels_of(out), read_manifest(out).classes) == ([1, 0], ("ant", "cat"))
+    named = lines(tmp_path / "named", "image", r"sub\0.jpg", r"C:\set\1.jpg")
+    with pytest.raises(MissingDataError, match=r"names with a backslash are those of Windows: write them with / in the list"):
+        converted(named, tmp_path / "no")
+    mixed = lines(tmp_path / "mixed", "image", "0.jpg", r"sub\0.jpg")
+    assert "names with a backslash are those of Windows" in skipping(mixed, tmp_path / "some")["sub\\0.jpg"]
+
+
+def test_a_name_whose_accents_are_encoded_otherwise(tmp_path: Path) -> None:
+    composed, apart = "caf\u00e9.jpg", "cafe\u0301.jpg"
+    source = lines(tmp_path / "in", "image", "0.jpg", composed)
+    put(source.parent / apart, image(1))
+    reasons = skipping(source, tmp_path / "out")
+    assert reasons == {
+        composed: f"line 3: 'image' is {composed!r}: no such file; there is one of the same letters, whose accents"
+        " are encoded otherwise (NFD): write its name so in the list"
+    }
+
+
 @pytest.mark.parametrize("label", ["-2", "3.0", "0.5", "9223372036854775808"])
 def test_numbers_that_are_no_classes(tmp_path: Path, label: str) -> None:
     """Taken for names they would be sorted as texts, 10.0 before 2.0."""

@@ -7,6 +7,7 @@ import os
 import shlex
 import sqlite3
 import stat
+import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,6 +40,7 @@ class NamedFiles:
         self._folders: dict[bytes, bytes] = {}  # real paths
         self._num_missing = 0
         self._first_missing: str = ""
+        self._why_missing: str | None = None
         self._num_outside = 0  # names that lead out of the root
         self._first_outside: tuple[str, bytes] = ("", b"")  # and the file that it names
         self._around_outside: bytes | None = None  # the folder that holds all of them
@@ -71,7 +73,7 @@ class NamedFiles:
                 real, status = os.path.realpath(path), os.stat(path)
         except OSError as exc:
             self._notes.absent.add(name)
-            return name, None, self._missing(text, exc)
+            return name, None, self._missing(text, path, exc)
         self._has_found = True
         if not is_within(real, self._top):
             return name, None, f"leads out of {self._root}, to {os.fsdecode(real)}; copy or bind-mount what it points to"
@@ -92,7 +94,7 @@ class NamedFiles:
         if self._num_missing or self._num_outside:
             first = self._first_missing or self._first_outside[0]
             found = self._root_of(first)
-            remedy = "pass the folder that the names start from as --root"
+            remedy = self._why_missing or "pass the folder that the names start from as --root"
             if found is not None:
                 remedy = f"it is in {found}: pass --root {shlex.quote(str(found))}"
             raise MissingDataError(
@@ -115,14 +117,15 @@ class NamedFiles:
         self._num_outside += 1
         return f"{text!r} leads out of {self._root}; pass a --root that holds all files"
 
-    def _missing(self, text: str, exc: OSError) -> str:
+    def _missing(self, text: str, path: bytes, exc: OSError) -> str:
         self._num_missing += 1
         self._first_missing = self._first_missing or text
+        self._why_missing = self._why_missing or _why_missing(text, path)
         if self._num_missing == _MISSES_IN_A_ROW:
             self.refuse_wrong_root()
-        return (
-            "no such file" if isinstance(exc, FileNotFoundError | NotADirectoryError) else f"cannot be examined: {exc.strerror}"
-        )
+        if not isinstance(exc, FileNotFoundError | NotADirectoryError):
+            return f"cannot be examined: {exc.strerror}"
+        return "; ".join(filter(None, ("no such file", _why_missing(text, path))))
 
     def _real_folder(self, path: bytes) -> bytes:
         folder = os.path.dirname(path)
@@ -132,6 +135,19 @@ class NamedFiles:
                 self._folders.clear()
             real = self._folders[folder] = os.path.realpath(folder)
         return real
+
+
+def _why_missing(text: str, path: bytes) -> str | None:
+    """Return why a file is not there by the name that a list gives it, as far as the name tells; None otherwise."""
+    if "\\" in text:
+        return "names with a backslash are those of Windows: write them with / in the list, from --root on and without a drive"
+    for form in ("NFC", "NFD"):
+        other = os.fsencode(unicodedata.normalize(form, os.fsdecode(path)))
+        if other != path and os.path.lexists(other):
+            return (
+                f"there is one of the same letters, whose accents are encoded otherwise ({form}): write its name so in the list"
+            )
+    return None
 
 
 def _leads_out(name: bytes) -> bool:
