@@ -15,6 +15,7 @@ from source_trees import image, mask, npy, put
 from trees import contents
 
 from converters import ConvertOptions, OnError, Resize, convert
+from datapipe import Images
 from datapipe.containers.form import FieldChoice
 from datapipe.errors import DecodeError, FormatError, MissingDataError, OptionError, StorageError, UnfinishedError
 from datapipe.index.manifest import read_manifest
@@ -116,6 +117,7 @@ def test_labels_are_the_numbers_that_webdataset_reads(tmp_path: Path, suffix: st
         [(f"{key}.{name}", data) for key, text in texts.items() for name, data in (("jpg", image(0)), (suffix, text))],
     )
     assert open_index(source).labels().tolist() == [7, 7, 10, 12, -1, 0]
+    assert [Images(source)[row][1] for row in range(6)] == [7, 7, 10, 12, -1, 0]
     out = converted(source, tmp_path / "out")
     assert (labels_of(out), read_manifest(out).classes) == ([7, 7, 10, 12, -1, 0], None)
     assert sorted(member_texts(out, "cls")) == [b"-1", b"0", b"10", b"12", b"7", b"7"]

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from datapipe.codecs.field_values import IMAGE_FIELD, NO_LABEL, FieldKind, FieldSpec
+from datapipe.codecs.field_values import IMAGE_FIELD, LABEL_FIELD, NO_LABEL, FieldKind, FieldSpec
 from datapipe.containers.columns import FieldExtents, further_fields, rows_of_extents
 from datapipe.containers.field_names import AUDIO_FIELD, HEAD_NBYTES, IMAGE, LABEL
 from datapipe.containers.listing import is_audio_name, is_video_name
@@ -160,6 +160,8 @@ def _index_members(data: ByteSource, where: str) -> tuple[SidecarRows, tuple[Fie
                 column.spec = AUDIO_FIELD
     suffix, numbers = _labels(texts, keys, columns, where)
     labels = {LABEL: columns.pop(suffix)} if suffix else {}
+    for column in labels.values():
+        column.spec = LABEL_FIELD
     further, lacking = further_fields(columns, len(keys))
     rows, specs = rows_of_extents(images | labels | further, keys, numbers, label_encoding=LABEL_SUFFIX)
     rows.lacking = lacking
