@@ -44,10 +44,8 @@ class FieldSpec:
 
 IMAGE_FIELD = FieldSpec("image", FieldKind.IMAGE)
 LABEL_FIELD = FieldSpec("label", FieldKind.LABEL)
-NO_LABEL = -(
-    1 << 63
-)  # in place of a label that is null, or of a set without labels; -1 is a label, as unlabelled test sets have it
-
+# In place of a label that is null, or of a set without labels; -1 is a label, as unlabelled test sets have it.
+NO_LABEL = -(1 << 63)
 NULL_LABEL = "its label is null; leave labels out with fields=, or samples with on_error='skip'"
 
 

@@ -65,8 +65,6 @@ def open_utterances(source: AudioSource) -> Utterances:
         return _opened(parts_of_folder(parse_place(name), AUDIO, KIND), name)
     if os.path.isdir(name) or name.lower().endswith(LIST_SUFFIXES):
         return _opened(_read_list(Path(name)), name)
-    if name.lower().endswith(".json") and os.path.isfile(name):
-        raise OptionError(f"{name}: is no sound file; a list, such as NeMo's manifests, is called .jsonl: rename it")
     return _opened(parts_of_files([name], KIND), name)
 
 

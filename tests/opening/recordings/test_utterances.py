@@ -104,9 +104,6 @@ def test_lists_with_parts_labels_and_texts(tmp_path: Path) -> None:
     (tmp_path / "nemo.jsonl").write_text(json.dumps(row) + "\n")
     found = open_utterances(tmp_path / "nemo.jsonl")
     assert (found.first.tolist(), found.num_frames.tolist()) == ([4000], [12_000])
-    (tmp_path / "manifest.json").write_text('{"audio_filepath": "sub/a.wav"}\n')
-    with pytest.raises(OptionError, match=r"manifest\.json: is no sound file; a list.* is called \.jsonl: rename it"):
-        open_utterances(tmp_path / "manifest.json")
     (tmp_path / "bad.csv").write_text("path,start,end\nsub/a.wav,2,1\n")
     with pytest.raises(FormatError, match=r"bad.csv: line 2: from 2 to 1 s is no part of a file"):
         open_utterances(tmp_path / "bad.csv")
