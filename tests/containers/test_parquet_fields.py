@@ -262,6 +262,22 @@ def test_a_shard_of_our_own_without_its_manifest(tmp_path: Path) -> None:
     assert alone.row_grouping([spec.name for spec in alone.manifest.fields]) is None
 
 
+@pytest.mark.parametrize("encoding", ["DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"])
+@pytest.mark.parametrize("compression", ["none", "snappy"])
+def test_byte_arrays_that_are_encoded_as_differences(path: Path, encoding: str, compression: str) -> None:
+    """As DuckDB, Spark and parquet-mr write them in version 2; pyarrow reads no such column as dictionaries."""
+    table = pa.table(
+        {"image": IMAGES, "label": [*ROWS], "key": [f"k{row}" for row in ROWS], "caption": [f"c{row}" for row in ROWS]}
+    )
+    encodings = {"image": encoding, "key": encoding, "caption": encoding, "label": "DELTA_BINARY_PACKED"}
+    options = {"use_dictionary": False, "compression": compression, "row_group_size": 4}
+    pq.write_table(table, path, column_encoding=encodings, **options)  # type: ignore[arg-type]
+    rows, _ = index_shard(path)
+    assert values_of(path, "parquet") == IMAGES
+    assert load(path, "caption") == [f"c{row}" for row in ROWS]
+    assert (rows.labels, rows.keys, rows.unread) == ([*ROWS], [b"k%d" % row for row in ROWS], {})
+
+
 # -- damage ---------------------------------------------------------------------------------------
 
 
@@ -276,6 +292,17 @@ def test_a_page_that_fails_its_checksum_is_damage(path: Path) -> None:
     with pytest.raises(IntegrityError, match=r"x\.parquet: 'image\.bytes' of rows 0 to 8 cannot be read"):
         read_rows(RowGroup("parquet", str(path), "image.bytes", 0, 0, NUM))
     assert rows.columns["image"].column == "image.bytes"
+
+
+def test_a_damaged_column_is_left_out_and_said(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write(path, {"caption": ["a" * 90] * NUM}, compression="none", use_dictionary=True, write_page_checksum=True)
+    data = bytearray(path.read_bytes())
+    data[pq.read_metadata(path).row_group(0).column(2).dictionary_page_offset + 60] ^= 1
+    path.write_bytes(data)
+    with caplog.at_level(logging.WARNING):
+        _, fields = index_shard(path)
+    assert [field.name for field in fields] == ["image"]
+    assert "left out: 'caption', which is damaged" in caplog.text
 
 
 def test_a_page_that_claims_to_be_large_is_not_decompressed(path: Path) -> None:
@@ -302,3 +329,14 @@ def test_rows_that_no_bytes_stand_for_are_not_believed(path: Path) -> None:
     assert path.stat().st_size < 100_000
     with pytest.raises(FormatError, match="it tells of 10000000 rows"):
         index_shard(path)
+
+
+def test_values_that_repeat_the_ones_before_are_bounded(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of a few KB, each value of which is the one before: here 75 MB, and as easily as many GB."""
+    monkeypatch.setattr("datapipe.containers.parquet.rows._MAX_REPEATED", 1 << 20)
+    num = 1500
+    columns = {"image": [IMAGES[0]] * num, "caption": ["x" * 50_000] * num}
+    pq.write_table(pa.table(columns), path, use_dictionary=False, column_encoding={"caption": "DELTA_BYTE_ARRAY"})
+    index_shard(path)
+    with pytest.raises(IntegrityError, match="of column 'caption' claim to hold more than 7"):
+        read_rows(RowGroup("parquet", str(path), "caption", 0, 0, num))

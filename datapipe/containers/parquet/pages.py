@@ -17,6 +17,9 @@ from datapipe.containers.parquet.thrift_compact import DamagedError, number_in, 
 
 _DATA, _INDEX, _DICTIONARY, _DATA_V2 = range(4)  # PageType
 _PLAIN, _RLE = 0, 3  # Encoding
+DICTIONARIES = frozenset((2, 8))  # PLAIN_DICTIONARY, RLE_DICTIONARY
+DELTA_BYTE_ARRAY = 7
+WITH_DICTIONARIES = DICTIONARIES | {_PLAIN}  # what most writers go on with when a dictionary is full
 # of a PageHeader: kind and sizes; of its data page values, encodings and, in version 2, sizes of levels and is_compressed
 _PAGE_HEADER = {1: None, 2: None, 3: None, 5: {1: None, 2: None, 3: None}, 8: {1: None, 4: None, 5: None, 6: None, 7: None}}
 _MAX_GROUPS = 1 << 13  # bit-packed levels that are checked together, in eights
@@ -74,6 +77,13 @@ def num_values_of(page: Page) -> int:
     if page.kind not in (_DATA, _DATA_V2):
         return 0
     return number_in(_within(page.header, 5 if page.kind == _DATA else 8), 1)
+
+
+def encoding_of_values(page: Page) -> int | None:
+    """Return the encoding of a page's values, a number of Parquet's; None for a page without values. Raises DamagedError."""
+    if page.kind not in (_DATA, _DATA_V2):
+        return None
+    return number_in(_within(page.header, 5), 2) if page.kind == _DATA else number_in(_within(page.header, 8), 4)
 
 
 def plain_values(data: ByteSource, chunk: Chunk) -> Iterator[PlainValues]:
@@ -147,7 +157,7 @@ def _values_v2(data: ByteSource, page: Page, chunk: Chunk, first: int) -> PlainV
 
 def _require_plain(page: Page, encoding: int) -> None:
     if encoding != _PLAIN:
-        raise UnaddressableError("dictionary-encoded" if encoding in (2, 8) else f"encoded (kind {encoding})")
+        raise UnaddressableError("dictionary-encoded" if encoding in DICTIONARIES else f"encoded (kind {encoding})")
     if page.uncompressed_nbytes != page.end - page.start:
         raise DamagedError(f"the page at byte {page.start} has two sizes")
 

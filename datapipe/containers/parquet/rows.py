@@ -12,7 +12,8 @@ import functools
 import itertools
 import mmap
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,7 +21,14 @@ import pyarrow.parquet as pq
 
 from datapipe.containers.mapped import ByteSource, is_bomb, opened_for_library
 from datapipe.containers.parquet.footer import Footer, SchemaLeaf, read_footer
-from datapipe.containers.parquet.pages import Chunk, pages
+from datapipe.containers.parquet.pages import (
+    DELTA_BYTE_ARRAY,
+    DICTIONARIES,
+    WITH_DICTIONARIES,
+    Chunk,
+    encoding_of_values,
+    pages,
+)
 from datapipe.containers.parquet.thrift_compact import DamagedError
 from datapipe.containers.parquet.values import PYARROW_ERRORS, Form, form_of, value_bytes
 from datapipe.core.regular_files import open_file
@@ -34,6 +42,8 @@ NUMBER_NBYTES = 16  # per row that a page of numbers may take, with the overhead
 _PAGE_SLACK = 1 << 16
 _MAX_VALUES = 1 << 20  # of a chunk of lists, with so many more for each byte of the file
 _VALUES_PER_BYTE = 64
+_MAX_REPEATED = 1 << 28  # bytes of values that pages may repeat without holding them, if these bytes are not implausible anyway
+_BATCH_NBYTES = 1 << 26  # of such values that are decoded at once
 _MAX_FOOTERS = 64  # kept parsed
 
 
@@ -42,6 +52,31 @@ class NoFieldError(Exception):
 
 
 DAMAGE = (DamagedError, NoFieldError, *PYARROW_ERRORS)
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """What the headers of pages say of a leaf: `nbytes`, uncompressed, and that of the `largest`; the `encodings` of values."""
+
+    leaf: SchemaLeaf
+    nbytes: int = 0
+    largest: int = 0
+    encodings: frozenset[int] = frozenset()
+
+    def __add__(self, other: Pages) -> Pages:
+        return Pages(self.leaf, self.nbytes + other.nbytes, max(self.largest, other.largest), self.encodings | other.encodings)
+
+    @property
+    def is_dictionary(self) -> bool:
+        """True if pyarrow can read the values as dictionaries, in which one that repeats is in memory once."""
+        is_bytes = self.leaf.physical_type == "BYTE_ARRAY"
+        return is_bytes and bool(self.encodings & DICTIONARIES) and self.encodings <= WITH_DICTIONARIES
+
+    @property
+    def may_repeat(self) -> bool:
+        """True if read values may be much larger than the pages: they name earlier ones, and are no dictionaries in memory."""
+        is_bytes = self.leaf.physical_type == "BYTE_ARRAY"
+        return is_bytes and not self.is_dictionary and bool(self.encodings & (DICTIONARIES | {DELTA_BYTE_ARRAY}))
 
 
 class ColumnRows:
@@ -71,26 +106,26 @@ def read_rows(group: RowGroup) -> ColumnRows:
     with _opened(group.path) as (read, footer, file_nbytes, again):
         if footer.row_starts()[group.number : group.number + 2] != [group.first, group.end]:
             raise DamagedError("its row groups have changed")
-        leaves = footer.leaves(group.column)
-        for leaf in leaves:
+        found: list[Pages] = []
+        for leaf in footer.leaves(group.column):
             chunk = next(itertools.islice(footer.chunks(leaf), group.number, None))[0]
             data = read(chunk)
             here = Chunk(0, len(data), chunk.num_values, chunk.max_level, chunk.is_compressed)
-            page_nbytes(here, data, leaf, file_nbytes=file_nbytes)
-    with open_column(again, leaves) as file:
-        table = file.read_row_group(group.number, columns=[group.column], use_threads=False)
+            found.append(pages_of(here, data, leaf, file_nbytes=file_nbytes))
+    with open_column(again, found) as file:
+        table = _read_row_group(file, group.number, group.column, found)
     rows = _rows(table, group.column)
     if len(rows) != len(group):
         raise DamagedError(f"{len(rows)} values for {len(group)} rows")
     return rows
 
 
-def first_value(path: str, column: str, leaves: list[SchemaLeaf]) -> tuple[Form, bytes | None]:
+def first_value(path: str, column: str, found: Collection[Pages]) -> tuple[Form, bytes | None]:
     """Return the form of a column's values as a field, and the first of them; None if it is null. Raises DAMAGE.
 
     Decodes a page or two. Raises NoFieldError for a type that cannot become a field.
     """
-    with open_column(path, leaves) as file:
+    with open_column(path, found) as file:
         batch = next(file.iter_batches(1, columns=[column], use_threads=False), None)
     if batch is None:
         raise DamagedError("no rows")
@@ -103,17 +138,29 @@ def first_value(path: str, column: str, leaves: list[SchemaLeaf]) -> tuple[Form,
 
 
 @contextlib.contextmanager
-def open_column(path: str | RemoteBytes, leaves: list[SchemaLeaf]) -> Iterator[pq.ParquetFile]:
-    """The file, by its path or URL, or the object, for reading these columns of it within the block.
-
-    Strings that are stored as dictionaries are read as such: one that repeats is in memory once.
-    """
-    dictionaries = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
+def open_column(path: str | RemoteBytes, found: Iterable[Pages]) -> Iterator[pq.ParquetFile]:
+    """The file, by its path or URL, or the object, for reading the leaves of these pages within the block."""
+    dictionaries = [one.leaf.path for one in found if one.is_dictionary]
     with (
         opened_for_library(path) if isinstance(path, str) else contextlib.nullcontext(RemoteFile(path)) as name,
         pq.ParquetFile(name, read_dictionary=dictionaries, pre_buffer=False, page_checksum_verification=True) as file,
     ):
         yield file
+
+
+def _read_row_group(file: pq.ParquetFile, number: int, column: str, found: Iterable[Pages]) -> pa.Table:
+    """Return a column of a row group. Raises DamagedError if its values are implausibly larger than its pages."""
+    repeating = [one for one in found if one.may_repeat]
+    if not repeating or not file.metadata.row_group(number).num_rows:
+        return file.read_row_group(number, columns=[column], use_threads=False)
+    at_once = max(1, _BATCH_NBYTES // max(1, sum(one.largest for one in repeating)))  # no value is larger than its page
+    batches, nbytes, stored = [], 0, sum(one.nbytes for one in repeating)
+    for batch in file.iter_batches(at_once, row_groups=[number], columns=[column], use_threads=False):
+        batches.append(batch)
+        nbytes += batch.nbytes
+        if nbytes > _MAX_REPEATED and is_bomb(nbytes, stored):
+            raise DamagedError(f"pages of {stored} bytes of column {column!r} claim to hold more than {nbytes} bytes of values")
+    return pa.Table.from_batches(batches)
 
 
 def _rows(table: pa.Table, column: str) -> ColumnRows:
@@ -175,33 +222,38 @@ def is_believable(footer: Footer, column: SchemaLeaf, data: ByteSource, *, value
     )
 
 
-def page_nbytes(chunk: Chunk, data: ByteSource, column: SchemaLeaf, *, file_nbytes: int) -> int:
-    """Return the uncompressed size of the pages of a chunk. `data`: the bytes with the chunk, `file_nbytes`: size of its file.
+def pages_of(chunk: Chunk, data: ByteSource, column: SchemaLeaf, *, file_nbytes: int) -> Pages:
+    """Return what the pages of a chunk say of themselves. `data`: the bytes with the chunk, `file_nbytes`: size of its file.
 
     Raises DamagedError if a size is implausible.
     """
     if column.is_repeated and chunk.num_values > _MAX_VALUES + _VALUES_PER_BYTE * file_nbytes:
         raise DamagedError(f"column {column.path!r} claims {chunk.num_values} values in a file of {file_nbytes} bytes")
-    total = 0
+    total = largest = 0
+    encodings: set[int] = set()
     for page in pages(data, chunk):
         if is_bomb(page.uncompressed_nbytes, page.end - page.start):
             raise DamagedError(f"a page of column {column.path!r} claims {page.uncompressed_nbytes} bytes uncompressed")
         total += page.uncompressed_nbytes
-    return total
+        largest = max(largest, page.uncompressed_nbytes)
+        encoding = encoding_of_values(page)
+        if encoding is not None:
+            encodings.add(encoding)
+    return Pages(column, total, largest, frozenset(encodings))
 
 
 def read_numbers(path: str, column: SchemaLeaf) -> list[int | None]:
     """Return a top-level column of integers, null as None. Raises PYARROW_ERRORS."""
-    return [value for values in _each_row_group(path, column) for value in values.cast(pa.int64()).to_pylist()]
+    return [value for values in _each_row_group(path, Pages(column)) for value in values.cast(pa.int64()).to_pylist()]
 
 
-def read_names(path: str, column: SchemaLeaf, *, at_most: int) -> list[bytes | None] | None:
-    """Return a column of short strings, top-level or in structs; None if one is longer than `at_most`. Raises PYARROW_ERRORS.
+def read_names(path: str, found: Pages, *, at_most: int) -> list[bytes | None] | None:
+    """Return a column of short strings, top-level or in structs; None if one is longer than `at_most`. Raises DAMAGE.
 
     A long string that repeats costs no memory before it is detected.
     """
     names: list[bytes | None] = []
-    for values in _each_row_group(path, column):
+    for values in _each_row_group(path, found):
         while pa.types.is_struct(values.type):
             values = pc.struct_field(values, 0)
         for piece in values.chunks:
@@ -212,8 +264,8 @@ def read_names(path: str, column: SchemaLeaf, *, at_most: int) -> list[bytes | N
     return names
 
 
-def _each_row_group(path: str, column: SchemaLeaf) -> Iterator[pa.ChunkedArray]:
+def _each_row_group(path: str, found: Pages) -> Iterator[pa.ChunkedArray]:
     """Yield a column, or what is read of the one that it is a part of, row group by row group."""
-    with open_column(path, [column]) as file:
+    with open_column(path, [found]) as file:
         for number in range(file.num_row_groups):
-            yield file.read_row_group(number, columns=[column.path], use_threads=False).column(0)
+            yield _read_row_group(file, number, found.leaf.path, [found]).column(0)

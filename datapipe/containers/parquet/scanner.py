@@ -37,9 +37,10 @@ from datapipe.containers.parquet.rows import (
     CODECS,
     NUMBER_NBYTES,
     NoFieldError,
+    Pages,
     first_value,
     is_believable,
-    page_nbytes,
+    pages_of,
     read_names,
     read_numbers,
 )
@@ -173,7 +174,10 @@ def _read_keys(file: ParquetFile, image: SchemaLeaf) -> list[bytes | None] | Non
         column = by_path.get(name)
         if column is None or column == image or not is_believable(file.footer, column, file.data, value_nbytes=_MAX_KEY):
             continue
-        keys = read_names(file.path, column, at_most=_MAX_KEY)
+        try:
+            keys = read_names(file.path, sum(file.pages(column), Pages(column)), at_most=_MAX_KEY)
+        except NoFieldError:
+            continue
         if keys is not None and len(keys) == file.num_rows and all(keys):
             return keys
     return None
@@ -237,19 +241,28 @@ class ParquetFile:
         if strange:
             raise NoFieldError(f"of type {strange[0]}, which cannot become a field")
         nbytes = np.zeros(len(self.starts) - 1, np.int64)
+        found: list[Pages] = []
         for leaf in leaves:
-            for number, (chunk, codec) in enumerate(self.footer.chunks(leaf)):
-                if codec not in CODECS:
-                    raise NoFieldError(f"compressed ({codec})")
-                nbytes[number] += page_nbytes(chunk, self.data, leaf, file_nbytes=len(self.data))
-        made, value = first_value(self.path, name, leaves)
+            each = self.pages(leaf)
+            nbytes += [one.nbytes for one in each]
+            found.append(sum(each, Pages(leaf)))
+        made, value = first_value(self.path, name, found)
         kind = made.kind
         if kind in (FieldKind.BYTES, FieldKind.TEXT):
             kind = kind_of_text(name) if kind is FieldKind.TEXT else kind_of_bytes(name, value or b"")
         sizes = np.diff(self.starts)
-        each = np.repeat(nbytes // np.maximum(sizes, 1), sizes)
+        about = np.repeat(nbytes // np.maximum(sizes, 1), sizes)
         head = None if value is None else value[:HEAD_NBYTES]
-        return ReadableColumn(FieldColumn(np.arange(self.num_rows, dtype=np.int64), each, column=name), kind, head)
+        return ReadableColumn(FieldColumn(np.arange(self.num_rows, dtype=np.int64), about, column=name), kind, head)
+
+    def pages(self, leaf: SchemaLeaf) -> list[Pages]:
+        """Return what the pages of a leaf say of themselves, row group by row group. Raises NoFieldError and DamagedError."""
+        found: list[Pages] = []
+        for chunk, codec in self.footer.chunks(leaf):
+            if codec not in CODECS:
+                raise NoFieldError(f"compressed ({codec})")
+            found.append(pages_of(chunk, self.data, leaf, file_nbytes=len(self.data)))
+        return found
 
 
 def add_further_columns(rows: SidecarRows, file: ParquetFile, taken: Collection[str]) -> list[FieldSpec]:
@@ -267,8 +280,13 @@ def add_further_columns(rows: SidecarRows, file: ParquetFile, taken: Collection[
             found = file.find(f"{name}.{form.BYTES}" if _is_image(name, paths) else name)
         except StorageError:
             raise
-        except (NoFieldError, DamagedError, *PYARROW_ERRORS) as exc:
+        except NoFieldError as exc:
             rows.unread[name] = str(exc)
+            continue
+        except (DamagedError, *PYARROW_ERRORS) as exc:
+            logger.warning(
+                "%s: left out: %r, which is damaged, or of a kind that pyarrow does not read (%s)", file.path, name, exc
+            )
             continue
         specs.append(add_field(rows, name, found.kind, found.column))
     return specs

@@ -78,6 +78,16 @@ def test_what_a_batch_is(table: Path) -> None:
     assert summed.shape == (64,)
 
 
+@pytest.mark.parametrize("encoding", ["DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"])
+def test_texts_that_are_encoded_as_differences(tmp_path: Path, encoding: str) -> None:
+    """As DuckDB, Spark and parquet-mr write them in version 2; pyarrow reads no such column as dictionaries."""
+    path = tmp_path / "t.parquet"
+    pq.write_table(pa.table({"word": ["x", "y", "x"]}), path, use_dictionary=False, column_encoding={"word": encoding})
+    recipe = dp.Columns({"word": dp.Columns.Categorify()}).fit(path)
+    ids = next(iter(dp.DataLoader(dp.Table(path, columns={"word": ["word"]}, transform=recipe), 3)))
+    assert ids.flatten().tolist() == [3, 4, 3]  # ids that stand for no text of the fit are 0 to 2
+
+
 @pytest.mark.parametrize("compression", ["uncompressed", "lz4", "zstd", "stream"])
 def test_arrow_files_give_the_rows_of_parquet(tmp_path: Path, compression: str) -> None:
     rows, path = table_of(np.arange(300)), tmp_path / "t.feather"
