@@ -20,10 +20,12 @@ from converters.tables import BadTableRow, Kinds, Member, Parsed, RowBlock, RowS
 from converters.tables.json_rows import JsonSource
 from converters.tables.text_rows import DELIMITERS, CsvSource
 from datapipe.codecs.npy import read_npy_header
+from datapipe.containers.formats import container_of, scanner_of
 from datapipe.containers.listing import is_audio_name, is_image_name, is_video_name
 from datapipe.containers.tables.files import SUFFIXES, open_table
 from datapipe.containers.tables.partitions import partition_root, partitions_of
 from datapipe.containers.tables.rows import GroupReader
+from datapipe.containers.tables.types import holds_bytes
 from datapipe.core.regular_files import open_file, refuse_irregular
 from datapipe.errors import DecodeError, FormatError, IntegrityError, MissingDataError, OptionError
 from datapipe.index.manifest import MANIFEST_NAME
@@ -90,13 +92,28 @@ def is_table(path: Path) -> bool:
     if form == "npy":
         return not path.is_dir()  # a folder of arrays is samples, unless it is said to be a table
     if form == "parquet":
-        return not open_table([files[0].name]).has_bytes
+        return not _holds_samples(files[0].name)
     source = open_rows(files[0].name)
     block = next(iter(source.blocks()), None)
     columns = {} if block is None else source.parse(block, {}, {}).columns
     cells = [value for array in columns.values() for value in array[:_LOOKED_AT].to_pylist() if isinstance(value, str)]
     folder = Path(files[0].name).parent
     return not any(_names_a_sample(cell) or (cell and _is_file(folder / cell)) for cell in cells)
+
+
+def _holds_samples(path: str) -> bool:
+    """Return True if a file of columns is a shard of images or sound."""
+    columns = open_table([path]).columns
+    if any(column.name.endswith(".bytes") for column in columns):
+        return True
+    container = container_of(path)
+    if container is None or not any(map(holds_bytes, columns)):
+        return False
+    try:
+        scanner_of(container)(Path(path))
+    except FormatError:
+        return False
+    return True
 
 
 def _names_a_sample(cell: str) -> bool:

@@ -25,9 +25,11 @@ from datapipe.containers.field_names import (
     IMAGE_COLUMNS,
     KEY_COLUMNS,
     LABEL_COLUMNS,
+    PATHS_ALONE,
     Features,
     kind_of_bytes,
     kind_of_text,
+    names_among,
     read_features,
 )
 from datapipe.containers.mapped import mapped
@@ -67,11 +69,14 @@ def _index(where: str, schema: Any, batches: list[Any], base: int, size: int) ->
             places[name] = _places(parts, base, size)
         except ValueError as exc:
             unread[name] = str(exc)
+    alone = next((name for name, why in unread.items() if why == PATHS_ALONE), None)
+    if alone is not None and (alone in features.images or alone.lower() in IMAGE_COLUMNS or not places):
+        raise FormatError(f"{where}: column {alone!r} {PATHS_ALONE}")
     image = _image_column(features, schema, places, where)
     label = _label_column(features, schema)
     labels = None if label is None else _labels(columns[label])
     names = features.classes.get(label) if label is not None else None
-    named = [columns[name] for name in KEY_COLUMNS if name in columns and _is_text(schema.field(name).type)]
+    named = [columns[name] for name in names_among(KEY_COLUMNS, columns) if _is_text(schema.field(name).type)]
     keys = next(filter(None, map(_names, [*named, columns[image]])), None) or [f"{Path(where).stem}/{row}" for row in range(num)]
     rows, specs = rows_of_images(places[image][0], map(os.fsencode, keys), labels, classes=names, where=where)
     for name, (column, first) in places.items():
@@ -85,6 +90,8 @@ def _index(where: str, schema: Any, batches: list[Any], base: int, size: int) ->
 def _places(parts: list[Any], base: int, size: int) -> tuple[FieldColumn, bytes]:
     """Return where the values of a column lie, and the head of the first. Raises ValueError, with the reason, if nowhere."""
     offsets, nbytes, first = [], [], b""
+    if all(pa.types.is_struct(part.type) and _holds_paths_alone(part) for part in parts):
+        raise ValueError(PATHS_ALONE)
     for part in parts:
         values = part
         if pa.types.is_struct(part.type):
@@ -106,6 +113,11 @@ def _places(parts: list[Any], base: int, size: int) -> tuple[FieldColumn, bytes]
         if not first:
             first = data.slice(int(edges[0]), int(min(nbytes[-1][0], HEAD_NBYTES))).to_pybytes() if data is not None else b""
     return FieldColumn(np.concatenate(offsets), np.concatenate(nbytes)), first
+
+
+def _holds_paths_alone(part: Any) -> bool:
+    """Return True if structs have bytes, of which all are null."""
+    return part.type.get_field_index("bytes") >= 0 and part.field("bytes").null_count == len(part)
 
 
 def _offset_width(kind: Any) -> Any:
@@ -140,7 +152,9 @@ def _image_column(features: Features, schema: Any, places: dict[str, tuple[Field
 
 
 def _label_column(features: Features, schema: Any) -> str | None:
-    candidates: Iterator[str] = (name for name in (*LABEL_COLUMNS, *features.classes) if name in schema.names)
+    candidates: Iterator[str] = (
+        name for name in (*names_among(LABEL_COLUMNS, schema.names), *features.classes) if name in schema.names
+    )
     return next((name for name in candidates if pa.types.is_integer(schema.field(name).type)), None)
 
 

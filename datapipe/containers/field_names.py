@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,12 @@ IMAGE_COLUMNS = ("image", "images", "img", "imgs", "jpeg", "jpg", "png", "x")
 LABEL_COLUMNS = ("label", "labels", "target", "targets", "y", "class", "fine_label")
 KEY_COLUMNS = ("key", "__key__", "file_name", "filename", "image_id", "id")
 
+# What is said of a column of `datasets` that was written without its files.
+PATHS_ALONE = (
+    "holds no bytes, at most the paths of files: write it with the files in it, as `to_parquet` of `datasets` does, or pass a"
+    " .csv that lists the paths"
+)
+
 HEAD_NBYTES = 256  # of a value: enough to recognise it
 _UNMISTAKABLE = ("jpeg", "png", "webp", "gif", "tiff", "npy")  # a text may begin like the other encodings
 FEATURES = b"huggingface"  # the key in a schema's metadata; the value is JSON, {"info": {"features": {NAME: FEATURE}}}
@@ -42,6 +48,15 @@ _TEXT_WORDS = frozenset(
 )
 
 logger = get_logger(__name__)
+
+
+def names_among(wanted: Sequence[str], names: Iterable[str]) -> list[str]:
+    """Return those of `names` that are `wanted`, which are in lower case, in their order; capitals make no difference.
+
+    If two names differ in nothing else, the one without capitals comes first.
+    """
+    found = [name for name in names if name.lower() in wanted]
+    return sorted(found, key=lambda name: (wanted.index(name.lower()), name != name.lower()))
 
 
 def is_field_name(name: str) -> bool:

@@ -17,7 +17,6 @@ from datapipe.errors import FormatError, OptionError
 Ints = NDArray[np.int64]
 
 TABLE_NAME = "table.json"  # of a converted table
-_BYTES = ("binary", "large_binary", "binary_view")  # types of encoded images
 
 
 class ColumnKind(enum.Enum):
@@ -97,11 +96,6 @@ class TableIndex:
     def is_row_major(self) -> bool:
         """Whether any row is as near as any other: it needs no order that keeps to row groups."""
         return self.files[0].container == "hdf5"
-
-    @property
-    def has_bytes(self) -> bool:
-        """Whether a column holds binary values, as shards of images do and tables do not."""
-        return any(column.type in _BYTES for column in self.columns)
 
     @property
     def num_groups(self) -> int:

@@ -160,7 +160,7 @@ def test_a_cut_array_of_pixels_is_refused(path: Path) -> None:
         index_shard(path)
 
 
-@pytest.mark.parametrize("name", ["label", "labels", "target", "targets", "y"])
+@pytest.mark.parametrize("name", ["label", "labels", "target", "targets", "y", "Label", "TARGETS", "Y"])
 @pytest.mark.parametrize("options", [{}, {"compression": "gzip"}, {"dtype": np.uint8}])
 def test_labels_by_name(path: Path, name: str, options: dict[str, Any]) -> None:
     with h5py.File(path, "w") as file:

@@ -68,6 +68,7 @@ COLUMNS: dict[str, Callable[[list[bytes]], pa.Array]] = {
     "struct of large bytes": lambda images: structs(images, pa.large_binary()),
     "bytes": lambda images: pa.array(images, pa.binary()),
     "large bytes": lambda images: pa.array(images, pa.large_binary()),
+    "dictionary": lambda images: pa.array(images).dictionary_encode(),
 }
 
 
@@ -198,6 +199,9 @@ def test_columns_that_cannot_be_told_apart_are_named(path: Path) -> None:
         ({"n": [0] * NUM, "kind": list(range(NUM))}, {"kind": {"_type": "ClassLabel", "names": list(map(str, range(NUM)))}}),
         ({"label": pa.array(range(NUM), pa.uint8())}, None),
         ({"y": pa.array(range(NUM), pa.int32())}, None),
+        ({"Label": list(range(NUM))}, None),
+        ({"Y": list(range(NUM)), "Class": [0] * NUM}, None),
+        ({"LABEL": [0] * NUM, "label": list(range(NUM))}, None),
     ],
 )
 def test_labels_by_name_or_metadata(path: Path, columns: dict[str, Any], features: Any) -> None:
@@ -291,6 +295,21 @@ def test_sets_in_one_directory_are_told_apart(tmp_path: Path, names: tuple[str, 
     with pytest.raises(FormatError, match=rf"holds shards of {names[0]}, {names[1]}; open one .*/{names[0]}-\*'"):
         open_index(tmp_path)
     assert len(open_index(f"{tmp_path}/{names[1]}-*")) == NUM
+
+
+def test_images_that_are_paths_alone_are_said(path: Path) -> None:
+    images = [{"bytes": None, "path": f"{row}.jpg"} for row in range(3)]
+    write(path, {"image": pa.array(images, structs().type), "label": [0, 1, 2]}, compression="snappy")
+    with pytest.raises(FormatError, match=r"x\.parquet: column 'image' holds no bytes, at most the paths of files: write"):
+        index_shard(path)
+
+
+def test_images_of_one_length(path: Path) -> None:
+    """A binary column of fixed size, filled up with zeros."""
+    nbytes = max(map(len, IMAGES))
+    images = [image.ljust(nbytes, b"\0") for image in IMAGES]
+    write(path, {"image": pa.array(images, pa.binary(nbytes))})
+    assert read(path) == images
 
 
 # -- damage ---------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ import pyarrow.csv
 import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
+from fixtures import jpeg
 from trees import ROOT, contents
 
 from converters import Limit, OnError
@@ -25,6 +26,7 @@ from converters.tables.types import read_schema
 from converters.verify import verify
 from datapipe.cli.main import main
 from datapipe.errors import DecodeError, FormatError, IntegrityError, MissingDataError, OptionError
+from datapipe.kinds.tables.inspection import claim
 from datapipe.order.row_permutation import RowPermutation
 
 
@@ -472,3 +474,15 @@ def test_options_of_images_are_refused(tmp_path: Path, capsys: pytest.CaptureFix
     source = write(tmp_path / "t.csv", "a\n1\n")
     assert main(["convert", str(source), str(tmp_path / "o"), "--to", "parquet", "--from", "table", "--resize", "shorter:9"]) == 2
     assert "--resize is for files of samples" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["image", "picture"])
+@pytest.mark.parametrize("is_dictionary", [False, True])
+def test_a_column_of_images_is_no_table(tmp_path: Path, name: str, is_dictionary: bool) -> None:
+    """Bytes alone do not make images: a table may have keys of bytes."""
+    images, keys = pa.array([jpeg(0, 8, 8)] * 3), pa.array([b"k0", b"k1", b"k2"])
+    for called, column, is_rows in ((name, images, False), ("hash", keys, True)):
+        path = tmp_path / f"{called}.parquet"
+        pq.write_table(pa.table({called: column.dictionary_encode() if is_dictionary else column, "n": [1, 2, 3]}), path)
+        assert is_table(path) == is_rows
+        assert claim(str(path)) is None

@@ -19,6 +19,7 @@ from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.codecs.probe import encoding_of
 from datapipe.containers import hdf5 as form
 from datapipe.containers.columns import add_field, rows_of_images
+from datapipe.containers.field_names import names_among
 from datapipe.containers.hdf5.fields import ReadableDataset, UnreadableError, are_pixels, find_field, row_starts
 from datapipe.containers.hdf5.rows import H5PY_ERRORS
 from datapipe.containers.mapped import mapped
@@ -43,8 +44,8 @@ _Objects = dict[str, "h5py.Group | h5py.Dataset"]
 def index_shard(path: Path) -> tuple[SidecarRows, tuple[FieldSpec, ...]]:
     """Index one file; ids are row numbers. Fields: the image, the label, and further datasets with as many rows.
 
-    Labels are a dataset of as many integers, named `label`, `labels`, `target`, `targets` or `y`, next to the images or at
-    the root. Datasets that cannot be fields are recorded in `unread` of the rows. Raises MissingDataError,
+    Labels are a dataset of as many integers, named `label`, `labels`, `target`, `targets` or `y`, in any case, next to the
+    images or at the root. Datasets that cannot be fields are recorded in `unread` of the rows. Raises MissingDataError,
     StorageError or FormatError, naming the file and the datasets found.
     """
     with mapped(path, "HDF5") as data:
@@ -167,11 +168,11 @@ def _read_labels(file: h5py.File, images: str, num: int, where: str) -> tuple[st
     """Return the name of a dataset next to the images or at the root, and the label of each image; or None."""
     directory = images.rpartition("/")[0]
     for place in dict.fromkeys((directory, "")):
-        for name in _LABEL_NAMES:
-            full = f"{place}/{name}".lstrip("/")
-            if not isinstance(file.get(full, getlink=True), h5py.HardLink) or not isinstance(file[full], h5py.Dataset):
+        group = file[place] if place else file
+        for name in names_among(_LABEL_NAMES, group):
+            if not isinstance(group.get(name, getlink=True), h5py.HardLink) or not isinstance(group[name], h5py.Dataset):
                 continue
-            dataset = file[full]
+            full, dataset = f"{place}/{name}".lstrip("/"), group[name]
             if dataset.dtype.kind in "iu" and dataset.shape in ((num,), (num, 1)) and not dataset.external:
                 return full, dataset[()].astype(np.int64).reshape(num).tolist()
             logger.warning(

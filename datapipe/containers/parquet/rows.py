@@ -75,7 +75,7 @@ class Pages:
     @property
     def may_repeat(self) -> bool:
         """True if read values may be much larger than the pages: they name earlier ones, and are no dictionaries in memory."""
-        is_bytes = self.leaf.physical_type == "BYTE_ARRAY"
+        is_bytes = self.leaf.physical_type in ("BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY")
         return is_bytes and not self.is_dictionary and bool(self.encodings & (DICTIONARIES | {DELTA_BYTE_ARRAY}))
 
 

@@ -25,9 +25,11 @@ from datapipe.containers.field_names import (
     IMAGE_COLUMNS,
     KEY_COLUMNS,
     LABEL_COLUMNS,
+    PATHS_ALONE,
     Features,
     kind_of_bytes,
     kind_of_text,
+    names_among,
     read_features,
 )
 from datapipe.containers.mapped import ByteSource, byte_source
@@ -51,6 +53,7 @@ from datapipe.errors import FormatError, MissingDataError, StorageError
 from datapipe.index.sidecar import FieldColumn, SidecarRows
 
 _KEYS = (form.KEY, "__key__")  # the samples' names, which the index has anyway
+_HOLDERS = ("BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY")
 _MAX_KEY = 1024  # bytes
 _MAX_REFUSALS = 12  # in an error
 _REMEDY = (
@@ -86,6 +89,8 @@ def _index_columns(file: ParquetFile) -> tuple[SidecarRows, tuple[FieldSpec, ...
         raise FormatError(f"{file.path}: no samples; remove it")
     features = read_features(footer.metadata, file.path)
     image, found = _find_images(file, features)
+    if found.head is None and footer.null_counts().get(image.path) == footer.num_rows:
+        raise FormatError(f"{file.path}: column {image.name!r} {PATHS_ALONE}")
     label = _label_column(footer, features, file.path)
     labels = None if label is None else _read_labels(file, label)
     names = features.classes.get(label.name) if label is not None else None
@@ -128,7 +133,7 @@ def _find_images(file: ParquetFile, features: Features) -> tuple[SchemaLeaf, Rea
 
 def _candidates(footer: Footer, features: Features) -> tuple[list[SchemaLeaf], bool]:
     """Return columns that may hold images, and whether their names or forms leave no doubt that they do."""
-    holders = [column for column in footer.columns if column.physical_type == "BYTE_ARRAY" and not column.is_text]
+    holders = [column for column in footer.columns if column.physical_type in _HOLDERS and not column.is_text]
     structs = [column for column in holders if column.path == f"{column.name}.{form.BYTES}"]
     plain = [column for column in holders if column.path == column.name]
     named = [column for column in structs + plain if column.name.lower() in IMAGE_COLUMNS]
@@ -144,7 +149,7 @@ def _candidates(footer: Footer, features: Features) -> tuple[list[SchemaLeaf], b
 
 def _label_column(footer: Footer, features: Features, where: str) -> SchemaLeaf | None:
     top = {column.path: column for column in footer.columns}
-    named = next((top[name] for name in LABEL_COLUMNS if name in top), None)
+    named = next((top[name] for name in names_among(LABEL_COLUMNS, top)), None)
     if named is None and len(features.classes) == 1:
         named = top.get(next(iter(features.classes)))
     if named is not None and named.physical_type not in ("INT32", "INT64"):
@@ -170,7 +175,7 @@ def _read_keys(file: ParquetFile, image: SchemaLeaf) -> list[bytes | None] | Non
     by_path = {
         column.path: column for column in file.footer.columns if column.physical_type == "BYTE_ARRAY" and not column.is_repeated
     }
-    for name in (*KEY_COLUMNS, f"{image.name}.{form.PATH}"):
+    for name in (*names_among(KEY_COLUMNS, by_path), f"{image.name}.{form.PATH}"):
         column = by_path.get(name)
         if column is None or column == image or not is_believable(file.footer, column, file.data, value_nbytes=_MAX_KEY):
             continue
@@ -237,9 +242,8 @@ class ParquetFile:
                 yield from byte_arrays(self.data, values)
 
     def _by_rows(self, name: str, leaves: list[SchemaLeaf]) -> ReadableColumn:
-        strange = [leaf.physical_type for leaf in leaves if leaf.physical_type in ("INT96", "FIXED_LEN_BYTE_ARRAY")]
-        if strange:
-            raise NoFieldError(f"of type {strange[0]}, which cannot become a field")
+        if any(leaf.physical_type == "INT96" for leaf in leaves):
+            raise NoFieldError("of type INT96, which cannot become a field")
         nbytes = np.zeros(len(self.starts) - 1, np.int64)
         found: list[Pages] = []
         for leaf in leaves:
@@ -284,9 +288,7 @@ def add_further_columns(rows: SidecarRows, file: ParquetFile, taken: Collection[
             rows.unread[name] = str(exc)
             continue
         except (DamagedError, *PYARROW_ERRORS) as exc:
-            logger.warning(
-                "%s: left out: %r, which is damaged, or of a kind that pyarrow does not read (%s)", file.path, name, exc
-            )
+            logger.warning("%s: left out: %r, which is damaged or cannot be decoded (%s)", file.path, name, exc)
             continue
         specs.append(add_field(rows, name, found.kind, found.column))
     return specs

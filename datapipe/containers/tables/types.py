@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from datapipe.containers.field_names import IMAGE_COLUMNS
 from datapipe.errors import FormatError
 from datapipe.index.tables import ColumnKind, TableColumn
 
 # torch computes little with the unsigned types above uint8.
 _SIGNED = {"uint16": "int32", "uint32": "int64", "uint64": "int64"}
+_BYTES = ("binary", "large_binary", "binary_view")
 _UNITS = ("s", "ms", "us", "ns")
 
 
@@ -66,6 +68,12 @@ def column_of(name: str, kind: Any) -> TableColumn:
         if items.kind is ColumnKind.NUMBER:
             return TableColumn(name, ColumnKind.LIST, text, items.dtype, items.unit)
     return TableColumn(name, ColumnKind.UNREAD, text)
+
+
+def holds_bytes(column: TableColumn) -> bool:
+    """Return True if a column holds bytes that are no text, as those of encoded images; of one size only if it is called so."""
+    kind = column.type.removeprefix("dictionary<values=").partition(",")[0]
+    return kind in _BYTES or (kind.startswith("fixed_size_binary") and column.name.lower() in IMAGE_COLUMNS)
 
 
 def _is_text(kind: Any) -> bool:

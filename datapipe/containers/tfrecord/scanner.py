@@ -19,7 +19,7 @@ from datapipe.codecs.field_values import NO_LABEL, FieldKind, FieldSpec
 from datapipe.codecs.npy import npy_header
 from datapipe.codecs.probe import encoding_of
 from datapipe.containers.columns import FieldExtents, free_name, rows_of_extents
-from datapipe.containers.field_names import HEAD_NBYTES, IMAGE, LABEL, field_name, is_mask_name, kind_of_bytes
+from datapipe.containers.field_names import HEAD_NBYTES, IMAGE, LABEL, field_name, is_mask_name, kind_of_bytes, names_among
 from datapipe.containers.mapped import mapped
 from datapipe.containers.tfrecord import layout as form
 from datapipe.containers.tfrecord.example import ExampleFeature, parse_example
@@ -121,8 +121,8 @@ def _index_frames(data: mmap.mmap, where: str) -> tuple[SidecarRows, tuple[Field
 
 def _image_name(data: mmap.mmap, features: dict[str, ExampleFeature], place: str) -> str:
     """Return the feature that holds the image, by name or else by content, judged by the first sample."""
-    for name in _IMAGE_NAMES:
-        if name in features and features[name].kind == "bytes":
+    for name in names_among(_IMAGE_NAMES, features):
+        if features[name].kind == "bytes":
             return name
     found = [name for name, feature in features.items() if feature.kind == "bytes" and _is_image(data, feature)]
     found = [name for name in found if not is_mask_name(name)] or found
@@ -140,12 +140,11 @@ def _is_image(data: mmap.mmap, feature: ExampleFeature) -> bool:
 
 
 def _label_name(features: dict[str, ExampleFeature], place: str) -> str | None:
-    for name in _LABEL_NAMES:
-        if name in features:
-            feature = features[name]
-            if feature.kind == "int64" and feature.num_values == 1:
-                return name
-            logger.warning("%s: %r is no single integer (%s); the set is read without labels", place, name, feature)
+    for name in names_among(_LABEL_NAMES, features):
+        feature = features[name]
+        if feature.kind == "int64" and feature.num_values == 1:
+            return name
+        logger.warning("%s: %r is no single integer (%s); the set is read without labels", place, name, feature)
     return None
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from datapipe.containers.formats import container_of
 from datapipe.containers.listing import is_image_name
 from datapipe.containers.tables.files import SUFFIXES, null_counts, open_table, table_paths
+from datapipe.containers.tables.types import holds_bytes
 from datapipe.core.printable import counted
 from datapipe.errors import DatapipeError, OptionError
 from datapipe.index.manifest import MANIFEST_NAME
@@ -33,14 +34,18 @@ def claim(path: str) -> TableIndex | None:
         return None
     try:
         first, *others = table_paths(path)
-        if others and not is_url(path) and open_table(first).has_bytes:
+        if others and not is_url(path) and _has_bytes(open_table(first)):
             return None  # shards of images, of which there may be thousands
         table = open_table(path)
     except DatapipeError:
         if not is_url(path) and os.path.isfile(path) and _is_only_table(path):
             raise
         return None
-    return table if is_url(path) or not table.has_bytes else None
+    return table if is_url(path) or not _has_bytes(table) else None
+
+
+def _has_bytes(table: TableIndex) -> bool:
+    return any(map(holds_bytes, table.columns))
 
 
 def _holds_samples(path: str) -> bool:
