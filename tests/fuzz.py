@@ -20,6 +20,7 @@ import os
 import random
 import resource
 import signal
+import stat
 import struct
 import sys
 import tempfile
@@ -40,9 +41,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from fixtures import encode, picture
 from PIL import Image
+from tar_files import link_to, sparse_tars, tar_of
 
 from datapipe.codecs.decode import checked_header
 from datapipe.codecs.probe import probe
+from datapipe.codecs.stored import decode_stored
 from datapipe.containers.formats import read_rows
 from datapipe.containers.hdf5 import scanner as hdf5
 from datapipe.containers.parquet import scanner as parquet
@@ -51,6 +54,8 @@ from datapipe.containers.tfrecord import layout as frame
 from datapipe.containers.tfrecord import scanner as tfrecord
 from datapipe.errors import DatapipeError
 from datapipe.index.entries import RowGroup
+from datapipe.index.listed import ScanNotes, Workspace
+from datapipe.sources.archives.members import scan_archive
 
 MAX_S = 10
 MAX_GROWTH_MB = 300
@@ -133,6 +138,9 @@ def _scanned(index_shard: Callable[[Path], Any], container: str = "") -> Callabl
                 for number, (first, end) in enumerate(itertools.pairwise(rows.row_groups)):
                     _read_all(RowGroup(container, str(scratch), column.column, number, first, end))
             elif len(rows):
+                for offset, nbytes, codec in zip(column.offset, column.nbytes, column.codecs, strict=False):
+                    with contextlib.suppress(DatapipeError):
+                        decode_stored(data[offset : offset + nbytes], codec)
                 assert 0 <= column.offset.min() <= (column.offset + column.nbytes).max() <= len(data), column
                 assert column.nbytes.min() >= 0
         return rows
@@ -176,6 +184,7 @@ def _parquet_files() -> list[bytes]:
         (plain, {"use_dictionary": True, "compression": "zstd", "data_page_version": "2.0"}),
         (nested, {"compression": "gzip", "use_dictionary": True, "write_page_checksum": True}),
         (nested, {"compression": "brotli", "use_dictionary": False, "data_page_version": "2.0", "row_group_size": 4}),
+        (plain, {"use_dictionary": False, "column_encoding": {"image": "DELTA_BYTE_ARRAY"}, "data_page_size": 60}),
         (nested.drop_columns(["objects"]), {"compression": "lz4", "data_page_size": 8, "write_batch_size": 1}),
     ):
         sink = io.BytesIO()
@@ -263,7 +272,44 @@ def _tar_files() -> list[bytes]:
                     file.addfile(info, io.BytesIO(data))
         data = sink.getvalue().rstrip(b"\0")
         files.append(data + bytes(-len(data) % 512 + 1024))  # not all of the zeros that fill up the last record
+    sparse = sparse_tars(IMAGES[2] + bytes(700), [(0, 20), (30, len(IMAGES[2]) - 30)], name="a.jpg")
+    links = tar_of(link_to("a.jpg", "b.jpg"), link_to("b.jpg", "c.jpg", is_hard=True), link_to("../x.jpg", "d.jpg"))[: 3 * 512]
+    files += [data + links + bytes(1024) for data in sparse.values()]
+    files.append(tar_of(("a.jpg", IMAGES[0])) + links + tar_of(("n.jpg", IMAGES[1])).rstrip(b"\0") + bytes(1536))
     return files
+
+
+def _zip_files() -> list[bytes]:
+    import zipfile
+
+    files = []
+    for method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        sink = io.BytesIO()
+        with zipfile.ZipFile(sink, "w", method) as file:
+            for number, image in enumerate(IMAGES):
+                info = zipfile.ZipInfo("x")
+                info.filename = f"a\\{number}.jpg" if number else "a/0.jpg"
+                file.writestr(info, image, method)
+            for name, target in (("b/l.jpg", "../a/0.jpg"), ("b/m.jpg", "l.jpg"), ("c", "a"), ("d.jpg", "/x")):
+                link = zipfile.ZipInfo(name)
+                link.create_system, link.external_attr = 3, (stat.S_IFLNK | 0o777) << 16
+                file.writestr(link, target, method)
+        files.append(sink.getvalue())
+    return files
+
+
+def _look_at_zip(data: bytes, scratch: Path) -> object:
+    """List the members, and read what can be."""
+    path = scratch.with_suffix(".zip")
+    path.write_bytes(data)
+    members = list(scan_archive(path.parent, os.fsencode(path.name), Workspace(path.parent, None), ScanNotes()))
+    for member in members:
+        origin = member.origin
+        if member.problem is None:
+            assert 0 <= origin.offset <= origin.offset + origin.nbytes <= len(data), member
+            with contextlib.suppress(DatapipeError):
+                decode_stored(data[origin.offset : origin.offset + origin.nbytes], origin.codec)
+    return members
 
 
 def _mend_tar(data: bytearray) -> None:
@@ -301,6 +347,7 @@ TARGETS = {
     "tfrecord": Target(_tfrecord_files, _scanned(tfrecord.index_shard), _mend_tfrecord),
     "hdf5": Target(_hdf5_files, _scanned(hdf5.index_shard, "hdf5")),
     "tar": Target(_tar_files, _scanned(tar.index_shard), _mend_tar),
+    "zip": Target(_zip_files, _look_at_zip),
     "header": Target(_image_files, lambda data, scratch: probe(data)),
     "rare-image": Target(_rare_images, lambda data, scratch: checked_header(data), share=0.1),
     "table-parquet": Target(fuzz_tables.parquet_files, fuzz_tables.look_at_parquet, fuzz_tables.tamper_footer),

@@ -6,6 +6,7 @@ An index and a plan keep them as text beside the range, so that a reader needs n
     crc32:HEX            what is there must have this checksum, as a member of a zip
     crc32c:HEX           ... this one, as a field of a converted dataset
     deflate:NBYTES:HEX   raw DEFLATE, which unpacks to NBYTES bytes with that CRC-32
+    sparse:NBYTES:RUNS   the bytes are runs of NBYTES bytes, of which all others are 0: OFFSET,SIZE,OFFSET,SIZE,...
     text:HEX             the range is a JSON object, and the value the text of its member of this name (hex of UTF-8)
     json:HEX             ... the JSON of that member
     absent:REASON        there are no bytes; the reason is the rest of the text
@@ -16,7 +17,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import operator
 import re
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import msgspec
@@ -29,11 +32,13 @@ from datapipe.errors import DecodeError
 
 PLAIN = ""
 _ABSENT = "absent:"
+_UNPACKING = ("deflate", "sparse")  # steps that make other numbers of bytes
 _VALUES = {  # of the steps, by their names
     "prefix": re.compile(r"([0-9a-f]{2})+"),
     "crc32": re.compile(r"[0-9a-f]{8}"),
     "crc32c": re.compile(r"[0-9a-f]{8}"),
     "deflate": re.compile(r"[0-9]{1,18}:[0-9a-f]{8}"),
+    "sparse": re.compile(r"[0-9]{1,18}:([0-9]{1,18},[0-9]{1,18}(,[0-9]{1,18},[0-9]{1,18})*)?"),
     "text": re.compile(r"([0-9a-f]{2})+"),
     "json": re.compile(r"([0-9a-f]{2})+"),
 }
@@ -59,6 +64,11 @@ def deflated(nbytes: int, crc32: int) -> str:
     return f"deflate:{nbytes}:{crc32:08x}"
 
 
+def sparse(nbytes: int, runs: Iterable[tuple[int, int]]) -> str:
+    """Return the step that makes `nbytes` bytes of these runs, (offset, size) each, in order, and of zeros."""
+    return f"sparse:{nbytes}:{','.join(f'{offset},{size}' for offset, size in runs)}"
+
+
 def member(name: str, *, is_text: bool) -> str:
     """Return the step that takes a member out of a JSON object: its text, or its JSON."""
     return f"{'text' if is_text else 'json'}:{name.encode(errors='surrogatepass').hex()}"
@@ -82,7 +92,7 @@ def joined(*steps: str) -> str:
 def value_nbytes(nbytes: int, codec: str) -> int:
     """Return the number of bytes of a field that is stored in a range of `nbytes` bytes. Raises DecodeError for no codec."""
     for step in _steps(codec):
-        nbytes = step.nbytes if step.kind == "deflate" else nbytes + len(step.prefix)
+        nbytes = step.nbytes if step.kind in _UNPACKING else nbytes + len(step.prefix)
     return nbytes  # of a member, that of its object, which is not parsed for it
 
 
@@ -97,6 +107,9 @@ def decode_stored(data: bytes, codec: str) -> bytes:
             continue
         if step.name:
             data = _member_of(data, step)
+            continue
+        if step.kind == "sparse":
+            data = _with_zeros(data, step)
             continue
         if step.kind == "deflate":
             data = _inflate(data, step.nbytes)
@@ -116,6 +129,7 @@ class _Step(NamedTuple):
     nbytes: int = 0  # of the result
     checksum: int = 0
     name: str = ""  # of a member
+    runs: tuple[int, ...] = ()  # offset and size of each
 
 
 @functools.lru_cache(maxsize=256)  # all fields with a prefix have one; others are parsed as quickly
@@ -125,7 +139,11 @@ def _steps(codec: str) -> tuple[_Step, ...]:
     for text in codec.split("+") if codec else ():
         kind, *values = text.split(":")
         known = _VALUES.get(kind)
-        if known is None or not known.fullmatch(":".join(values)) or (kind == "deflate" and any(one.nbytes for one in steps)):
+        if (
+            known is None
+            or not known.fullmatch(":".join(values))
+            or (kind in _UNPACKING and any(one.kind in _UNPACKING for one in steps))
+        ):
             raise DecodeError(f"its index says that it is stored as {codec!r:.60}: damaged; index or convert again")
         if kind == "prefix":
             steps.append(_Step(kind, bytes.fromhex(values[0])))
@@ -134,6 +152,8 @@ def _steps(codec: str) -> tuple[_Step, ...]:
                 steps.append(_Step(kind, name=bytes.fromhex(values[0]).decode(errors="surrogatepass")))
             except UnicodeDecodeError as exc:
                 raise DecodeError(f"its index says that it is stored as {codec!r:.60}: damaged; index or convert again") from exc
+        elif kind == "sparse":
+            steps.append(_Step(kind, nbytes=int(values[0]), runs=tuple(map(int, filter(None, values[1].split(","))))))
         else:
             steps.append(_Step(kind, nbytes=int(values[0]) if kind == "deflate" else 0, checksum=int(values[-1], 16)))
     return tuple(steps)
@@ -171,6 +191,21 @@ def _object_with(name: str, kind: type[Any]) -> msgspec.json.Decoder[msgspec.Str
     """Return what parses one member of objects, and leaves the others alone."""
     fields = [("value", kind | msgspec.UnsetType, msgspec.UNSET)]
     return msgspec.json.Decoder(msgspec.defstruct("Object", fields, rename={"value": name}))
+
+
+def _with_zeros(data: bytes, step: _Step) -> bytes:
+    """Return runs of bytes at their places among zeros."""
+    if step.nbytes > MAX_SAMPLE_NBYTES:
+        raise DecodeError(f"{step.nbytes} bytes exceed the limit of {MAX_SAMPLE_NBYTES} for one sample")
+    sizes = step.runs[1::2]
+    ends = [0, *(offset + size for offset, size in zip(step.runs[::2], sizes, strict=True))]
+    if sum(sizes) != len(data) or ends[-1] > step.nbytes or any(map(operator.lt, step.runs[::2], ends)):
+        raise DecodeError("the runs of a sparse file do not fit its bytes: damaged; index or convert again")
+    value, at = bytearray(step.nbytes), 0
+    for offset, size in zip(step.runs[::2], sizes, strict=True):
+        value[offset : offset + size] = data[at : at + size]
+        at += size
+    return bytes(value)
 
 
 def _inflate(data: bytes, nbytes: int) -> bytes:

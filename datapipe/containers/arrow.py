@@ -117,7 +117,7 @@ def _places(parts: list[Any], base: int, size: int) -> tuple[FieldColumn, bytes]
 
 def _holds_paths_alone(part: Any) -> bool:
     """Return True if structs have bytes, of which all are null."""
-    return part.type.get_field_index("bytes") >= 0 and part.field("bytes").null_count == len(part)
+    return bool(part.type.get_field_index("bytes") >= 0 and part.field("bytes").null_count == len(part))
 
 
 def _offset_width(kind: Any) -> Any:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from datapipe.codecs.field_values import IMAGE_FIELD, NO_LABEL, FieldKind, FieldSpec
+from datapipe.codecs.stored import PLAIN
 from datapipe.containers.field_names import IMAGE, LABEL, field_name
 from datapipe.core.printable import get_logger, listed
 from datapipe.errors import FormatError
@@ -33,14 +34,16 @@ logger = get_logger(__name__)
 class FieldExtents:
     """The places of one field's bytes, of ascending rows of the shard. Not thread-safe.
 
-    `nbytes`: their sizes. `prefix`: bytes that belong before those of every sample.
+    `nbytes`: their sizes. `prefix`: bytes that belong before those of every sample. `codecs`: by row, how they are stored, where
+    not as they are.
     """
 
-    __slots__ = ("_offsets", "_rows", "nbytes", "prefix", "spec")
+    __slots__ = ("_offsets", "_rows", "codecs", "nbytes", "prefix", "spec")
 
     def __init__(self, spec: FieldSpec, places: Iterable[tuple[int, int, int]] = ()) -> None:
         self.spec, self.prefix = spec, b""
         self._rows, self._offsets, self.nbytes = array("q"), array("q"), array("q")
+        self.codecs: dict[int, str] = {}
         for place in places:
             self.add(*place)
 
@@ -52,23 +55,27 @@ class FieldExtents:
         """(n,) rows of the samples that have the field."""
         return np.array(self._rows, np.int64)
 
-    def add(self, row: int, offset: int, nbytes: int) -> None:
+    def add(self, row: int, offset: int, nbytes: int, codec: str = PLAIN) -> None:
         """Add the bytes of the sample in that row."""
+        if codec:
+            self.codecs[row] = codec
         self._rows.append(row)
         self._offsets.append(offset)
         self.nbytes.append(nbytes)
 
     def column(self, *, encoding: str) -> FieldColumn:
         """Return the places for a sidecar, if every row has the field."""
-        return FieldColumn(np.array(self._offsets, np.int64), np.array(self.nbytes, np.int64), self.prefix, encoding=encoding)
+        codecs = [self.codecs.get(row, PLAIN) for row in self._rows] if self.codecs else ()
+        places = np.array(self._offsets, np.int64), np.array(self.nbytes, np.int64)
+        return FieldColumn(*places, self.prefix, encoding=encoding, codecs=codecs)
 
     def parted(self, chosen: NDArray[np.bool_]) -> tuple[FieldExtents, FieldExtents]:
         """Return the chosen places, and the others."""
         parts = FieldExtents(self.spec), FieldExtents(self.spec)
         if chosen.all():
             return self, parts[1]
-        for is_chosen, *place in zip(chosen.tolist(), self._rows, self._offsets, self.nbytes, strict=True):
-            parts[0 if is_chosen else 1].add(*place)
+        for is_chosen, row, offset, nbytes in zip(chosen.tolist(), self._rows, self._offsets, self.nbytes, strict=True):
+            parts[0 if is_chosen else 1].add(row, offset, nbytes, self.codecs.get(row, PLAIN))
         return parts
 
     def joined(self, *others: FieldExtents) -> FieldExtents:
@@ -76,7 +83,10 @@ class FieldExtents:
         if not any(map(len, others)):
             return self
         places = [place for one in (self, *others) for place in zip(one._rows, one._offsets, one.nbytes, strict=True)]
-        return FieldExtents(self.spec, sorted(places))
+        joined = FieldExtents(self.spec, sorted(places))
+        for one in (self, *others):
+            joined.codecs |= one.codecs
+        return joined
 
 
 def rows_of_extents(

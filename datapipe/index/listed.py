@@ -87,6 +87,7 @@ class ScanNotes:
     num_ignored: int = 0  # files that are neither samples by name nor junk
     num_junk: int = 0  # hidden files and folders, Thumbs.db and the like
     loops: list[bytes] = field(default_factory=list)  # links to a directory that contains them, not descended into
+    links: list[bytes] = field(default_factory=list)  # in archives, to folders: not followed
     problems: list[ScanProblem] = field(default_factory=list)
     directories: dict[bytes, int] = field(default_factory=dict)  # those read, relative, with their modification times (ns)
     files: dict[bytes, tuple[int, int]] = field(default_factory=dict)  # those that hold samples, with sizes and times (ns)

@@ -66,6 +66,7 @@ class FieldColumn:
     column: str | None = None  # the name in the shard of a field that is addressed by rows
     encoding: str = ""  # as of `FieldExtent`
     crc32c: NDArray[np.uint32] | None = None  # (n,)
+    codecs: Sequence[str] = ()  # n of them, how each is stored; see `codecs/stored`; none: as it is
     runs: Sequence[bytes] = ()  # n of them, of tokens that carry loss: (k, 2) int32, the first of each and the one after the last
 
 
@@ -152,7 +153,8 @@ class SidecarRows:
     def _further(self, name: str) -> list[str]:
         """Return which further columns a field needs."""
         if name in self.columns:
-            return ["runs"] if any(self.columns[name].runs) else []
+            column = self.columns[name]
+            return [part for part, values in (("codec", column.codecs), ("runs", column.runs)) if any(values)]
         extents = self.extents[name]
         return [part for part in ("path", "codec") if any(map(operator.attrgetter(part), extents))]
 
@@ -174,13 +176,14 @@ class SidecarRows:
 
     def _of_column(self, name: str) -> dict[str, pa.Array]:
         found, num = self.columns[name], len(self)
+        further: dict[str, Sequence[bytes]] = {"codec": [codec.encode() for codec in found.codecs], "runs": found.runs}
         return {
             f"{name}.encoding": strings_of([found.encoding.encode()] * num, pa.string()),
             f"{name}.offset": array_of(found.offset),
             f"{name}.nbytes": array_of(found.nbytes),
             f"{name}.crc32c": array_of(np.zeros(num, np.uint32) if found.crc32c is None else found.crc32c),
             f"{name}.has_crc": array_of(np.full(num, found.crc32c is not None, np.uint8)),
-            **{f"{name}.{part}": strings_of(found.runs, FURTHER[part]) for part in self._further(name)},
+            **{f"{name}.{part}": strings_of(further[part], FURTHER[part]) for part in self._further(name)},
         }
 
 

@@ -1,7 +1,7 @@
 """WebDataset tars written by other tools: every member of a sample becomes a field, named by its suffix.
 
 Tars are read in the order of their names, samples in the order of the tar. Nothing is extracted: a member's name is a key and
-a suffix, never a path to write to; links, devices and folders are skipped.
+a suffix, never a path to write to; links are the files in the tar that they lead to, or a problem of their sample.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from datapipe.codecs.field_values import LABEL_FIELD, NO_LABEL, FieldKind, FieldSpec
+from datapipe.codecs.stored import why_absent
 from datapipe.containers.field_names import HEAD_NBYTES
 from datapipe.containers.form import Form
 from datapipe.containers.listing import is_junk
 from datapipe.containers.mapped import ByteSource
 from datapipe.containers.remote_shards import refuse_unfinished_at
-from datapipe.containers.tar.layout import LABEL_SUFFIXES, field_of_suffix, label_number, label_text
-from datapipe.containers.tar.scanner import Member, scan_members, split_name
+from datapipe.containers.tar.layout import LABEL_SUFFIX, LABEL_SUFFIXES, field_of_suffix, label_number, label_text
+from datapipe.containers.tar.members import Member, scan_members
+from datapipe.containers.tar.scanner import split_name
 from datapipe.core.printable import counted, printable
 from datapipe.errors import FormatError, MissingDataError, OptionError
 from datapipe.index.listed import ListedSample, Origin, ScanNotes, ScanProblem, SourceFacts, Workspace
@@ -137,8 +139,11 @@ class TarSource:
             if field.name in met:
                 problem = problem or _two_for_one(field, [suffix for suffix in suffixes if self._fields.get(suffix) == field])
             met.add(field.name)
-            if field == LABEL_FIELD:
-                text = bytes(data[member.offset : member.offset + min(member.nbytes, _MAX_LABEL_NBYTES)])
+            reason = why_absent(member.codec) if member.codec else None
+            if reason is not None:
+                problem = problem or f"its {suffix} {reason}"
+            elif field == LABEL_FIELD:
+                text = member.short_value(data, at_most=_MAX_LABEL_NBYTES)
                 try:
                     said = label_text(text)
                 except UnicodeDecodeError:
@@ -146,7 +151,7 @@ class TarSource:
                     continue
                 label = self._census.number(said) if said else NO_LABEL
             else:
-                origins[field.name] = file.origin(member.offset, member.nbytes)
+                origins[field.name] = file.origin(member.offset, member.nbytes, member.codec)
         return ListedSample(name, group.key, place, label, origins, problem=problem)
 
     def _field_of(self, suffix: str, member: Member, data: ByteSource, *, are_labels: bool) -> FieldSpec | None:
@@ -157,8 +162,13 @@ class TarSource:
                     f"{self.root}: members of more than {_MAX_SUFFIXES} suffixes, such as {suffix!r}; have the keys dots in them?"
                 )
             choice = self._choices.take(suffix, _CHOICES)
+            if choice is None and suffix.endswith(f".{LABEL_SUFFIX}"):
+                raise OptionError(
+                    f"{self.root}: has members such as {os.fsdecode(member.name)!r}, and a key ends at the first dot of a name:"
+                    f" if keys have dots, pack the files under names without; if not, pass --field {suffix}=label or =none"
+                )
             known = self._kinds.get(suffix.rpartition(".")[0])
-            head = bytes(data[member.offset : member.offset + min(member.nbytes, HEAD_NBYTES)])
+            head = member.head(data, HEAD_NBYTES)
             self._fields[suffix] = _field_of(suffix, choice or (known and known.value), head, are_labels=are_labels)
         return self._fields[suffix]
 

@@ -10,6 +10,7 @@ import os
 import struct
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from datapipe.codecs.field_values import NO_LABEL, FieldKind
-from datapipe.containers.tar.scanner import Member, index_shard, scan_members, split_name
+from datapipe.containers.tar.members import Member, scan_members
+from datapipe.containers.tar.scanner import index_shard, split_name
 from datapipe.errors import FormatError, MissingDataError
 from datapipe.opening.samples import open_index
 
@@ -58,7 +60,7 @@ def header(name: bytes, size: bytes, kind: bytes = b"0") -> bytes:
 
 
 def scan(data: bytes) -> list[tuple[str, bytes]]:
-    return [(m.name.decode(), data[m.offset : m.offset + m.nbytes]) for m in scan_members(data, "x.tar")]
+    return [(m.name.decode(), data[m.offset : m.offset + m.nbytes]) for m in scan_members(data, "x.tar") if not m.codec]
 
 
 def shard(tmp_path: Path, data: bytes) -> Path:
@@ -122,13 +124,13 @@ def test_what_webdataset_writes(tmp_path: Path) -> None:
         assert index.describe(number).key == f"dir/{number:03d}".encode()
 
 
-def test_only_regular_files_count() -> None:
+def test_files_count_and_links_to_them() -> None:
     data = tar(
         special("dir", tarfile.DIRTYPE), special("link.jpg", tarfile.SYMTYPE, link="/etc/passwd"), ("a.jpg", b"1"),
         special("hard.jpg", tarfile.LNKTYPE, link="a.jpg"), special("device.jpg", tarfile.CHRTYPE),
         special("pipe.jpg", tarfile.FIFOTYPE), special("block.jpg", tarfile.BLKTYPE), ("b.jpg", b"2"),
     )  # fmt: skip
-    assert scan(data) == [("a.jpg", b"1"), ("b.jpg", b"2")]
+    assert scan(data) == [("a.jpg", b"1"), ("hard.jpg", b"1"), ("b.jpg", b"2")]
 
 
 @pytest.mark.parametrize("kind", [tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE])
@@ -446,3 +448,16 @@ def test_agrees_with_tarfile(members: list[tuple[str, bytes]], form: str) -> Non
     found = [(member.offset, member.nbytes) for member in scan_members(data, "x.tar")]
     assert [Member(b"", *extent) for extent in expected] == [Member(b"", *extent) for extent in found if extent in expected]
     assert len(found) >= len(expected)  # "name/" without type is a directory to tarfile; here it is a name without a suffix
+
+
+@pytest.mark.parametrize(
+    ("members", "said"),
+    [
+        ((("0.jpg", IMAGE), ("0.txt", b""), ("1.txt", b""), ("1.json", b"{}")),
+         r"sample '1' has no image \(has: txt, json; .*1 of 2 samples: convert --on-error skip leaves them out"),
+        ((("22.05.jpg", IMAGE), ("22.05.cls", b"0")), r"sample '22' has no image .*a key ends at the first dot of a name"),
+    ],
+)  # fmt: skip
+def test_samples_without_an_image_are_told_with_the_remedy(tmp_path: Path, members: Any, said: str) -> None:
+    with pytest.raises(FormatError, match=said):
+        index_shard(shard(tmp_path, tar(*members)))

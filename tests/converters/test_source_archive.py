@@ -13,10 +13,12 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from functools import partial
 from pathlib import Path
 
 import pytest
 from archive_trees import FILES, class_tars, tar_bytes, write, write_zip, zstd
+from fixtures import entry_of
 from reading import converted, field_of, labels_of, skipping, sources_of
 from source_trees import image, put
 from trees import ROOT, contents
@@ -25,6 +27,7 @@ from converters import ConvertOptions, OnError, Part, convert, preview, recognis
 from datapipe.containers.form import ClassFrom
 from datapipe.errors import DatapipeError, DecodeError, OptionError
 from datapipe.index.manifest import read_manifest
+from datapipe.opening.samples import open_index
 
 
 def without_manifest(out: Path) -> dict[str, str]:
@@ -163,23 +166,56 @@ def test_names_that_lead_out(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.parent.iterdir() if path.name in ("evil", "d.jpg")) == []
 
 
-def test_links_are_passed_over(tmp_path: Path) -> None:
-    with tarfile.open(tmp_path / "x.tar", "w") as archive:
+def linked(tmp_path: Path, links: dict[str, str]) -> list[Path]:
+    """A tar and a zip of two files and of symbolic links."""
+    with tarfile.open(tmp_path / "x.tar", "w") as archive, zipfile.ZipFile(tmp_path / "x.zip", "w") as zipped:
         for name, data in FILES[:2]:
             info = tarfile.TarInfo(name)
             info.size = len(data)
             archive.addfile(info, io.BytesIO(data))
-        for kind, name in ((tarfile.SYMTYPE, "k/s.jpg"), (tarfile.LNKTYPE, "k/h.jpg"), (tarfile.FIFOTYPE, "k/f.jpg")):
+            zipped.writestr(name, data)
+        for name, target in links.items():
             info = tarfile.TarInfo(name)
-            info.type, info.linkname = kind, "/etc/passwd"
+            info.type, info.linkname = tarfile.SYMTYPE, target
             archive.addfile(info)
-    assert len(sources_of(converted(tmp_path / "x.tar", tmp_path / "out"))) == 2
-    path = write_zip(tmp_path / "x.zip", FILES[:2])
-    with zipfile.ZipFile(path, "a") as zipped:
-        link = zipfile.ZipInfo("k/s.jpg")
-        link.create_system, link.external_attr = 3, (stat.S_IFLNK | 0o777) << 16
-        zipped.writestr(link, "/etc/passwd")
-    assert len(sources_of(converted(path, tmp_path / "out2"))) == 2
+            link = zipfile.ZipInfo(name)
+            link.create_system, link.external_attr = 3, (stat.S_IFLNK | 0o777) << 16
+            zipped.writestr(link, target, zipfile.ZIP_DEFLATED)
+    return [tmp_path / "x.tar", tmp_path / "x.zip"]
+
+
+def test_links_are_the_files_that_they_lead_to(tmp_path: Path) -> None:
+    folder, name = FILES[0][0].rsplit("/", 1)
+    for path in linked(tmp_path, {f"{folder}/s.jpg": name, "k/t.jpg": f"../{folder}/s.jpg"}):
+        made = open_index(converted(path, tmp_path / f"out{path.suffix}"))
+        names = {key: number for number, key in enumerate(sources_of(tmp_path / f"out{path.suffix}"))}
+        stored = [Path(place).read_bytes()[at : at + nbytes] for place, at, nbytes in map(partial(entry_of, made), range(4))]
+        assert sorted(names) == sorted([FILES[0][0], FILES[1][0], f"{folder}/s.jpg", "k/t.jpg"])
+        assert stored.count(FILES[0][1]) == 3
+
+
+def test_links_that_lead_to_no_file_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Out of the archive, to nothing, in a circle; one to a folder is no sample, and said."""
+    links = {"k/o.jpg": "/etc/passwd", "k/u.jpg": "../../x.jpg", "k/n.jpg": "gone.jpg", "k/c.jpg": "d.jpg", "k/d.jpg": "c.jpg"}
+    folder = FILES[0][0].rsplit("/", 1)[0]
+    for path in linked(tmp_path, {**links, "again": folder}):
+        refused(path, tmp_path / "out", "5 of 7 samples cannot be read: .*a link (that leads|to)")
+        caplog.clear()
+        index = open_index(path)
+        assert len(index) == 7
+        assert "1 link to folders not followed, such as again" in caplog.text
+        assert "5 of 7 samples cannot be read" in caplog.text
+
+
+def test_backslashes_of_windows_are_what_is_between_folders(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as zipped:
+        for name, data in FILES:
+            info = zipfile.ZipInfo("x")
+            info.filename = name.replace("/", "\\")
+            zipped.writestr(info, data)
+    assert sources_of(converted(tmp_path / "x.zip", tmp_path / "out")) == sources_of(
+        converted(write_zip(tmp_path / "y.zip", FILES), tmp_path / "out2")
+    )
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from reading import converted, field_of, kinds_of, labels_of, skipping, sources_of
 from source_trees import image, mask, npy, put
+from tar_files import link_to, old_sparse, tar_of
 from trees import contents
 
 from converters import ConvertOptions, OnError, Resize, convert
@@ -50,6 +51,29 @@ def test_a_file_or_a_folder_in_the_order_of_names(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="matches tars in several directories"):
         converted(tmp_path / "[io]n" / "*.tar", tmp_path / "none")
     assert sources_of(converted(tmp_path / "in" / "b**.tar", tmp_path / "three")) == ["b.tar/z", "b.tar/a"]
+
+
+def test_sparse_members_links_and_joined_tars(tmp_path: Path) -> None:
+    """As the index of the tar itself has them; what leads out of the tar is a bad sample."""
+    data = image(1, "BMP")
+    padded = data + bytes(9000)
+    sparse = old_sparse("s.bmp", len(padded), [(0, len(data))], data)
+    links = tar_of(link_to("s.bmp", "h.bmp", is_hard=True), link_to("s.bmp", "l.bmp"), link_to("/x.bmp", "o.bmp"))
+    put(tmp_path / "x.tar", sparse + links + tar_of(("z.bmp", data)))
+    with pytest.raises(DecodeError, match=r"x\.tar/o: bad sample: its bmp is a link that leads out of the archive"):
+        converted(tmp_path / "x.tar", tmp_path / "out")
+    out = tmp_path / "out"
+    assert list(skipping(tmp_path / "x.tar", out)) == ["x.tar/o"]
+    assert sources_of(out) == ["x.tar/s", "x.tar/h", "x.tar/l", "x.tar/z"]
+    assert field_of(out, "image") == [padded, padded, padded, data]
+
+
+def test_keys_with_dots_are_told_from_labels(tmp_path: Path) -> None:
+    path = tar(tmp_path / "x.tar", [("22.05.jpg", image(1)), ("22.05.cls", b"3")])
+    with pytest.raises(OptionError, match=r"'22\.05\.cls', and a key ends at the first dot .*--field 05\.cls=label or =none"):
+        converted(path, tmp_path / "out")
+    out = converted(path, tmp_path / "out", fields=(FieldChoice("05.cls", "label"), FieldChoice("05.jpg", "image")))
+    assert labels_of(out) == [3]
 
 
 def test_suffixes_become_fields(tmp_path: Path) -> None:

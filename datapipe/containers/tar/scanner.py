@@ -1,9 +1,7 @@
 """Scan WebDataset shards: tar files in which consecutive members with one key make a sample.
 
-Reads what `webdataset.ShardWriter`, GNU tar and Python's tarfile write (USTAR, GNU long names, PAX
-paths and sizes). A tar is scanned, never extracted: only regular files count, and names are keys, not
-paths. As in webdataset, the base name is split at its *first* dot: `dir/a.b.jpg` has key `dir/a` and
-field `b.jpg`; suffixes are lower-cased; hidden files (`._x.jpg`, `.DS_Store`) are not samples.
+Which files a tar has is told by `members`. As in webdataset, the base name is split at its *first* dot: `dir/a.b.jpg` has key
+`dir/a` and field `b.jpg`; suffixes are lower-cased; hidden files (`._x.jpg`, `.DS_Store`) are not samples.
 """
 
 from __future__ import annotations
@@ -11,84 +9,29 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from datapipe.codecs.field_values import IMAGE_FIELD, LABEL_FIELD, NO_LABEL, FieldKind, FieldSpec
+from datapipe.codecs.stored import why_absent
 from datapipe.containers.columns import FieldExtents, further_fields, rows_of_extents
 from datapipe.containers.field_names import AUDIO_FIELD, HEAD_NBYTES, IMAGE, LABEL
 from datapipe.containers.listing import is_audio_name, is_video_name
 from datapipe.containers.mapped import ByteSource, byte_source
-from datapipe.containers.tar.layout import BLOCK_NBYTES as BLOCK
 from datapipe.containers.tar.layout import IMAGE_SUFFIXES, LABEL_SUFFIX, LABEL_SUFFIXES, field_of_suffix, label_number, label_text
-from datapipe.core.printable import get_logger
-from datapipe.errors import FormatError
+from datapipe.containers.tar.members import Member, scan_members
+from datapipe.core.printable import counted, get_logger, listed
+from datapipe.errors import DecodeError, FormatError
 from datapipe.index.sidecar import SidecarRows
 
 _MAX_SUFFIXES = 1000  # limit of different ones
 _LOOKED_AT = 32  # members that tell what a tar holds
-_MAX_NAME = 1 << 20  # bytes accepted in a long name or PAX header
+_MAX_SHOWN = 3  # samples in a message
+_MAX_NAMED = 20  # suffixes in a message
 _MAX_LABEL_NBYTES = 256  # of its text, blanks included
-_WITHOUT_DATA = b"123456"  # links, devices, directories, pipes: no data follows their header, whatever its size says
 
 logger = get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """A regular file in a tar."""
-
-    name: bytes
-    offset: int  # of its data, bytes
-    nbytes: int
-
-
-def scan_members(data: ByteSource, where: str, *, needs_end: bool = False) -> Iterator[Member]:
-    """Yield the regular files of a tar, in order.
-
-    `where` names the tar in errors. Raises FormatError if a header does not parse or a member
-    reaches beyond the end. A tar without an end-of-archive marker is logged, or with `needs_end` a FormatError: if it was cut
-    between two members it would look complete.
-    """
-    position, size = 0, len(data)
-    long_name: bytes | None = None
-    pax: dict[bytes, bytes] = {}
-    while True:
-        header = data[position : position + BLOCK]
-        if len(header) < BLOCK:
-            if header.strip(b"\0"):
-                raise FormatError(f"{where}: cut within a header at byte {position}; get the file again")
-            if needs_end:
-                raise FormatError(f"{where}: no end-of-archive marker, so it was probably cut; get the file again")
-            logger.warning("%s: no end-of-archive marker; if it was cut, the samples after the cut are missing", where)
-            return
-        if header[0] == 0:
-            if header.strip(b"\0"):
-                raise FormatError(f"{where}: member without a name at byte {position}; not a tar, or damaged")
-            return
-        _check_header(header, where, position)
-        kind, nbytes, start = header[156:157], _number(header[124:136], where, position), position + BLOCK
-        if kind in b"0\x007" and b"size" in pax:
-            nbytes = _pax_size(pax[b"size"], where, position)
-        elif kind in _WITHOUT_DATA:
-            nbytes = 0
-        if nbytes < 0 or start + nbytes > size:
-            raise FormatError(
-                f"{where}: member at byte {position} reaches to {start + nbytes}, the file ends at {size}: it was cut"
-            )
-        position = start + -(-nbytes // BLOCK) * BLOCK
-        if kind == b"L":
-            long_name = _small(data, start, nbytes, where).rstrip(b"\0")
-        elif kind == b"x":
-            pax = _parse_pax(_small(data, start, nbytes, where), where, start)
-        elif kind in (b"g", b"K"):
-            continue
-        else:
-            if kind in b"0\x007":
-                yield Member(pax.get(b"path") or long_name or _ustar_name(header), start, nbytes)
-            long_name, pax = None, {}
 
 
 def begins_with(tar: str, is_wanted: Callable[[bytes], bool], *, others: Callable[[bytes], bool]) -> bool:
@@ -99,7 +42,7 @@ def begins_with(tar: str, is_wanted: Callable[[bytes], bool], *, others: Callabl
     is_found = False
     try:
         with byte_source(tar, "a tar") as data:
-            for member in itertools.islice(scan_members(data, tar), _LOOKED_AT):
+            for member in itertools.islice(scan_members(data, ""), _LOOKED_AT):
                 if others(member.name):
                     return False
                 is_found = is_found or is_wanted(member.name)
@@ -133,6 +76,7 @@ def _index_members(data: ByteSource, where: str) -> tuple[SidecarRows, tuple[Fie
     keys: list[bytes] = []
     columns: dict[str, FieldExtents] = {}  # by suffix
     texts: dict[str, list[bytes]] = {}  # of labels, by suffix; read as they are met, so that a tar in a store is passed over once
+    bad: dict[bytes, str] = {}  # samples some field of which cannot be read, by key
     num_strange = 0
     for row, (key, members) in enumerate(_group(scan_members(data, where), where)):
         keys.append(key)
@@ -142,14 +86,16 @@ def _index_members(data: ByteSource, where: str) -> tuple[SidecarRows, tuple[Fie
                 if len(columns) == _MAX_SUFFIXES:
                     num_strange += 1
                     continue
-                head = bytes(data[member.offset : member.offset + min(member.nbytes, HEAD_NBYTES)])
+                head = member.head(data, HEAD_NBYTES)
                 column = columns[suffix] = FieldExtents(field_of_suffix(suffix, head))
-            column.add(row, member.offset, member.nbytes)
+            column.add(row, member.offset, member.nbytes, member.codec)
+            if member.codec and (reason := why_absent(member.codec)) is not None:
+                bad[key] = f"{suffix} {reason}"
             if suffix in LABEL_SUFFIXES:
-                found = bytes(data[member.offset : member.offset + min(member.nbytes, _MAX_LABEL_NBYTES)])
-                texts.setdefault(suffix, []).append(found)
+                texts.setdefault(suffix, []).append(_label_text(member, data, where))
     if not keys:
-        raise FormatError(f"{where}: no samples (no regular file with a name like KEY.jpg)")
+        raise FormatError(f"{where}: no samples (no file with a name like KEY.jpg)")
+    _tell_bad(bad, len(keys), where)
     names = [f".{suffix}".encode() for suffix in columns]
     has_others = any(is_video_name(name) or is_audio_name(name) for name in names)
     has_images = not has_others or any(column.spec == IMAGE_FIELD for column in columns.values())
@@ -186,9 +132,14 @@ def _images(columns: dict[str, FieldExtents], keys: list[bytes], where: str) -> 
             others[suffix] = rest
     if not taken.all():
         row = int(np.argmin(taken))
-        has = ", ".join(suffix for suffix, column in columns.items() if row in column.rows)
-        name = keys[row].decode(errors="replace")
-        raise FormatError(f"{where}: sample {name!r} has no image (has: {has}; looked for {', '.join(IMAGE_SUFFIXES)})")
+        has = [suffix for suffix, column in (columns | others).items() if row in column.rows]
+        remedy = f"{len(keys) - int(taken.sum())} of {counted(len(keys), 'sample')}: convert --on-error skip leaves them out"
+        if any(suffix.rpartition(".")[0] and suffix.rpartition(".")[2] in IMAGE_SUFFIXES for suffix in has):
+            remedy = "a key ends at the first dot of a name: if keys have dots in them, pack the files under names without"
+        raise FormatError(
+            f"{where}: sample {keys[row].decode(errors='replace')!r} has no image (has: {listed(has, most=_MAX_NAMED)};"
+            f" looked for {', '.join(IMAGE_SUFFIXES)}); {remedy}"
+        )
     columns.update(others)
     return image
 
@@ -209,7 +160,8 @@ def _labels(
     name = keys[row].decode(errors="replace")
     what = f"label of sample {name!r} is {texts[suffix][row][:40]!r}, expected a decimal class number" if is_whole else ""
     if suffix == LABEL_SUFFIX:
-        problem = what or f"some samples have a field {LABEL_SUFFIX!r} and some do not, e.g. {name!r}"
+        lacking = f"{len(keys) - len(parsed)} of {counted(len(keys), 'sample')}: convert --on-error skip leaves them out"
+        problem = what or f"some samples have a field {LABEL_SUFFIX!r} and some do not, e.g. {name!r}; {lacking}"
         raise FormatError(f"{where}: {problem}{'; datapipe convert numbers names of classes' if what else ''}")
     logger.warning(
         "%s: %r holds no class numbers of all samples (%s); the set is read without labels", where, suffix, what or name
@@ -243,50 +195,19 @@ def _group(members: Iterator[Member], where: str) -> Iterator[tuple[bytes, dict[
         yield key, fields
 
 
-def _check_header(header: bytes, where: str, position: int) -> None:
-    stored = _number(header[148:156], where, position)
-    if sum(header) - sum(header[148:156]) + 8 * 0x20 != stored:
-        raise FormatError(f"{where}: header checksum at byte {position} is wrong: not a tar, or damaged")
+def _tell_bad(bad: dict[bytes, str], num: int, where: str) -> None:
+    """Log how many samples cannot be read. Raises FormatError if that is all of them."""
+    shown = "; ".join(f"{key.decode(errors='replace')} ({why})" for key, why in itertools.islice(bad.items(), _MAX_SHOWN))
+    if len(bad) == num:
+        raise FormatError(f"{where}: none of its {counted(num, 'sample')} can be read: {shown}")
+    if bad:
+        logger.warning(
+            "%s: %d of %s cannot be read, which on_error= decides about: %s", where, len(bad), counted(num, "sample"), shown
+        )
 
 
-def _number(field: bytes, where: str, position: int) -> int:
-    """Parse octal text, or base-256 if the top bit is set (GNU, for sizes above 8 GiB)."""
-    if field[0] & 0x80:
-        return int.from_bytes(field[1:], "big")
+def _label_text(member: Member, data: ByteSource, where: str) -> bytes:
     try:
-        return int(field.strip(b" \0") or b"0", 8)
-    except ValueError as exc:
-        raise FormatError(f"{where}: header at byte {position} has no number in {field!r}: not a tar, or damaged") from exc
-
-
-def _ustar_name(header: bytes) -> bytes:
-    name = header[:100].split(b"\0", 1)[0]
-    if header[257:263] == b"ustar\0":  # GNU's magic is "ustar ", and it keeps times in place of the prefix
-        prefix = header[345:500].split(b"\0", 1)[0]
-        return prefix + b"/" + name if prefix else name
-    return name
-
-
-def _small(data: ByteSource, start: int, nbytes: int, where: str) -> bytes:
-    if nbytes > _MAX_NAME:
-        raise FormatError(f"{where}: header or label of {nbytes} bytes at byte {start}, more than the limit of {_MAX_NAME}")
-    return bytes(data[start : start + nbytes])
-
-
-def _parse_pax(text: bytes, where: str, position: int) -> dict[bytes, bytes]:
-    """Parse repeated lines `LENGTH KEY=VALUE`; LENGTH counts itself and the line end (POSIX.1-2001, pax)."""
-    values: dict[bytes, bytes] = {}
-    while text:
-        length, _, _ = text.partition(b" ")
-        if not length.isdigit() or len(length) > 7 or not len(length) + 2 <= int(length) <= len(text):
-            raise FormatError(f"{where}: PAX header at byte {position} does not parse: not a tar, or damaged")
-        entry, text = text[len(length) + 1 : int(length)], text[int(length) :]
-        key, _, value = entry.rstrip(b"\n").partition(b"=")
-        values[key] = value
-    return values
-
-
-def _pax_size(text: bytes, where: str, position: int) -> int:
-    if not text.isdigit() or len(text) > 18:
-        raise FormatError(f"{where}: PAX size {text[:20]!r} at byte {position} is not a number: damaged")
-    return int(text)
+        return member.short_value(data, at_most=_MAX_LABEL_NBYTES)
+    except DecodeError as exc:
+        raise FormatError(f"{where}: label {member.name.decode(errors='replace')!r} {exc}") from exc

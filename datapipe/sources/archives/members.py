@@ -9,19 +9,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, overload
 
-from datapipe.codecs.stored import PLAIN, deflated, summed_crc32
+from datapipe.codecs.stored import PLAIN, decode_stored, deflated, summed_crc32, why_absent
+from datapipe.containers.links import Link, NoTarget, Targets
 from datapipe.containers.listing import is_junk
 from datapipe.containers.mapped import ByteSource, byte_source, mapped
 from datapipe.containers.remote_shards import named_shards
-from datapipe.containers.tar.scanner import scan_members
+from datapipe.containers.tar.members import scan_members
 from datapipe.core.printable import printable
-from datapipe.errors import FormatError, MissingDataError, OptionError, StorageError
+from datapipe.errors import DecodeError, FormatError, MissingDataError, OptionError, StorageError
 from datapipe.index.listed import Origin, ScanNotes, ScanProblem, Workspace
-from datapipe.sources.archives.zip_directory import scan_zip
+from datapipe.sources.archives.zip_directory import ZipMember, scan_zip
 from datapipe.sources.spool import compression_of, unpack_tar
 from datapipe.stores.location import Location, Place
 from datapipe.stores.objects import ListedObject, list_objects, object_facts
 from datapipe.stores.random_access import pin_object
+
+_MAX_TARGET = 1 << 12  # bytes of a link
 
 
 class ArchiveMember(NamedTuple):
@@ -108,8 +111,9 @@ def refuse_compressed(root: Location, names: Iterable[bytes]) -> None:
 def scan_archive(root: Place, name: bytes, space: Workspace, notes: ScanNotes) -> Iterator[ArchiveMember]:
     """Yield the files of the archive `name` of `root`, in its order, and those of tars in it.
 
-    Hidden and system files, links and devices are passed over. `notes` gets archives in it that cannot be read, and where it is
-    damaged. Raises MissingDataError, StorageError, or FormatError for one that cannot be read at all.
+    Hidden and system files and devices are passed over; a link is the file in the archive that it leads to. `notes` gets
+    archives in it that cannot be read, where it is damaged, and links to folders, which are not followed. Raises
+    MissingDataError, StorageError, or FormatError for one that cannot be read at all.
     """
     where = str(root / os.fsdecode(name))
     with opened_archive(root, name, space) as (data, holder):
@@ -171,14 +175,23 @@ def _scan_tar(
 ) -> Iterator[ArchiveMember]:
     for member in scan_members(data, where, needs_end=True):
         name, problem = _cleaned(prefix, member.name)
+        problem = problem or (why_absent(member.codec) if member.codec else None)
         if _is_left_out(name, notes):
             continue
-        if is_archive_name(name):
+        if member.name.endswith(b"/"):  # a folder, of tars from before 1988, or a link to one
+            notes.links += [name] if problem else []
+        elif is_archive_name(name) and member.codec:
+            notes.problems.append(ScanProblem(holder.path + b"/" + name, problem or _NOT_IN_ONE_PIECE, is_damaged=True))
+        elif is_archive_name(name):
             yield from _nested(
                 data, (member.offset, member.nbytes), (where, name), holder, notes, is_deep=bool(prefix), start=start
             )
         else:
-            yield ArchiveMember(name, holder.origin(start + member.offset, member.nbytes), problem)
+            codec = PLAIN if problem else member.codec
+            yield ArchiveMember(name, holder.origin(start + member.offset, member.nbytes, codec), problem)
+
+
+_NOT_IN_ONE_PIECE = "an archive within an archive, and not in one piece, which is not read; unpack the outer one first"
 
 
 def _nested(
@@ -208,9 +221,12 @@ def _nested(
 
 
 def _scan_zip(data: ByteSource, where: str, holder: ArchiveFile, notes: ScanNotes) -> Iterator[ArchiveMember]:
-    for member in scan_zip(data, where):
+    for member in _zip_files(data, where):
         name, problem = _cleaned(b"", member.name)
         if _is_left_out(name, notes):
+            continue
+        if member.name.endswith(b"/"):
+            notes.links.append(name)
             continue
         problem = member.problem or problem
         if is_archive_name(name):
@@ -226,6 +242,35 @@ def _scan_zip(data: ByteSource, where: str, holder: ArchiveFile, notes: ScanNote
             continue
         codec = deflated(member.nbytes, member.crc32) if member.is_deflated else summed_crc32(member.crc32)
         yield ArchiveMember(name, holder.origin(member.offset, member.stored_nbytes, codec), problem)
+
+
+def _zip_files(data: ByteSource, where: str) -> Iterator[ZipMember]:
+    """Yield the files of a zip, links as those that they lead to.
+
+    One that leads to a folder has a name that ends with a slash, and any that leads to no file a problem.
+    """
+    targets: Targets[ZipMember] | None = None
+    for member in scan_zip(data, where):
+        if not member.is_link:
+            yield member
+            continue
+        if targets is None:
+            targets = Targets(_zip_link(one, data) if one.is_link else (one.name, one) for one in scan_zip(data, where))
+        found = targets.of(_zip_link(member, data))
+        if isinstance(found, NoTarget):
+            yield member._replace(name=member.name + b"/" * found.is_folder, problem=found.reason)
+        else:
+            yield found._replace(name=member.name)
+
+
+def _zip_link(member: ZipMember, data: ByteSource) -> Link:
+    """Return a link, of which a zip holds the target as the contents; one to itself if that cannot be read."""
+    codec = deflated(member.nbytes, member.crc32) if member.is_deflated else summed_crc32(member.crc32)
+    target = b""
+    if member.problem is None and max(member.stored_nbytes, member.nbytes) <= _MAX_TARGET:
+        with contextlib.suppress(DecodeError):
+            target = decode_stored(bytes(data[member.offset : member.offset + member.stored_nbytes]), codec)
+    return Link(member.name, target or member.name.rpartition(b"/")[2], is_hard=False)
 
 
 def _cleaned(prefix: bytes, name: bytes) -> tuple[bytes, str | None]:

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 from datapipe.containers.listing import is_image_name, is_junk
 from datapipe.containers.mapped import ByteSource, byte_source
-from datapipe.containers.tar.scanner import scan_members, split_name
+from datapipe.containers.tar.members import scan_members
+from datapipe.containers.tar.scanner import split_name
 from datapipe.errors import DatapipeError, FormatError
 from datapipe.sources.archives.members import is_archive_name, stem_of_archive
 from datapipe.sources.spool import compression_of, unpacked_chunks

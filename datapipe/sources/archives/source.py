@@ -16,6 +16,7 @@ from datapipe.codecs.field_values import IMAGE_FIELD
 from datapipe.containers.form import ClassFrom, Form
 from datapipe.containers.listing import held_apart_names, is_image_name
 from datapipe.core.database import open_scratch
+from datapipe.core.printable import counted, printable
 from datapipe.errors import MissingDataError
 from datapipe.index.listed import ListedSample, ScanNotes, SourceFacts, Workspace, divide
 from datapipe.sources.archives.members import (
@@ -69,11 +70,13 @@ class ArchiveSource:
                 raise MissingDataError(f"{place}: no such archive; check the path of the source")
             self.root, self._inner = split[0].parent, split[1]
             self._names = [os.fsencode(split[0].name)]
+        self._links: list[bytes] = []  # to folders
         self._left_out = b""  # the folder that everything lies in
 
     def scan(self, notes: ScanNotes, space: Workspace) -> Iterator[ListedSample]:
         self._left_out = b"" if self._is_folder else _common_folder(name for name, _ in self._images(ScanNotes(), space))
         tops: set[bytes] = set()
+        self._links = notes.links
         with open_scratch(space.scratch, "names") as connection:
             connection.execute("CREATE TABLE names (name BLOB PRIMARY KEY) WITHOUT ROWID")
             for name, member in self._images(notes, space):
@@ -88,6 +91,9 @@ class ArchiveSource:
         warnings = []
         if self._left_out and self._labels.fields:
             warnings.append(f"all images lie in {os.fsdecode(self._left_out)}/, which is left out of their names and classes")
+        if self._links:
+            shown = printable(os.fsdecode(self._links[0]))
+            warnings.append(f"{counted(len(self._links), 'link')} to folders not followed, such as {shown}; pack the folders")
         return SourceFacts(
             fields=(IMAGE_FIELD, *self._labels.fields),
             classes=self._labels.classes(),

@@ -27,7 +27,7 @@ _METHODS = {9: "Deflate64", 12: "bzip2", 14: "LZMA", 93: "Zstandard", 95: "xz", 
 
 
 class ZipMember(NamedTuple):
-    """A regular file in a zip."""
+    """A file in a zip, or a link."""
 
     name: bytes
     offset: int  # of its stored bytes
@@ -36,11 +36,13 @@ class ZipMember(NamedTuple):
     crc32: int
     is_deflated: bool
     problem: str | None  # why it cannot be read
+    is_link: bool = False  # whose contents are the path that it leads to, from its folder
 
 
 def scan_zip(data: ByteSource, where: str) -> Iterator[ZipMember]:
-    """Yield the regular files of a zip in the order of its directory; links and folders are passed over.
+    """Yield the files and links of a zip in the order of its directory; folders are passed over.
 
+    Backslashes in a name without a slash are what is between folders, as some writers on Windows have it, and `unzip` takes it.
     Raises FormatError for what is no zip, is cut off, or whose members overlap.
     """
     start, end, num_entries, shift = _directory(data, where)
@@ -56,14 +58,17 @@ def scan_zip(data: ByteSource, where: str) -> Iterator[ZipMember]:
         if magic != b"PK\1\2" or position > end:
             raise FormatError(f"{where}: member {number} of its directory does not parse: damaged; get the file again")
         name = data[name_at:extra_at]
+        if b"/" not in name:
+            name = name.replace(b"\\", b"/")
         stored, nbytes, offset = _widened(data[extra_at : extra_at + lengths[1]], stored, nbytes, offset, where)
         is_link = made_by >> 8 == _UNIX and stat.S_ISLNK(attributes >> 16)
-        if name.endswith(b"/") or is_link:
+        if name.endswith(b"/"):
             continue
         total += stored
         if total > start:
             raise FormatError(f"{where}: its members overlap, they add up to more than the file: a bomb, or damaged; not read")
-        yield _member(data, name, offset + shift, start, (stored, nbytes, crc32), flags, method)
+        member = _member(data, name, offset + shift, start, (stored, nbytes, crc32), flags, method)
+        yield member._replace(is_link=True) if is_link else member
 
 
 def _member(data: ByteSource, name: bytes, at: int, end: int, sizes: tuple[int, int, int], flags: int, method: int) -> ZipMember:
