@@ -75,8 +75,8 @@ class _Seen:
     archives: list[bytes] = dataclasses.field(default_factory=list)  # in the folder itself
     deep: str = ""  # a folder of it that holds shards or a converted dataset
     beside: str = ""  # a file with the stem of an image
-    lists: list[str] = dataclasses.field(default_factory=list)  # manifests by their names
-    deep_list: str = ""  # path of one in a folder
+    lists: list[str] = dataclasses.field(default_factory=list)  # manifests by their names, in the folder itself
+    inner_lists: list[str] = dataclasses.field(default_factory=list)  # ... in its folders
     annotations: str = ""  # a JSON file that may be COCO's
 
 
@@ -172,10 +172,11 @@ def _of_folder(source: Path, class_from: ClassFrom | None, *, prefers_folders: b
     if seen.beside:
         found.append(Recognition("pairs", f"images with files of the same name beside, such as {seen.beside}"))
     if seen.num_images_deep:
-        if seen.deep_list:
-            logger.warning("%s: labels come from folders; %s lists images: pass that to take its labels", source, seen.deep_list)
         found.append(Recognition("image-folder", "images in folders"))
         if prefers_folders:
+            if seen.inner_lists:
+                inner = source / min(seen.inner_lists)
+                logger.warning("%s: labels come from folders; %s lists images: pass that to take its labels", source, inner)
             return found[-1]
     elif seen.num_images and class_from is ClassFrom.NONE:
         found.append(Recognition("image-folder", "images in it"))
@@ -186,11 +187,12 @@ def _of_folder(source: Path, class_from: ClassFrom | None, *, prefers_folders: b
     media = [form for form, num in seen.num_media.items() if num]
     if not found:
         found += [Recognition(form, f"{_TITLES[form]} in it, or in folders in it") for form in media]
-    if seen.lists and (seen.num_images + seen.num_images_deep or media):
+    lists = sorted(seen.lists or (seen.inner_lists if seen.num_images_deep else []))
+    if lists and (seen.num_images + seen.num_images_deep or media):
         form = "image-folder" if seen.num_images + seen.num_images_deep else media[0]
         what = _TITLES.get(form, "images")
         raise OptionError(
-            f"{source}: holds {what} and {seen.lists[0]}: pass {source / seen.lists[0]} to convert what it lists, or say"
+            f"{source}: holds {what} and {lists[0]}: pass {source / lists[0]} to convert what it lists, or say"
             f" --from {form} to take the classes from the folders"
         )
     if not found and seen.deep:
@@ -288,10 +290,7 @@ def _count(folder: bytes, seen: _Seen, *, top: bytes) -> list[bytes]:
             else:
                 seen.deep = seen.deep or os.fsdecode(folder)
         if name.lower() in _LISTS:
-            if is_top:
-                seen.lists.append(os.fsdecode(name))
-            else:
-                seen.deep_list = seen.deep_list or os.fsdecode(os.path.join(folder, name))
+            (seen.lists if is_top else seen.inner_lists).append(os.fsdecode(os.path.join(folder[len(top) + 1 :], name)))
     masks = [
         name
         for stem, name in images.items()

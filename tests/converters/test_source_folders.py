@@ -186,6 +186,10 @@ def test_options_that_do_not_fit(tmp_path: Path) -> None:
     ("names", "said"),
     [
         (["a.jpg", "b.jpg"], "images in no class folders: pass --class-from none"),
+        (
+            ["train/a.jpg", "train/metadata.csv"],
+            r"holds images and train/metadata\.csv: pass .*train/metadata\.csv to convert what",
+        ),
         (["a.jpg", "metadata.csv"], r"images and metadata\.csv: pass .*metadata\.csv to convert what it lists"),
         (["k/a.jpg", "labels.csv"], r"holds images and labels\.csv: pass .* or say --from image-folder"),
         (["k/a.jpg", "k/a.txt"], r"may be several things, say which: --from pairs .*a\.txt.* or --from image-folder"),
