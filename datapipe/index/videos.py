@@ -31,7 +31,7 @@ from datapipe.index.arrow_buffers import array_of, lists_of, strings_of, values_
 from datapipe.index.entries import place_in
 from datapipe.index.media import MediaSource, read_batches, urls_among
 
-VERSION = "2"
+VERSION = "3"
 _VERSION_KEY = "datapipe.index.videos"
 _MAX_STEP = (1 << 31) - 1
 _MAX_ROWS, _MAX_PACKETS = 4096, 1 << 20  # of a batch in the file

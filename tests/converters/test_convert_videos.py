@@ -354,3 +354,19 @@ def test_times_before_an_edit_are_kept(tmp_path: Path) -> None:
     late = remux(write_video(tmp_path / "early.mp4", options=x264("bframes=2")), tmp_path / "late.mp4", shift_s=1.5)
     (data,) = field_of(converted(late, tmp_path / "out"), "mp4")
     assert track_of(data).times[0] == track_of(late.read_bytes()).times[0] == 1.5
+
+
+def test_videos_without_times_of_their_own_and_joined_ones_get_some(tmp_path: Path) -> None:
+    source = tmp_path / "videos"
+    source.mkdir()
+    write_video(source / "a.avi", options=x264("bframes=3"))
+    stream = KINDS["h264.ts"](tmp_path / "b.ts")
+    (source / "b.ts").write_bytes(2 * stream.read_bytes())
+    out = converted(source, tmp_path / "out", check=Check.DECODE)
+    for name, data in zip(sources_of(out), field_of(out, "mp4"), strict=True):
+        assert (frames_of(data) == frames_of((source / name).read_bytes())).all(), name
+        (tmp_path / "kept.mp4").write_bytes(data)  # as a player has it
+        shown = decoded_in_order(tmp_path / "kept.mp4")
+        expected = decoded_in_order(source / name)
+        assert [samples_of(one) for one in shown] == [samples_of(one) for one in expected], name
+        assert [frame.time for frame in shown] == pytest.approx(track_of(data).times, abs=1e-6)

@@ -22,8 +22,8 @@ from datapipe.codecs.video.nal_units import (
     layer_of,
     length_nbytes,
 )
-from datapipe.codecs.video.runs import Run, packets_in, runs_of
-from datapipe.codecs.video.track import Ints, ReadAt, VideoCoding, VideoTrack
+from datapipe.codecs.video.runs import Part, Run, packets_in, runs_of
+from datapipe.codecs.video.track import Ints, ReadAt, VideoCoding, VideoPackets, VideoTrack
 from datapipe.errors import DecodeError
 
 _DECODERS = {"av1": "libdav1d"}  # where the codec's own name is that of a decoder for hardware
@@ -56,6 +56,21 @@ class VideoDecoder:
             rest = [(run, True)]
             while rest:
                 rest += yield from self._decode_run(track, read, *rest.pop())
+
+    def display_order(self, coding: VideoCoding, packets: VideoPackets, read: ReadAt) -> list[int]:
+        """Return the packets in the order in which the decoder gives their frames, without those that give none.
+
+        All are decoded; a damaged one comes where the decoder meets it. Raises DecodeError if PyAV has no decoder.
+        """
+        context = self._context((coding, False))
+        found: list[int] = []
+        run = Run((Part(0, {len(packets) - 1: 0}),))
+        for number, data in packets_in(packets, run, read):
+            try:
+                found += [frame.pts for frame in self._decoded(context, number, data)]
+            except (self._av.error.FFmpegError, EOFError):
+                found.append(number)
+        return list(dict.fromkeys([*found, *(frame.pts for frame in context.decode(None))]))
 
     def _decode_run(self, track: VideoTrack, read: ReadAt, run: Run, is_strict: bool) -> Generator[tuple[int, Any], None, _Rest]:
         """Yield the frames of a run, up to what is damaged; return what is to be decoded in its place."""

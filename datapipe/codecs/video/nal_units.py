@@ -1,4 +1,4 @@
-"""Look into the packets of H.264, HEVC and MPEG-4 as far as random access needs it: no parameter is decoded.
+"""Look into the packets of H.264, HEVC and MPEG-1 to 4 as far as random access and the order of frames need it.
 
 A packet of H.264 or HEVC is a row of NAL units: each after its length, as in mp4, or after a start code (Annex B).
 """
@@ -6,13 +6,21 @@ A packet of H.264 or HEVC is a row of NAL units: each after its length, as in mp
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Iterator
 
 H264, HEVC, MPEG4 = "h264", "hevc", "mpeg4"
+_MPEG_1_AND_2 = ("mpeg1video", "mpeg2video")
+REORDERING = (H264, HEVC, MPEG4, *_MPEG_1_AND_2)  # codecs whose packets may lie in another order than their frames are shown
 _START_CODE = b"\0\0\1"
 _LONG_START_CODE = b"\0\0\0\1"
 _VOP_START = b"\0\0\1\xb6"  # of a picture of MPEG-4 part 2
-_B_VOP = 2
+_VOP_WITHIN = 1 << 10  # bytes of a packet, after headers
+_I_VOP, _B_VOP = 0, 2
+_PLACEHOLDER_NBYTES = 19  # at most, of a packet of MPEG-4 that says that a frame was in the packet before
+_PICTURE_START = b"\0\0\1\0"  # of MPEG-1 and MPEG-2
+_B_PICTURE = 3
+_PACKED = re.compile(rb"DivX\d+(b|Build)\d+p")  # what encoders write into a stream that keeps B-frames with others
 
 Data = bytes | bytearray | memoryview
 
@@ -99,8 +107,11 @@ def access_of(codec: str, data: Data, length: int) -> tuple[Access, list[bytes]]
     """Return what decoding that begins at a key packet yields, and the parameter sets in the packet.
 
     `data`: the packet, or its beginning. None: the beginning is too short to tell. Other codecs than H.264 and HEVC are taken for
-    open ones, as nothing is lost by it.
+    open ones, as nothing is lost by it; but a packet of MPEG-4 must have a key frame of its own.
     """
+    if codec == MPEG4:
+        is_key = len(data) > _PLACEHOLDER_NBYTES and _coding_type(data) == _I_VOP
+        return (Access.OPEN if is_key else Access.NONE), []
     if codec not in (H264, HEVC):
         return Access.OPEN, []
     sets: list[bytes] = []
@@ -156,8 +167,7 @@ def layer_of(data: Data, length: int) -> tuple[bool, int]:
 def is_never_referenced(codec: str, data: Data, length: int) -> bool:
     """Return True if no other frame needs a packet: of H.264, whose every slice must say so, or MPEG-4."""
     if codec == MPEG4:
-        place = bytes(data[:64]).find(_VOP_START)
-        return 0 <= place < min(60, len(data) - 4) and data[place + 4] >> 6 == _B_VOP
+        return _coding_type(data) == _B_VOP
     if codec != H264:
         return False
     found = False
@@ -169,3 +179,55 @@ def is_never_referenced(codec: str, data: Data, length: int) -> bool:
                 return False
             found = True
     return found
+
+
+def is_bidirectional(codec: str, data: Data, length: int) -> bool:
+    """Return True for a B-frame, which is usually shown before a frame that is decoded before it.
+
+    `data`: the packet, or its beginning; not of a key frame. False for other codecs than H.264, HEVC and MPEG-1 to 4.
+    """
+    if codec == MPEG4:
+        return _coding_type(data) == _B_VOP
+    if codec in _MPEG_1_AND_2:
+        held = bytes(data)
+        place = held.find(_PICTURE_START)
+        return 0 <= place < len(held) - 5 and held[place + 5] >> 3 & 7 == _B_PICTURE
+    if codec not in (H264, HEVC):
+        return False
+    for start, _ in nal_units(data, length):
+        if start >= len(data):
+            break
+        if codec == H264 and data[start] & 31 in (1, 2):  # after first_mb_in_slice comes slice_type
+            return _exp_golomb(data[start + 1 : start + 9], 0, 2) % 5 == 1
+        if codec == HEVC and data[start] >> 1 & 63 < 16:  # after first_slice_segment_in_pic_flag and the number of the set
+            return _exp_golomb(data[start + 2 : start + 10], 1, 2) == 0
+    return False
+
+
+def is_packed(codec: str, extradata: bytes) -> bool:
+    """Return True if a stream of MPEG-4 says in its header that packets hold a B-frame besides the frame that it needs.
+
+    The packet after such a one is a placeholder.
+    """
+    return codec == MPEG4 and _PACKED.search(extradata) is not None
+
+
+def _exp_golomb(data: Data, skip: int, number: int) -> int:
+    """Return the `number`-th of the unsigned Exp-Golomb codes that begin after `skip` bits of the data; -1 if it ends before."""
+    left = 8 * len(data) - skip
+    bits = int.from_bytes(data, "big") & (1 << left) - 1
+    value = -1
+    for _ in range(number):
+        zeros = left - bits.bit_length()
+        left -= 2 * zeros + 1
+        if left < 0:
+            return -1
+        value = (bits >> left) - 1
+        bits &= (1 << left) - 1
+    return value
+
+
+def _coding_type(data: Data) -> int:
+    """Return the type of the first picture in a packet of MPEG-4, or its beginning; -1 if there is none."""
+    place = bytes(data[:_VOP_WITHIN]).find(_VOP_START)
+    return data[place + 4] >> 6 if 0 <= place < len(data) - 4 else -1

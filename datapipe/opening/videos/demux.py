@@ -31,7 +31,7 @@ _SIGNATURES = (  # bytes, their place in the file, FFmpeg's name of the format
     (b"\0\0\1\xba", 0, "mpeg"),
 )
 _TRANSPORT = "mpegts"
-_REMUX = "remux it: ffmpeg -i IN -c copy OUT.mp4"
+_ENCODE = "encode it again: ffmpeg -i IN -crf 18 OUT.mp4"  # a copy of the packets would lack times, or have wrong ones
 
 
 def format_of(beginning: bytes) -> str | None:
@@ -90,7 +90,7 @@ def _track(container: Any, stream: Any, read: ReadAt, nbytes: int, where: str, f
         if not packet.size:
             continue
         if packet.pts is None:
-            raise FormatError(f"{where}: packet {len(rows)} has no time at which it is shown; {_REMUX}")
+            raise FormatError(f"{where}: packet {len(rows)} has no time at which it is shown; {_ENCODE}")
         place = -1 if packet.pos is None else packet.pos
         found = 0
         if framing is not None:
@@ -99,7 +99,7 @@ def _track(container: Any, stream: Any, read: ReadAt, nbytes: int, where: str, f
         elif place >= 0:
             found = read(place, packet.size + _HEADER_NBYTES).find(bytes(packet))
         if found < 0 or place < 0:
-            raise FormatError(f"{where}: packet {len(rows)} does not lie in the file in one piece; {_REMUX}")
+            raise FormatError(f"{where}: packet {len(rows)} does not lie in the file in one piece; {_ENCODE}")
         dts = packet.pts if packet.dts is None else packet.dts
         rows.append((packet.pts, dts, place + found, packet.size, packet.is_keyframe))
         is_shown.append(not packet.is_discard)
@@ -128,7 +128,7 @@ def _framed(packets: VideoPackets, held: list[bytes], read: ReadAt, nbytes: int,
     ends = np.append(packets.offset[1:], nbytes)
     for number, (start, end) in enumerate(zip(packets.offset.tolist(), ends.tolist(), strict=True)):
         if end <= start or hashlib.sha256(packets.framing.payload(read(start, end - start))).digest() != held[number]:
-            raise FormatError(f"{where}: packet {number} does not lie in packets of its own; {_REMUX}")
+            raise FormatError(f"{where}: packet {number} does not lie in packets of its own; {_ENCODE}")
     return dataclasses.replace(packets, size=ends - packets.offset)
 
 

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from datapipe.codecs.video.nal_units import H264, HEVC, Access, access_of, length_nbytes
 from datapipe.codecs.video.track import Ints, ReadAt, VideoCoding, VideoPackets, VideoTrack
+from datapipe.opening.videos.display_order import has_times_of_decoding, in_display_order, joined, part_begins
 
 _BEGINNING_NBYTES = 1 << 10  # of a key packet, in which its parameter sets and its kind are looked for
 _MAX_BEGINNING_NBYTES = 1 << 22
@@ -30,20 +31,28 @@ def track_of(
     the file, video tracks besides this one. `read` gives the beginnings of key packets: what the container calls a key may need
     what lies before it.
     """
+    if len(packets) and not packets.size.min():  # an empty packet says that the frame before stays
+        is_shown = packets.size > 0 if is_shown is None else is_shown & (packets.size > 0)
     access, changes = _access(coding, packets, read)
+    begins = part_begins(packets, access > 0)
+    if len(begins) > 1:
+        packets = joined(packets, begins)
+    if has_times_of_decoding(coding, packets, read):
+        packets, is_shown = in_display_order(coding, packets, read, is_shown)
+        access, changes = _access(coding, packets, read, trusts_keys=False)
     starts = access.nonzero()[0]
     if not len(starts) and len(packets):  # from the first packet on it is as in sequential decoding
         starts, access[0] = np.zeros(1, np.int64), Access.CLOSED
     order = packets.pts.argsort(kind="stable")
-    if len(packets) and not packets.size.min():  # an empty packet says that the frame before stays
-        is_shown = packets.size > 0 if is_shown is None else is_shown & (packets.size > 0)
     if is_shown is not None:
         order = order[is_shown[order]]
     group = starts.searchsorted(order, side="right") - 1
     first = starts[group]  # of packets before the first group: any, they are left out
     group -= (access[first] == int(Access.OPEN)) & (packets.pts[order] < packets.pts[first])
-    if len(group) and group.min() < 0:
-        order, group = order[group >= 0], group[group >= 0]
+    least = starts.searchsorted(begins)  # of each part, the first group that begins in it: what it shows before needs others
+    is_led = group >= (least[begins.searchsorted(order, side="right") - 1] if len(begins) > 1 else 0)
+    if not is_led.all():
+        order, group = order[is_led], group[is_led]
     is_first = np.ones(len(group), np.bool_)
     np.not_equal(group[1:], group[:-1], out=is_first[1:])
     group_frame = is_first.nonzero()[0]
@@ -59,10 +68,13 @@ def track_of(
     )
 
 
-def _access(coding: VideoCoding, packets: VideoPackets, read: ReadAt) -> tuple[Ints, bool]:
-    """Return (n,) what decoding from each packet on yields, and whether some groups bring parameter sets of their own."""
+def _access(coding: VideoCoding, packets: VideoPackets, read: ReadAt, *, trusts_keys: bool = True) -> tuple[Ints, bool]:
+    """Return (n,) what decoding from each packet on yields, and whether some groups bring parameter sets of their own.
+
+    `trusts_keys`: whether what the container calls a key of other codecs than H.264 and HEVC is one.
+    """
     access = packets.is_key * int(Access.OPEN)
-    if coding.codec not in (H264, HEVC):
+    if coding.codec not in (H264, HEVC) and trusts_keys:
         return access, False
     length = length_nbytes(coding.codec, coding.extradata)
     num_with_sets = num_new = num_keys = 0

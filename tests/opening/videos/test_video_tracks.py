@@ -303,7 +303,7 @@ WRONG = {
     "no frame shown": (lambda path: changed(path, b"elst", 12, ">i", 1 << 30), "no frame of it is shown"),
     "frames that share a PES packet": (
         lambda path: in_one_pes(path),
-        r"packet \d+ (has no time|does not lie in packets of its own).*remux",
+        r"packet \d+ (has no time|does not lie in packets of its own).*encode it again: ffmpeg -i IN -crf 18 OUT.mp4",
     ),
     "a transport stream without video": (lambda path: only_sound(path.with_suffix(".ts")), "has no video track; remove it"),
     "a damaged transport stream": (
