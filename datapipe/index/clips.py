@@ -20,7 +20,7 @@ from datapipe.codecs.video.depth import Depth
 from datapipe.codecs.video.track import VideoTrack
 from datapipe.core.checks import real_number, whole_number
 from datapipe.core.printable import counted
-from datapipe.errors import OptionError
+from datapipe.errors import FormatError, OptionError
 from datapipe.index.entries import Description, RowGroup, place_in
 from datapipe.index.videos import VideoIndex
 
@@ -209,12 +209,14 @@ class ClipIndex(AnyClips):
     """The clips of some parts of videos. See `AnyClips`.
 
     Raises OptionError for a part that is shorter than a clip, if that is an error, and FormatError for a video that cannot be
-    decoded, unless `skips_bad`.
+    decoded, or a part in which it shows no frame, unless `skips_bad`.
     """
 
     def __init__(self, parts: VideoParts, settings: WindowSettings, *, where: str, skips_bad: bool = False) -> None:
         self.parts, self.settings, self.where, self.videos = parts, settings, where, parts.videos
-        self.num_grid = self._grid_sizes(skips_bad=skips_bad)
+        self.num_grid = self._grid_sizes()
+        if not skips_bad:
+            self._refuse_bad()
         self.starts: Ints = np.cumsum(np.concatenate([np.zeros(1, np.int64), self._num_clips()]))  # clips before each part
         self.cameras = (Camera("video", settings.frames, self.videos.equal_size(parts.video[self.num_grid > 0])),)
         label = ("label",) if parts.has_labels else ()
@@ -266,8 +268,9 @@ class ClipIndex(AnyClips):
 
     @property
     def left_out(self) -> str | None:
-        bad = np.flatnonzero(self.videos.num_frames == 0)
-        return f"{counted(len(bad), 'video')} left out: {self.videos.problem(int(bad[0]))}" if len(bad) else None
+        bad = np.flatnonzero(self.num_grid == 0)
+        unit = "video" if self.parts.are_whole else "part"
+        return f"{counted(len(bad), unit)} left out: {self._problem(int(bad[0]))}" if len(bad) else None
 
     def explain(self) -> list[str]:
         settings = self.settings
@@ -325,12 +328,27 @@ class ClipIndex(AnyClips):
         number = int(self.values("id", np.array([clip], np.int64))[0])
         return Description(number, path, f"{times[0]:.3f} to {times[1]:.3f} s".encode(), "")
 
-    def _grid_sizes(self, *, skips_bad: bool) -> Ints:
-        """Return (p,) the frames of each part's grid; 0 for videos that cannot be decoded."""
+    def _refuse_bad(self) -> None:
+        bad = np.flatnonzero(self.num_grid == 0)
+        if len(bad):
+            more = f" (and {counted(len(bad) - 1, 'other')})" if len(bad) > 1 else ""
+            raise FormatError(f"{self._problem(int(bad[0]))}, or pass skip_bad=True{more}")
+
+    def _problem(self, part: int) -> str:
+        """Return why a part has no frames, for people."""
+        video, start, end = int(self.parts.video[part]), float(self.parts.start[part]), float(self.parts.end[part])
+        problem = self.videos.problem(video)
+        if problem:
+            return problem
+        last = track_of(self.videos, video).times[-1]
+        return (
+            f"{self.videos.source(video).path}: no frame begins {shown_span(start, end)}, and its last one begins at {last:.3f} s;"
+            f" repair the times in {self.where}"
+        )
+
+    def _grid_sizes(self) -> Ints:
+        """Return (p,) the frames of each part's grid; 0 for videos that cannot be decoded, and parts in which none is shown."""
         parts = self.parts
-        if not skips_bad:
-            for number in np.flatnonzero(parts.videos.num_frames[parts.video] == 0).tolist():
-                track_of(self.videos, int(parts.video[number]))  # raises for one that is bad
         if self.settings.fps is None and parts.are_whole:
             return parts.videos.num_frames[parts.video]
         return np.array([_grid_of(self, part).num for part in range(len(parts))], np.int64)
@@ -368,6 +386,11 @@ class ClipIndex(AnyClips):
         moments = begin + np.arange(max(1, int((stop - begin) * fps + _EARLY))) / fps
         shown = np.clip(np.searchsorted(times, moments + _EARLY, side="right") - 1, first, after - 1)
         return Grid(first, len(shown), shown)
+
+
+def shown_span(start: float, end: float) -> str:
+    """Return the seconds of a part, for people."""
+    return f"from {start:g} s on" if end == float("inf") else f"from {start:g} to {end:g} s"
 
 
 def frames_between(times: NDArray[np.float64], start: float, end: float) -> tuple[int, int]:

@@ -81,7 +81,7 @@ class Clips(Data):
     tolerance_s: of a LeRobot dataset, the seconds by which the time of a frame may differ from the one that is asked for.
     clips: "all" of a video, or part, each once an epoch; "random": one of each, drawn every epoch of all that begin every `step`
       frames (None: at any frame).
-    skip_bad: leave out videos that cannot be decoded at all; False: that is an error.
+    skip_bad: leave out videos that cannot be decoded at all, and parts in which no frame begins; False: those are errors.
     per_visit: clips of a stretch of a video that are decoded together, and come in different batches. 1: each by itself, in a
       full shuffle. None: 4; with clips="random" it is 1.
     lanes: visits that are open side by side, a multiple of the clips of a step over all ranks: the more, the more varied are

@@ -151,7 +151,7 @@ def _located(path: str, origin: Origin, start: float, end: float) -> tuple[int, 
         return problem
     first, after = frames_between(track.times, start, end)
     if first >= after:
-        return f"it shows no frame then: it ends at {track.times[-1]:.3f} s"
+        return f"no frame begins then, and its last one begins at {track.times[-1]:.3f} s"
     begin, stop = track.packets_around(first, after)
     offset = track.packets.offset[begin:stop]
     return int(offset.min()), int((offset + track.packets.size[begin:stop]).max())

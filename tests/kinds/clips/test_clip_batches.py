@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -278,7 +279,7 @@ def test_a_video_that_cannot_be_decoded_at_all(videos: Path, tmp_path: Path, cap
     """It is an error, or left out: which is logged once, not by copies in other processes, and said by `explain`."""
     path = damaged(videos, tmp_path / "copy")
     (path / "class1" / "broken.mp4").write_bytes(b"no video" * 100)
-    with pytest.raises(FormatError, match=r"broken\.mp4"):
+    with pytest.raises(FormatError, match=r"broken\.mp4: no video file .*; remove it from the data, or pass skip_bad=True$"):
         dp.Clips(path)
     with pytest.raises(MissingDataError, match=r"no clips \(1 video left out: .*broken\.mp4: .*\); check the path"):
         dp.Clips(path / "class1" / "broken.mp4", skip_bad=True)
@@ -287,6 +288,20 @@ def test_a_video_that_cannot_be_decoded_at_all(videos: Path, tmp_path: Path, cap
     said = f"1 video left out: {path}/class1/broken.mp4: no video file"
     assert [one.getMessage()[: len(f"{path}: {said}")] for one in caplog.records] == [f"{path}: {said}"]
     assert f"bad       {said}" in str(dp.explain(dp.DataLoader(data, batch_size=2)))
+
+
+@pytest.mark.parametrize("short", ["repeat", "drop", "error"])
+def test_parts_in_which_no_frame_begins(short: Any, videos: Path, tmp_path: Path) -> None:
+    """They are errors whatever becomes of short parts, or left out, and said."""
+    path = tmp_path / "parts.csv"
+    rows = ["class0/0.mp4,0,1", "class0/0.mp4,66,76", "class0/0.mp4,1.34,1.35", "class0/0.mp4,99,"]
+    path.write_text("path,start,end\n" + "".join(f"{videos}/{row}\n" for row in rows))
+    said = r"0\.mp4: no frame begins from 66 to 76 s, and its last one begins at \d\.\d+ s; repair the times in \S+parts\.csv"
+    with pytest.raises(FormatError, match=said + r", or pass skip_bad=True \(and 2 others\)$"):
+        dp.Clips(path, frames=4, short=short)
+    data = dp.Clips(path, frames=4, short=short, skip_bad=True)
+    assert (data.index.starts == len(data)).tolist() == [False, True, True, True, True]
+    assert re.search(f"bad       3 parts left out: .*{said}", str(dp.explain(dp.DataLoader(data, batch_size=2))))
 
 
 def test_commands(videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
