@@ -123,6 +123,7 @@ class ClipFrames(NamedTuple):
     video: int  # -1 for a camera of images
     frames: Ints  # (t,) presented frames of the video, in order, repeated where there are no others; -1: the video has none then
     is_pad: NDArray[np.bool_]  # (t,) True for those repetitions
+    lacking: str = ""  # why the video has none of the first one that it lacks, for people
 
 
 class Camera(NamedTuple):
@@ -342,8 +343,8 @@ class ClipIndex(AnyClips):
             return problem
         last = track_of(self.videos, video).times[-1]
         return (
-            f"{self.videos.source(video).path}: no frame begins {shown_span(start, end)}, and its last one begins at {last:.3f} s;"
-            f" repair the times in {self.where}"
+            f"{self.videos.source(video).path}: no frame begins {shown_span(start, end)}, and its last one begins at {last:.3f} s"
+            f"; repair the times in {self.where}"
         )
 
     def _grid_sizes(self) -> Ints:

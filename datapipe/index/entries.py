@@ -116,6 +116,7 @@ class Description:
     path: str  # the file that holds it
     key: bytes
     source: str  # path of the file it was converted from, relative to the source; "" if it was not converted
+    is_convertible: bool = True  # whether `datapipe convert` reads the data
 
     def __str__(self) -> str:
         text = f"{self.path}: sample {self.id}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -58,7 +58,7 @@ class EpisodeTable:
     num_rows: int
     timestamps: NDArray[np.float64]  # (n,) seconds from the beginning of the episode
     columns: Mapping[str, NDArray[Any]]  # (n, ...) each
-    tasks: tuple[str, ...] = ()  # texts by `task_index`, which is a column then
+    tasks: Mapping[int, str] = field(default_factory=dict)  # texts by `task_index`, which is a column then
 
 
 class EpisodeIndex(AnyClips):
@@ -127,7 +127,15 @@ class EpisodeIndex(AnyClips):
         before = np.maximum(after - 1, 0)
         nearest = np.where(np.abs(times[before] - wanted) <= np.abs(times[after] - wanted), before, after)
         is_there = np.abs(times[nearest] - wanted) <= self._tolerance_s
-        return ClipFrames(video, np.where(is_there, nearest, -1), is_pad[0])
+        lacking = ""
+        if not is_there.all():
+            first = int(np.argmin(is_there))
+            shown = float(times[nearest[first]])
+            lacking = (
+                f"the data lists a frame at {wanted[first]:.6f} s of the video, whose nearest one is at {shown:.6f} s, beyond "
+                f"tolerance_s={self._tolerance_s:g}; pass a larger tolerance_s if this is the frame, or repair the timestamps"
+            )
+        return ClipFrames(video, np.where(is_there, nearest, -1), is_pad[0], lacking)
 
     @property
     def num_rows(self) -> int:
@@ -169,7 +177,9 @@ class EpisodeIndex(AnyClips):
             path = self.image(0, int(self._rows(np.array([clip], np.int64))[0]))[0].path
         else:
             path = self.videos.source(int(first.video[episode])).path
-        return Description(clip, path, f"frame {clip - int(self.starts[episode])} of episode {episode}".encode(), "")
+        return Description(
+            clip, path, f"frame {clip - int(self.starts[episode])} of episode {episode}".encode(), "", is_convertible=False
+        )
 
     def explain(self) -> list[str]:
         shown = ", ".join(f"{one.name} at {list(one.offsets)}" for one in self._cameras)

@@ -58,7 +58,8 @@ class BadSampleLog:
 
 def located(reason: DecodeError | IntegrityError, sample: Description) -> DecodeError | IntegrityError:
     """Return the same error, saying which sample of which file."""
-    remedy = "pass on_error='skip' or 'replace', or find all of them with `datapipe convert --check decode`"
+    finding = ", or find all of them with `datapipe convert --check decode`" if sample.is_convertible else ""
+    remedy = f"pass on_error='skip' or 'replace'{finding}"
     if isinstance(reason, IntegrityError):
         return type(reason)(f"{sample}: {str(reason).removeprefix(f'{printable(sample.path)}: ')}")
     return DecodeError(f"{sample}: {reason}; {remedy}")

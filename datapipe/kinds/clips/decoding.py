@@ -89,8 +89,7 @@ class ClipDecoder:
         pixels = out.numpy() if depth is None else out.numpy().view(np.uint16)
         bad: dict[int, Reason] = {}
         if -1 in shows:
-            lacking = DecodeError("a frame that the data lists is not in the video")
-            bad.update((clip, lacking) for clip, _ in shows.pop(-1))
+            bad.update((clip, DecodeError(clips[clip].lacking)) for clip, _ in shows.pop(-1))
         for number, frame in decoded(np.array(sorted(shows), np.int64)):
             if isinstance(frame, DecodeError):
                 bad.update((clip, frame) for clip, _ in shows[number] if clip not in bad)

@@ -155,7 +155,12 @@ def test_frames_that_the_data_lists_and_the_video_lacks(dataset: Path, tmp_path:
     table = pq.read_table(tables[-1])
     late = np.asarray(table["timestamp"]) + np.float32(0.05)
     pq.write_table(table.set_column(table.column_names.index("timestamp"), "timestamp", [late]), tables[-1])
-    with pytest.raises(DecodeError, match=r"a frame that the data lists is not in the video"):
+    said = (
+        r"sample \d+ \(frame \d+ of episode 2\): the data lists a frame at \d\.\d+ s of the video, whose nearest one is at "
+        r"\d\.\d+ s, beyond tolerance_s=0\.0001; pass a larger tolerance_s if this is the frame, or repair the timestamps; "
+        r"pass on_error='skip' or 'replace'$"
+    )
+    with pytest.raises(DecodeError, match=said):
         list(dp.DataLoader(dp.Clips(copy), 4, num_workers=0))
     loader = dp.DataLoader(dp.Clips(copy), 4, num_workers=0, on_error="skip")
     assert sum(len(batch["index"]) for batch in loader) == sum(LENGTHS[:2])
