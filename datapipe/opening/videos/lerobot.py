@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
+from datapipe.codecs.probe import MAX_PIXELS
 from datapipe.codecs.video.depth import Depth
 from datapipe.core.printable import listed
 from datapipe.errors import FormatError, MissingDataError, OptionError
@@ -18,16 +19,15 @@ from datapipe.index.media import MediaSource
 from datapipe.index.videos import VideoIndex
 from datapipe.opening.videos.indexing import open_videos
 from datapipe.opening.videos.lerobot_files import (
-    FILES_AT_ONCE,
     INFO,
     Episodes,
     Info,
     Ints,
-    groups_of,
     read_episodes,
     read_info,
     read_table,
 )
+from datapipe.opening.videos.lerobot_tables import FILES_AT_ONCE, groups_of
 from datapipe.stores.location import Place, is_url, parse_location
 from datapipe.stores.objects import object_exists
 
@@ -123,14 +123,14 @@ def _offsets(info: Info, delta_timestamps: Mapping[str, Sequence[float]], tolera
 def _depth_of(info: Info, name: str) -> Depth | None:
     """Return how a camera's depth is stored, as LeRobot 0.6 writes it; None for RGB. Raises FormatError."""
     try:
-        details = {**(info.features[name].get("video_info") or {}), **(info.features[name].get("info") or {})}
+        details = info.features[name].details
         if not (details.get("is_depth_map") or details.get("video.is_depth_map")):
             return None
         usual = Depth()
         keys = zip(("depth_min", "depth_max", "shift"), usual[:3], strict=True)
         least, most, shift = (float(details.get(f"video.{key}", default)) for key, default in keys)
         found = Depth(least, most, shift, bool(details.get("video.use_log", usual.is_log)))
-    except (TypeError, ValueError) as exc:
+    except (TypeError, ValueError, OverflowError) as exc:
         raise FormatError(f"{info.root / INFO}: {name}: it does not say how depth is stored ({exc}); repair it") from exc
     if found.problem:
         raise FormatError(f"{info.root / INFO}: {name}: {found.problem}; repair it")
@@ -141,13 +141,14 @@ def _images_of(info: Info, found: Episodes, name: str, offsets: Mapping[str, tup
     """Return the images of a camera. Raises OptionError for those that are not RGB, FormatError if some are missing."""
     feature = info.features[name]
     where = f"{info.root / INFO}: {name}"
-    details = feature.get("info") or {}
-    shape = feature.get("shape")
-    if not isinstance(shape, Sequence) or len(shape) != 3 or not all(isinstance(side, int) and side > 0 for side in shape):
-        raise FormatError(f"{where}: its shape is {shape!r:.60}, not that of images; repair it")
+    details, shape = feature.details, feature.shape or ()
+    if len(shape) != 3 or min(shape) < 1:
+        raise FormatError(f"{where}: its shape is {list(shape)}, not that of images; repair it")
     height, width, channels = shape if shape[2] in (1, 3, 4) else (shape[1], shape[2], shape[0])
     if channels != 3 or details.get("is_depth_map"):
         raise OptionError(f"{where}: images of {channels} channels, or of depth, are not served; name other fields: fields=[...]")
+    if height * width > MAX_PIXELS:
+        raise FormatError(f"{where}: images of {height} x {width} pixels exceed the limit of {MAX_PIXELS}; repair it")
     with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
         groups = [group for some in pool.map(functools.partial(groups_of, name), found.data) for group in some]
     starts = np.cumsum([0, *map(len, groups)], dtype=np.int64)

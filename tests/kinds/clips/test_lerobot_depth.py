@@ -150,6 +150,7 @@ def test_wrong_depth_is_refused(tmp_path: Path) -> None:
         ({"video.depth_min": 5.0, "video.depth_max": 2.0}, "depth from 5 to 2 m, shifted by 3.5, is no range"),
         ({"video.shift": -1.0}, "shifted by -1, is no range"),
         ({"video.depth_max": "far"}, "does not say how depth is stored"),
+        ({"video.depth_max": 10**400}, "not the facts of a LeRobot dataset|does not say how depth is stored"),
     ]:
         changed = {**info, "features": {**info["features"]}}
         changed["features"][DEPTH] = {**info["features"][DEPTH], "info": INFO | change}

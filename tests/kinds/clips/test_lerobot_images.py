@@ -145,6 +145,7 @@ def test_bad_images_and_wrong_facts(tmp_path: Path, capsys: pytest.CaptureFixtur
         ({"shape": [32, 40, 1]}, OptionError, "images of 1 channels, or of depth, are not served; name other fields"),
         ({"info": {"is_depth_map": True}}, OptionError, "or of depth, are not served"),
         ({"shape": [32, 40]}, FormatError, r"its shape is \[32, 40\], not that of images"),
+        ({"shape": [1 << 39, 40, 3]}, FormatError, "images of 549755813888 x 40 pixels exceed the limit"),
     ]:
         changed = {**info, "features": {**info["features"], BACK: {**info["features"][BACK], **change}}}
         (path / "meta" / "info.json").write_text(json.dumps(changed))
