@@ -47,7 +47,7 @@ def fragmented_packets(moov: bytes, track: int, read: ReadAt, nbytes: int) -> Vi
     """
     defaults = _defaults(moov, track)
     parts: list[tuple[Ints, ...]] = []
-    time = 0
+    time, left = 0, nbytes  # bytes that no packet has yet: no two lie in the same ones
     for start, moof in _fragments(read, nbytes):
         for box in boxes(moof, 0, len(moof)):
             inner = children(moof, box) if box.kind == b"traf" else {}
@@ -59,7 +59,8 @@ def fragmented_packets(moov: bytes, track: int, read: ReadAt, nbytes: int) -> Vi
                 time = struct.unpack_from(">Q" if moof[place] else ">I", moof, place + 4)[0]
             for one in boxes(moof, box.start, box.end):
                 if one.kind == b"trun":
-                    run = _run(moof, one, own, base, nbytes)
+                    run = _run(moof, one, own, base, left)
+                    left -= max(int(run.size.sum()), len(run.size))
                     dts = time + np.cumsum(run.duration) - run.duration
                     time += int(run.duration.sum())
                     parts.append((dts + run.delay, dts, run.offset, run.size, run.flags))
@@ -73,6 +74,17 @@ def fragmented_packets(moov: bytes, track: int, read: ReadAt, nbytes: int) -> Vi
     if len(offset) and (int(offset.min()) < 0 or int((offset + size).max()) > nbytes):
         raise ValueError(f"a packet ends at byte {int((offset + size).max())} of {nbytes}: cut")
     return VideoPackets(pts, dts, offset, size, (flags & _NO_KEY) == 0)
+
+
+def refuse_claims(read: ReadAt, nbytes: int) -> None:
+    """Raise ValueError for runs of more packets than a file of `nbytes` bytes can hold, for which FFmpeg would take memory."""
+    num = 0
+    for _, moof in _fragments(read, nbytes):
+        for box in boxes(moof, 0, len(moof)):
+            for one in boxes(moof, box.start, box.end) if box.kind == b"traf" else ():
+                num += struct.unpack_from(">I", moof, one.start + 4)[0] if one.kind == b"trun" else 0
+    if num > nbytes:
+        raise ValueError(f"its runs say that they have {num} packets in {nbytes} bytes")
 
 
 def _fragments(read: ReadAt, nbytes: int) -> Iterator[tuple[int, bytes]]:
@@ -113,7 +125,8 @@ def _header(moof: bytes, tfhd: Box, defaults: _Defaults, start: int) -> tuple[in
     return base, _Defaults(*values)
 
 
-def _run(moof: bytes, trun: Box, defaults: _Defaults, base: int, nbytes: int) -> _Run:
+def _run(moof: bytes, trun: Box, defaults: _Defaults, base: int, left: int) -> _Run:
+    """Return the packets of a run. `left`: bytes that they can have. Raises ValueError for more of them than that."""
     version = moof[trun.start]
     word, num = struct.unpack_from(">II", moof, trun.start)
     if not word & _RUN_OFFSET:
@@ -123,8 +136,8 @@ def _run(moof: bytes, trun: Box, defaults: _Defaults, base: int, nbytes: int) ->
     first_flags = struct.unpack_from(">I", moof, place)[0] if word & _FIRST_FLAGS else None
     place += 4 * (first_flags is not None)
     has = [bool(word & field) for field in _RUN_FIELDS]
-    if place + 4 * sum(has) * num > trun.end or (not any(has) and num * max(1, defaults.size) > nbytes):
-        raise ValueError(f"a run says that it has {num} packets and ends before")
+    if place + 4 * sum(has) * num > trun.end or (not any(has) and num * max(1, defaults.size) > left):
+        raise ValueError(f"a run says that it has {num} packets, and has no place for them")
     table = np.frombuffer(moof, ">u4", sum(has) * num, place).reshape(num, sum(has))
     columns: list[Ints] = []
     for field, default in enumerate((*defaults, 0)):

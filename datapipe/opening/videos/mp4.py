@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import struct
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from datapipe.codecs.video.track import ReadAt, VideoTrack
 from datapipe.errors import FormatError
 from datapipe.opening.videos.boxes import DAMAGE, Box, boxes, children, read_moov
 from datapipe.opening.videos.codings import coding_of, is_enabled, is_video, time_scale, track_number
-from datapipe.opening.videos.fragments import UnusualError, fragmented_packets
+from datapipe.opening.videos.fragments import UnusualError, fragmented_packets, refuse_claims
 from datapipe.opening.videos.presentation import track_of
 from datapipe.opening.videos.sample_tables import packets_of
 
@@ -40,12 +41,15 @@ def read_mp4(read: ReadAt, nbytes: int, where: str) -> VideoTrack | None:
         if not tracks:
             raise FormatError(f"{where}: has no video track; remove it from the data")
         shown = next((one for one in tracks if is_enabled(moov, one[0][b"tkhd"])), tracks[0])
-        found = _track(moov, {box.kind: box for box in reversed(top)}, *shown, read=read, nbytes=nbytes)
-        return dataclasses.replace(found, num_others=len(tracks) - 1) if found is not None and len(tracks) > 1 else found
+        found = None
+        with contextlib.suppress(UnusualError):
+            found = _track(moov, {box.kind: box for box in reversed(top)}, *shown, read=read, nbytes=nbytes)
+        if found is None:
+            refuse_claims(read, nbytes)
+            return None
+        return dataclasses.replace(found, num_others=len(tracks) - 1) if len(tracks) > 1 else found
     except FormatError:
         raise
-    except UnusualError:
-        return None
     except DAMAGE as exc:
         what = f"it has no box {exc.args[0]!r}" if isinstance(exc, KeyError) else str(exc)
         raise FormatError(f"{where}: damaged mp4: {what}; get the file again") from exc

@@ -6,6 +6,7 @@ import io
 import os
 import random
 import struct
+import tracemalloc
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from datapipe.codecs.video.track import VideoTrack  # noqa: E402
 from datapipe.errors import FormatError  # noqa: E402
 from datapipe.opening.videos import reading  # noqa: E402
 from datapipe.opening.videos.demux import read_demuxed  # noqa: E402
+from datapipe.opening.videos.fragments import fragmented_packets  # noqa: E402
 from datapipe.opening.videos.reading import read_track  # noqa: E402
 
 
@@ -357,3 +359,34 @@ def test_writing_av1_leaves_the_thread_its_priority(tmp_path: Path) -> None:
     before = os.sched_getscheduler(0)
     KINDS["av1.mkv"](tmp_path / "av1.mkv")
     assert os.sched_getscheduler(0) == before
+
+
+@pytest.mark.parametrize("size", [0, 1, 100])
+def test_fragments_that_claim_more_packets_than_the_file_has_bytes(size: int) -> None:
+    """Each of the runs could be, and all of them take gigabytes."""
+    nbytes, num_runs = 1 << 16, 4000
+    trex = struct.pack(">I5I", 0, 1, 1, 512, size, 0)
+    moov = box(b"mvex", box(b"trex", trex))
+    run = box(b"trun", struct.pack(">IIi", 1, nbytes // max(1, size), 0))  # no field for each packet
+    moof = box(b"moof", box(b"traf", box(b"tfhd", struct.pack(">II", 0x20000, 1)) + num_runs * run))
+    data = moof + bytes(max(0, nbytes - len(moof)))
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match=r"a run says that it has \d+ packets, and has no place for them"):
+            fragmented_packets(moov, 1, lambda offset, count: data[offset : offset + count], len(data))
+        assert tracemalloc.get_traced_memory()[1] < 32 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_what_is_left_to_ffmpeg_claims_no_more_either(tmp_path: Path) -> None:
+    """A run whose place is that after the one before, of a number of packets for which FFmpeg takes gigabytes."""
+    path = KINDS["h264-fragments.mp4"](tmp_path / "a.mp4")
+    data = bytearray(path.read_bytes())
+    place = data.index(b"trun") + 4
+    struct.pack_into(">II", data, place, 0, 1 << 28)
+    path.write_bytes(data)
+    with pytest.raises(
+        FormatError, match=r"damaged mp4: its runs say that they have \d+ packets in \d+ bytes; get the file again"
+    ):
+        track_at(path)
