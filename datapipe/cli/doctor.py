@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from datapipe.codecs.decode import default_decoder_name
-from datapipe.core.environment import install_command, shared_memory, version_of
+from datapipe.core.environment import install_command, memory_nbytes, shared_memory, version_of
 from datapipe.core.printable import counted, say_text, size_text
 from datapipe.core.user_cache import IMAGES, INDEXES, REMOTE_INDEXES, user_cache
 from datapipe.fetch.shard_cache.directory import known_cache_directories
@@ -61,7 +61,7 @@ def examine() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "cores_usable": len(os.sched_getaffinity(0)),
         "decode_threads": default_num_workers(),
-        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "memory_gib": round(memory_nbytes() / 2**30, 1),
         "open_files_limit": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         "shared_memory_nbytes": _shared_memory_nbytes(),
         "temporary_directory": tempfile.gettempdir(),

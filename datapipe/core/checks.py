@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import math
 import operator
 import os
@@ -14,6 +15,8 @@ from numpy.typing import NDArray
 
 from datapipe.errors import OptionError
 
+_SHOWN = 1 << 64  # numbers below it are shown
+
 
 def whole_number(value: Any, name: str, *, least: int | None = None, most: int | None = None) -> int:
     """Return `value` as an int; accepts numpy's integers, which JSON would not."""
@@ -24,7 +27,7 @@ def whole_number(value: Any, name: str, *, least: int | None = None, most: int |
     if least is not None and number < least:
         raise OptionError(f"{name} is {number}; it must be at least {least}")
     if most is not None and number > most:
-        raise OptionError(f"{name} is {number}; it must be at most {most}")
+        raise OptionError(f"{name} is {f'{number:,}' if number < _SHOWN else 'a huge number'}; it must be at most {most:,}")
     return number
 
 
@@ -55,6 +58,17 @@ def names_or_none(value: Any, name: str) -> tuple[str, ...] | None:
     if not all(isinstance(one, str) for one in names):
         raise OptionError(f"{name} is {value!r:.60}; it must be a list of names")
     return names
+
+
+def items_of(values: Any, name: str, *, most: int) -> tuple[Any, ...]:
+    """Return the items of an iterable, at most so many; more are not asked for."""
+    try:
+        found = tuple(itertools.islice(values, most + 1))
+    except TypeError as exc:
+        raise OptionError(f"{name} is {values!r:.60}; it must be a list") from exc
+    if len(found) > most:
+        raise OptionError(f"{name} has more than {most:,} items; pass fewer")
+    return found
 
 
 def path_name(value: Any, name: str) -> str:

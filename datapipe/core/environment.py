@@ -21,6 +21,11 @@ def num_usable_cores() -> int:
     return max(1, min(len(os.sched_getaffinity(0)), _cgroup_cores(), positive_environment("SLURM_CPUS_PER_TASK", _UNLIMITED)))
 
 
+def memory_nbytes() -> int:
+    """Return the bytes of this machine's memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def positive_environment(name: str, default: int) -> int:
     """Return a count from the environment, or `default` unless it is above 0."""
     text = os.environ.get(name, "")

@@ -28,6 +28,8 @@ Ints = NDArray[np.int64]
 Short = Literal["repeat", "drop", "error"]
 Which = Literal["all", "random"]
 
+MOST_FRAMES = (1 << 31) - 1  # of a video
+_MOST_MOMENTS = 1 << 24  # of a grid at a rate, unless the video has as many frames
 _RUN_FRAMES = 32  # of the grid: the least in which the clips of a run begin
 _EARLY = 1e-6  # seconds by which a frame may come after its moment, as times are rounded
 
@@ -44,12 +46,14 @@ class WindowSettings:
     clips: Which = "all"  # of a part in an epoch: each, or one that is drawn
 
     def __post_init__(self) -> None:
-        whole_number(self.frames, "frames", least=1)
-        whole_number(self.stride, "stride", least=1)
-        if self.step is not None:
-            whole_number(self.step, "step", least=1)
-        if self.fps is not None and not real_number(self.fps, "fps") > 0:
-            raise OptionError(f"fps is {self.fps}; it must be more than 0, or left out for the videos' own frames")
+        for name in ("frames", "stride", "step"):
+            if name != "step" or self.step is not None:
+                plain = whole_number(getattr(self, name), name, least=1, most=MOST_FRAMES)
+                object.__setattr__(self, name, plain)
+        if self.fps is not None:
+            object.__setattr__(self, "fps", real_number(self.fps, "fps"))
+            if not self.fps > 0:
+                raise OptionError(f"fps is {self.fps}; it must be more than 0, or left out for the videos' own frames")
         for name, choices in (("short", Short), ("clips", Which)):
             if getattr(self, name) not in get_args(choices):
                 raise OptionError(f"{name} is {getattr(self, name)!r:.40}; choose one of {', '.join(get_args(choices))}")
@@ -318,7 +322,7 @@ class ClipIndex(AnyClips):
         """Return (m,) a number for each clip that begins at a frame of a part: that of its run among those of the part."""
         videos = self.parts.videos
         group = videos.groups_at(self.parts.video[part], begin)
-        first = videos.group_frames[group]  # where the group begins
+        first = videos.group_frames[group].astype(np.int64)  # where the group begins
         return first // least * least + (begin - first) // (2 * least) * least
 
     def describe(self, clip: int) -> Description:
@@ -384,7 +388,13 @@ class ClipIndex(AnyClips):
             return Grid(first, after - first, None)
         length = float(np.diff(times).mean()) if num > 1 else 1 / fps  # of the last frame, which no other one ends
         begin, stop = max(start, float(times[first])), min(end, float(times[after - 1]) + length)
-        moments = begin + np.arange(max(1, int((stop - begin) * fps + _EARLY))) / fps
+        num_moments = (stop - begin) * fps + _EARLY
+        if num_moments > max(_MOST_MOMENTS, 2 * num):
+            raise OptionError(
+                f"{self.videos.source(video).path}: at fps={fps:g} a part of {after - first:,} frames has {num_moments:.3g};"
+                " pass fewer a second"
+            )
+        moments = begin + np.arange(max(1, int(num_moments))) / fps
         shown = np.clip(np.searchsorted(times, moments + _EARLY, side="right") - 1, first, after - 1)
         return Grid(first, len(shown), shown)
 

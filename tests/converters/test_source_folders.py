@@ -40,7 +40,7 @@ def test_a_list_in_a_folder_of_images_is_named(tmp_path: Path, caplog: pytest.Lo
     put(tmp_path / "in" / "part" / "0.jpg", image(0))
     put(tmp_path / "in" / "part" / "metadata.csv", "file_name,label\n0.jpg,1\n")
     with caplog.at_level(logging.WARNING):
-        assert recognise_form(tmp_path / "in").form == "image-folder"
+        assert recognise_form(tmp_path / "in", prefers_folders=True).form == "image-folder"
     assert "part/metadata.csv lists images: pass that to take its labels" in caplog.text
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from datapipe.codecs.video.conversion import Resize
-from datapipe.core.checks import path_name, real_number
+from datapipe.core.checks import items_of, path_name, real_number, whole_number
 from datapipe.core.printable import counted, get_logger, warn_once
 from datapipe.errors import MissingDataError, OptionError
 from datapipe.index.clips import AnyClips, ClipIndex, Short, Which, WindowSettings
@@ -28,6 +28,8 @@ from datapipe.stores.settings import Remote, remote_settings
 from datapipe.transforms import Recipe
 
 _PER_VISIT = 4
+_MOST_EPISODES = 1 << 22
+_MOST_MOMENTS = 1 << 16  # that a sample has of a camera or column
 
 logger = get_logger(__name__)
 
@@ -133,11 +135,17 @@ class Clips(Data):
         settings = ClipSettings(each, lanes, Resize(resize), layout, names, remote_settings(remote))  # type: ignore[arg-type]
         windows = WindowSettings(8 if frames is None else frames, stride, step, fps, short, clips)
         tolerance = real_number(tolerance_s, "tolerance_s")
-        deltas = {name: tuple(values) for name, values in (delta_timestamps or {}).items()}
+        if tolerance < 0:
+            raise OptionError(f"tolerance_s is {tolerance:g}; it must not be negative")
+        deltas = _checked(delta_timestamps)
         if _is_in_store(source):
             apply_settings(settings.remote)  # for the opening too
         of_episodes = isinstance(source, (str, os.PathLike)) and is_lerobot(path_name(source, "the path to the videos"))
-        chosen = None if episodes is None else tuple(episodes)
+        chosen = None
+        if episodes is not None:
+            chosen = tuple(
+                whole_number(one, "a number in episodes") for one in items_of(episodes, "episodes", most=_MOST_EPISODES)
+            )
         opening = _Opening(source, windows, bool(skip_bad), deltas, chosen, tolerance, of_episodes)
         if of_episodes:
             if frames is not None or replace(windows, frames=8) != WindowSettings():
@@ -202,6 +210,17 @@ class Clips(Data):
         if "label" in (self.settings.fields or made.index.usual):
             warn_of_classes([(part.where, part.classes) for part in parts])
         return made
+
+
+def _checked(deltas: Mapping[str, Sequence[float]] | None) -> dict[str, tuple[float, ...]]:
+    """Return the seconds of `delta_timestamps`, by camera or column. Raises OptionError for what is none."""
+    if not isinstance(deltas, Mapping | None):
+        raise OptionError(f"delta_timestamps is {deltas!r:.60}; it must map cameras and columns to lists of seconds")
+    found = {}
+    for key, values in (deltas or {}).items():
+        name = f"delta_timestamps[{key!r:.60}]"
+        found[key] = tuple(real_number(one, f"a time in {name}") for one in items_of(values, name, most=_MOST_MOMENTS))
+    return found
 
 
 def _is_in_store(source: ClipSource) -> bool:

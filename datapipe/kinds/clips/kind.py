@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from datapipe.core.environment import memory_nbytes
 from datapipe.errors import OptionError
 from datapipe.fetch.files import Files, open_object_files
 from datapipe.fetch.row_groups import RowGroups
@@ -98,6 +99,12 @@ class ClipKind(Kind):
         if not isinstance(backend, str) or backend not in CLIP_BACKENDS:
             raise OptionError(f"backend is {backend!r:.40}; choose one of {', '.join(CLIP_BACKENDS)}")
         refuse_unknown_names(options.rename, fields_of(self.settings, self.index))
+        batch_nbytes, memory = self.clip_nbytes * options.batch_size, memory_nbytes()
+        if batch_nbytes > memory:
+            raise OptionError(
+                f"a batch of {options.batch_size:,} clips takes {batch_nbytes / 1e9:,.0f} GB, and this machine has "
+                f"{memory / 1e9:,.0f}; pass fewer frames, a smaller batch_size, or a transform that makes frames smaller"
+            )
         self.backend: ClipBackend = backend
         self._arguments, self._options = arguments, options
         self._choice: ClipChoice | None = None

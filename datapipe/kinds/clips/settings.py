@@ -17,6 +17,7 @@ PERMUTATIONS: dict[Layout, tuple[int, ...]] = {"BTCHW": (0, 1, 4, 2, 3), "BCTHW"
 MOST_ENGINE_THREADS = 8  # a data centre's GPU has 7 video engines, which more threads slow down
 LANES_NBYTES = 2 << 30  # of the decoded clips of a process, where the number of lanes is chosen
 _MOST_PER_RANK = 128  # clips of a step of a rank that it is chosen for
+_MOST_NUMBER = 1 << 20  # of clips of a visit, and of lanes
 _LEAST_VISITS = 8  # of a lane, whose ends divide visits
 _MOST_STEPS = 16  # over which the clips of a visit are spread: batches vary as in a full shuffle
 
@@ -33,9 +34,9 @@ class ClipSettings:
     remote: Remote = field(default_factory=Remote)
 
     def __post_init__(self) -> None:
-        whole_number(self.per_visit, "per_visit", least=1)
+        object.__setattr__(self, "per_visit", whole_number(self.per_visit, "per_visit", least=1, most=_MOST_NUMBER))
         if self.lanes != "auto":
-            whole_number(self.lanes, "lanes", least=1)
+            object.__setattr__(self, "lanes", whole_number(self.lanes, "lanes", least=1, most=_MOST_NUMBER))
         if self.layout not in PERMUTATIONS:
             raise OptionError(f"layout is {self.layout!r:.40}; choose one of {', '.join(PERMUTATIONS)}")
 

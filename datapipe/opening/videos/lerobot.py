@@ -13,7 +13,7 @@ from datapipe.codecs.probe import MAX_PIXELS
 from datapipe.codecs.video.depth import Depth
 from datapipe.core.printable import listed
 from datapipe.errors import FormatError, MissingDataError, OptionError
-from datapipe.index.clips import VideoParts
+from datapipe.index.clips import MOST_FRAMES, VideoParts
 from datapipe.index.episodes import NOW, EpisodeImages, EpisodeIndex, EpisodeVideos
 from datapipe.index.media import MediaSource
 from datapipe.index.videos import VideoIndex
@@ -108,10 +108,12 @@ def _offsets(info: Info, delta_timestamps: Mapping[str, Sequence[float]], tolera
     for name, deltas in delta_timestamps.items():
         if name not in info.features:
             raise OptionError(f"delta_timestamps has {name!r:.60}, which is none of {listed(list(info.features), most=12)}")
-        times = np.array(deltas, np.float64).reshape(-1)
-        frames = np.round(times * info.fps)
-        if not len(times) or not np.isfinite(times).all():
+        times = np.array(deltas, np.float64)
+        if not len(times):
             raise OptionError(f"delta_timestamps[{name!r}] is {deltas!r:.60}; give at least one number of seconds")
+        if np.abs(times).max() * info.fps > MOST_FRAMES:
+            raise OptionError(f"delta_timestamps[{name!r}] has {times[np.abs(times).argmax()]:g} s, and no video is that long")
+        frames = np.round(times * info.fps)
         far = np.abs(frames / info.fps - times)
         if (far > tolerance_s).any():
             between = f"{times[int(np.argmax(far))]:g} s lies between frames, of which there are {info.fps:g} a second"
