@@ -35,6 +35,7 @@ import fuzz_http
 import fuzz_sound
 import fuzz_tables
 import fuzz_tokens
+import fuzz_videos
 import h5py
 import numpy as np
 import pyarrow as pa
@@ -362,6 +363,7 @@ TARGETS = {
     "forged-packs": Target(fuzz_tokens.plan_files, fuzz_tokens.look_at_forged_plan),
     "mp3": Target(fuzz_sound.mp3_files, fuzz_sound.look_at_sound, share=0.2),
     "ogg": Target(fuzz_sound.ogg_files, fuzz_sound.look_at_sound, share=0.2),
+    "video": Target(fuzz_videos.video_files, fuzz_videos.look_at_video, share=0.1),
     "http": Target(fuzz_http.answers, fuzz_http.look_at_answer, share=0.02),
 }
 

@@ -25,10 +25,14 @@ def whole_number(value: Any, name: str, *, least: int | None = None, most: int |
     except TypeError as exc:
         raise OptionError(f"{name} is {value!r:.60}; it must be a whole number") from exc
     if least is not None and number < least:
-        raise OptionError(f"{name} is {number}; it must be at least {least}")
+        raise OptionError(f"{name} is {_shown(number)}; it must be at least {least}")
     if most is not None and number > most:
-        raise OptionError(f"{name} is {f'{number:,}' if number < _SHOWN else 'a huge number'}; it must be at most {most:,}")
+        raise OptionError(f"{name} is {_shown(number)}; it must be at most {most:,}")
     return number
+
+
+def _shown(number: int) -> str:
+    return f"{number:,}" if abs(number) < _SHOWN else "a huge number"
 
 
 def real_number(value: Any, name: str, *, most: float | None = None) -> float:

@@ -153,7 +153,7 @@ def test_frames_that_the_data_lists_and_the_video_lacks(dataset: Path, tmp_path:
     copy = shutil.copytree(dataset, tmp_path / "copy")
     tables = sorted((copy / "data").rglob("*.parquet"))
     table = pq.read_table(tables[-1])
-    late = np.asarray(table["timestamp"]) + np.float32(0.05)
+    late = np.asarray(table["timestamp"]) + np.float32(0.04)
     pq.write_table(table.set_column(table.column_names.index("timestamp"), "timestamp", [late]), tables[-1])
     said = (
         r"sample \d+ \(frame \d+ of episode 2\): the data lists a frame at \d\.\d+ s of the video, whose nearest one is at "
@@ -165,6 +165,8 @@ def test_frames_that_the_data_lists_and_the_video_lacks(dataset: Path, tmp_path:
     loader = dp.DataLoader(dp.Clips(copy), 4, num_workers=0, on_error="skip")
     assert sum(len(batch["index"]) for batch in loader) == sum(LENGTHS[:2])
     assert len(loader.bad_samples) == LENGTHS[2]
+    near = list(dp.DataLoader(dp.Clips(copy, tolerance_s=0.041), 4, num_workers=0))  # the nearest frame of each
+    assert all(torch.equal(one[TOP], other[TOP]) for one, other in zip(near, dp.DataLoader(dp.Clips(dataset), 4), strict=True))
 
 
 @pytest.mark.parametrize(

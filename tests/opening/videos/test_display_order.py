@@ -212,3 +212,9 @@ def test_the_command_that_a_message_names_gives_all_frames_in_order(name: str, c
         differs = np.abs(frame.to_ndarray(format="rgb24").astype(int) - pictures()[number]).mean()
         others = np.abs(frame.to_ndarray(format="rgb24").astype(int) - pictures()[(number + 1) % NUM_FRAMES]).mean()
         assert differs < others
+
+
+def test_mp4_files_joined_by_cat_are_the_first_one_as_for_players(tmp_path: Path) -> None:
+    path, first, _ = joined_by_cat(tmp_path / "h264.mp4", KINDS["h264.mp4"])
+    assert len(decoded_in_order(path)) == len(opened(path)[0]) == len(first)
+    assert_as_decoded(path)
