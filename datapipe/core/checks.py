@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from datapipe.errors import OptionError
 
-_SHOWN = 1 << 64  # numbers below it are shown
+_SHOWN = 1 << 128  # numbers below it are shown
 
 
 def whole_number(value: Any, name: str, *, least: int | None = None, most: int | None = None) -> int:
@@ -27,12 +27,12 @@ def whole_number(value: Any, name: str, *, least: int | None = None, most: int |
     if least is not None and number < least:
         raise OptionError(f"{name} is {_shown(number)}; it must be at least {least}")
     if most is not None and number > most:
-        raise OptionError(f"{name} is {_shown(number)}; it must be at most {most:,}")
+        raise OptionError(f"{name} is {_shown(number)}; it must be at most {most}")
     return number
 
 
 def _shown(number: int) -> str:
-    return f"{number:,}" if abs(number) < _SHOWN else "a huge number"
+    return f"{number}" if abs(number) < _SHOWN else "a huge number"
 
 
 def real_number(value: Any, name: str, *, most: float | None = None) -> float:
@@ -41,8 +41,8 @@ def real_number(value: Any, name: str, *, most: float | None = None) -> float:
         if isinstance(value, (str, bytes)):
             raise TypeError
         number = float(value)
-    except OverflowError:
-        number = math.inf
+    except OverflowError as exc:
+        raise OptionError(f"{name} is too large a number") from exc
     except (TypeError, ValueError) as exc:
         raise OptionError(f"{name} is {value!r:.60}; it must be a number") from exc
     if not math.isfinite(number):
