@@ -1,8 +1,8 @@
 """Render chats by a template, and find the tokens of the assistant in them.
 
 The assistant's parts are what the template puts within `{% generation %}`. Where it has no such blocks, they are what each of the
-assistant's messages adds to the rendering of those before. What looks like a special token in a message stays text: a character
-that no message has is put into it before rendering, and taken out once the template's own special tokens are told apart.
+assistant's messages adds to the rendering of those before. What looks like a special token in a message stays text
+(`special_tokens`).
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from converters.tokenizer import Tokenizing, open_tokenizer, refusals
+from converters.samples.special_tokens import SpecialTokens
+from converters.tokenizer import Tokenizing
 from datapipe.core.environment import install_command
 from datapipe.errors import DecodeError, DependencyError, OptionError
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
-_MARKS = [chr(code) for code in range(0xE000, 0xE100)]  # of Unicode's private use
 _ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant"}  # ShareGPT's names
 _DATE = {"date_string": "26 Jul 2024"}  # that of Llama's own templates where there is no clock: shards must not depend on the day
 Span = tuple[int, int]
@@ -54,10 +54,7 @@ class ChatRenderer:
         self.render_template: Any = render_jinja_template
         self._template = tokenizing.template
         self._names = dict(tokenizing.names) | _DATE
-        self._tokenizer = open_tokenizer(tokenizing)
-        special = [token.content for token in self._tokenizer.get_added_tokens_decoder().values() if token.special]
-        ordered = sorted(map(re.escape, special), key=len, reverse=True)
-        self._special = re.compile("|".join(ordered)) if ordered else None
+        self._special = SpecialTokens(tokenizing)
 
     def encode(self, data: bytes) -> tuple[NDArray[np.uint32], NDArray[np.int32]]:
         """Return the ids of a chat given as JSON, and (k, 2) the runs of those that carry loss.
@@ -74,12 +71,12 @@ class ChatRenderer:
     def _encoded_chat(self, messages: list[dict[str, Any]]) -> tuple[NDArray[np.uint32], NDArray[np.int32]]:
         everything = json.dumps(messages, ensure_ascii=False)
         everything.encode()  # refuses half of a surrogate pair, which the tokenizer does not take
-        mark = next((one for one in _MARKS if one not in everything), None)
+        mark = self._special.mark_for(everything + self._template)
         if mark is None:
             raise DecodeError("its messages use all characters that could keep special tokens in them apart")
-        marked = [self._marked(message, mark) for message in messages]
+        marked = self._special.marked(messages, mark)
         text, spans = self._rendered(marked)
-        ids, starts = self._encoded(text, mark, is_marked=marked != messages)
+        ids, starts = self._special.encode(text, mark, is_marked=marked != messages)
         is_assistants = np.zeros(len(starts), np.bool_)
         for first, end in spans:
             is_assistants |= (first <= starts) & (starts < end)
@@ -87,21 +84,6 @@ class ChatRenderer:
         if not len(runs):
             raise DecodeError("nothing of the assistant is in it, so that it would carry no loss")
         return ids, runs
-
-    def _marked(self, message: dict[str, Any], mark: str) -> dict[str, Any]:
-        """Return a message in whose texts the mark divides what looks like a special token."""
-        special = self._special
-        if special is None:
-            return message
-
-        def keep(value: Any) -> Any:
-            if isinstance(value, str):
-                return special.sub(lambda found: found[0][0] + mark + found[0][1:], value)
-            if isinstance(value, list):
-                return [keep(one) for one in value]
-            return {keep(name): keep(one) for name, one in value.items()} if isinstance(value, dict) else value
-
-        return {name: keep(value) for name, value in message.items()}
 
     def _render(
         self, messages: Sequence[Mapping[str, Any]], *, prompts: bool = False, tracks: bool = False
@@ -136,27 +118,6 @@ class ChatRenderer:
                 )
             spans.append((len(before), len(after)))
         return text, spans
-
-    def _encoded(self, text: str, mark: str, *, is_marked: bool) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-        """Return the ids of a rendered text, and where in it each begins."""
-        if not is_marked:
-            found = self._encode(text, special=True)
-            return np.array(found.ids, np.uint32), np.array([start for start, _ in found.offsets], np.int64)
-        ids: list[int] = []
-        starts: list[int] = []
-        assert self._special is not None
-        bounds = [bound for found in self._special.finditer(text) for bound in found.span()]
-        for number, (begin, end) in enumerate(zip([0, *bounds], [*bounds, len(text)], strict=True)):
-            kept = [place for place in range(begin, end) if text[place] != mark]
-            found = self._encode("".join(text[place] for place in kept), special=bool(number % 2))
-            ids += found.ids
-            starts += [kept[start] if start < len(kept) else end for start, _ in found.offsets]
-        return np.array(ids, np.uint32), np.array(starts, np.int64)
-
-    def _encode(self, text: str, *, special: bool) -> Any:
-        self._tokenizer.encode_special_tokens = not special
-        with refusals():
-            return self._tokenizer.encode(text, add_special_tokens=False)
 
 
 @functools.lru_cache(maxsize=2)
