@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from datapipe.codecs.tokenizer_facts import MAX_TOKENIZER_NBYTES, TokenizerFacts, is_panic, look_at_tokenizer
 from datapipe.codecs.tokens import TokenFacts, import_tokenizers
 from datapipe.core.regular_files import read_bytes
 from datapipe.errors import DecodeError, FormatError, IntegrityError, MissingDataError, OptionError
@@ -26,7 +27,7 @@ from datapipe.errors import DecodeError, FormatError, IntegrityError, MissingDat
 NONE, AUTO = "none", "auto"
 _CONFIG_NAME, _TEMPLATE_NAME = "tokenizer_config.json", "chat_template.jinja"
 _NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
-_MAX_NBYTES = 1 << 28
+_WHO = "--to tokens"
 _REMEDY = "pass the tokenizer.json of a Hugging Face tokenizer, or the folder that holds it"
 
 
@@ -42,6 +43,7 @@ class Tokenizing:
     facts: TokenFacts
     template: str | None = None  # of chats, in Jinja
     names: tuple[tuple[str, str], ...] = ()  # of tokens, for the template: ("bos_token", "<s>")
+    keeps_ids: bool = True  # the ids that tokenizer.json states are those that the reference gives
 
     @classmethod
     def of(cls, tokenizer: Path, *, bos: str = AUTO, eos: str = AUTO, chat_template: str | None = None) -> Tokenizing:
@@ -58,21 +60,19 @@ class Tokenizing:
         template = None if chat_template is None else _template(path, config, chat_template)
         if template is not None:
             bos, eos = (NONE if one == AUTO else one for one in (bos, eos))
-        known = _reference(data, str(path))
-        pad = _named(config.get("pad_token"))
-        vocabulary = known.get_vocab(with_added_tokens=True)
         named = {name: token for name in _NAMES if (token := _named(config.get(name))) is not None}
         names = tuple(sorted(named.items()))
+        found = _looked(data, path, (*named.values(), bos, eos))
         facts = TokenFacts(
-            dtype="uint16" if max(vocabulary.values(), default=0) < 1 << 16 else "uint32",
-            vocab_size=max(vocabulary.values(), default=0) + 1,
-            bos=_token(known, vocabulary, path, "bos", bos, _first(known, config)),
-            eos=_token(known, vocabulary, path, "eos", eos, _named(config.get("eos_token"))),
-            pad=vocabulary.get(pad) if pad else None,
+            dtype="uint16" if found.largest < 1 << 16 else "uint32",
+            vocab_size=found.largest + 1,
+            bos=_token(found, path, "bos", bos, _first(found, config)),
+            eos=_token(found, path, "eos", eos, named.get("eos_token")),
+            pad=found.asked.get(named.get("pad_token", "")),
             tokenizer_sha256=hashlib.sha256(data).hexdigest(),
             template_sha256="" if template is None else hashlib.sha256(repr((template, names)).encode()).hexdigest(),
         )
-        return cls(path.absolute(), facts, template, () if template is None else names)
+        return cls(path.absolute(), facts, template, () if template is None else names, found.keeps_ids)
 
     def read(self) -> bytes:
         """Return tokenizer.json. Raises IntegrityError if it is not the one with which the conversion began."""
@@ -84,7 +84,7 @@ class Tokenizing:
 
 def _read(path: Path) -> bytes:
     try:
-        return read_bytes(path, at_most=_MAX_NBYTES)
+        return read_bytes(path, at_most=MAX_TOKENIZER_NBYTES)
     except FileNotFoundError as exc:
         raise MissingDataError(f"--tokenizer {path}: no such file; {_REMEDY}") from exc
     except OSError as exc:
@@ -94,7 +94,7 @@ def _read(path: Path) -> bytes:
 def _config(path: Path) -> dict[str, Any]:
     """Return what lies beside a tokenizer; {} if nothing does."""
     try:
-        found = json.loads(read_bytes(path, at_most=_MAX_NBYTES))
+        found = json.loads(read_bytes(path, at_most=MAX_TOKENIZER_NBYTES))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as exc:
@@ -127,22 +127,27 @@ def _named(token: Any) -> str | None:
     return content if isinstance(content, str) else None
 
 
-def _first(known: Any, config: dict[str, Any]) -> str | None:
+def _looked(data: bytes, path: Path, tokens: tuple[str, ...]) -> TokenizerFacts:
+    try:
+        return look_at_tokenizer(data, tokens, _WHO)
+    except FormatError as exc:
+        raise _no_tokenizer(str(path), exc) from exc
+
+
+def _no_tokenizer(where: str, exc: BaseException) -> FormatError:
+    return FormatError(f"--tokenizer {where}: no tokenizer ({str(exc).splitlines()[0]:.120}); {_REMEDY}")
+
+
+def _first(found: TokenizerFacts, config: dict[str, Any]) -> str:
     """Return the token that a tokenizer puts before each text: as its configuration says, else as the tokenizer does."""
     says = config.get("add_bos_token")
-    if says is not None:
-        return _named(config.get("bos_token")) if says else NONE
-    try:
-        with_added, alone = (known.encode("a", add_special_tokens=adds).tokens for adds in (True, False))
-    except Exception:  # the library raises nothing more special; here, as it has no token for "a"
-        return NONE
-    is_put = len(alone) > 0 and with_added[1 : 1 + len(alone)] == alone and with_added[:1] != alone[:1]
-    return with_added[0] if is_put else NONE
+    first = found.first if says is None else _named(config.get("bos_token")) if says else None
+    return NONE if first is None else first
 
 
-def _token(known: Any, vocabulary: dict[str, int], path: Path, name: str, asked: str, found: str | None) -> int | None:
+def _token(found: TokenizerFacts, path: Path, name: str, asked: str, known: str | None) -> int | None:
     """Return the id of a token that documents get; None if they get none. Raises OptionError if that is not known."""
-    token = found if asked == AUTO else asked
+    token = known if asked == AUTO else asked
     if token is None:
         raise OptionError(
             f"--{name}: nothing beside {path} says which token ends a document; pass --{name} TOKEN, such as '<|endoftext|>',"
@@ -150,14 +155,14 @@ def _token(known: Any, vocabulary: dict[str, int], path: Path, name: str, asked:
         )
     if token == NONE:
         return None
-    special = [one.content for one in known.get_added_tokens_decoder().values()]
-    if token not in vocabulary or (special and token not in special):
-        what = f"a token of ordinary text (id {vocabulary[token]})" if token in vocabulary else "no token"
-        shown = ", ".join(f"{one!r:.40}" for one in special[:4])
+    id_ = found.added.get(token, found.asked.get(token))
+    if id_ is None or (found.added and token not in found.added):
+        what = "no token" if id_ is None else f"a token of ordinary text (id {id_})"
+        shown = ", ".join(f"{one!r:.40}" for one in list(found.added)[:4])
         raise OptionError(
             f"--{name} {token!r:.40}: {what} of {path}; pass a special token of it ({shown or 'it has none'}), or none"
         )
-    return vocabulary[token]
+    return id_
 
 
 # Returns the ids of each text, without further tokens; what looks like a special token is text. Raises DecodeError for a text
@@ -167,27 +172,25 @@ Encoder = Callable[[Sequence[str]], list[NDArray[np.uint32]]]
 
 @contextlib.contextmanager
 def refusals() -> Iterator[None]:
-    """Raise DecodeError for a text that the reference has no tokens for."""
+    """Raise DecodeError for a text that the reference has no tokens for, or panics at."""
     try:
         yield
-    except Exception as exc:  # the library raises nothing more special
-        raise DecodeError(f"the tokenizer refuses it: {str(exc).splitlines()[0]:.120}") from exc
+    except BaseException as exc:
+        if isinstance(exc, Exception) or is_panic(exc):  # the library raises nothing more special
+            raise DecodeError(f"the tokenizer refuses it: {str(exc).splitlines()[0]:.120}") from exc
+        raise
 
 
 def open_tokenizer(tokenizing: Tokenizing) -> Any:
     """Return Hugging Face's own object for a tokenizer, without truncation and padding."""
-    tokenizer = _reference(tokenizing.read(), str(tokenizing.path))
+    tokenizers = import_tokenizers(_WHO)
+    try:
+        tokenizer = tokenizers.Tokenizer.from_buffer(tokenizing.read())
+    except Exception as exc:  # the library raises nothing more special
+        raise _no_tokenizer(str(tokenizing.path), exc) from exc
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
-
-
-def _reference(data: bytes, where: str) -> Any:
-    tokenizers = import_tokenizers("--to tokens")
-    try:
-        return tokenizers.Tokenizer.from_buffer(data)
-    except Exception as exc:  # the library raises nothing more special
-        raise FormatError(f"--tokenizer {where}: no tokenizer ({str(exc).splitlines()[0]:.120}); {_REMEDY}") from exc
 
 
 @functools.lru_cache(maxsize=2)
@@ -213,13 +216,17 @@ def open_fast(tokenizing: Tokenizing) -> Encoder | None:
         import fastokens
     except ImportError:
         return None
+    if not tokenizing.keeps_ids:  # it takes the ids from the file
+        return None
     data = tokenizing.read().decode()
     try:
         tokenizer = fastokens.Tokenizer.from_json_str(data)
         tokenizer.no_truncation()
         tokenizer.no_padding()
-    except Exception:  # whatever it does not take is left to the reference
-        return None
+    except BaseException as exc:
+        if isinstance(exc, Exception) or is_panic(exc):  # whatever it does not take is left to the reference
+            return None
+        raise
 
     def encode(texts: Sequence[str]) -> list[NDArray[np.uint32]]:
         data, ends = tokenizer.encode_batch_flat(list(texts), add_special_tokens=False, split_special_tokens=True)

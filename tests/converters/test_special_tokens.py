@@ -213,8 +213,8 @@ def test_special_tokens_of_one_character_and_within_others() -> None:
     tokenizer.add_special_tokens([AddedToken(one, special=True, rstrip=True) for one in (*NAMES, "!", "ab", "bc")])
     said = ["no! wait!!", "abc  abc"]
     ids, _ = renderer_of(tokenizer).encode(json.dumps([{"role": "assistant", "content": one} for one in said]).encode())
-    begin, end = (tokenizer.token_to_id(one) for one in NAMES[:2])
-    assert ids.tolist() == [token for one in said for token in (begin, *plain.encode(f"assistant\n{one}").ids, end)]
+    begin, end = ([tokenizer.token_to_id(one)] for one in NAMES[:2])
+    assert ids.tolist() == [token for one in said for token in begin + plain.encode(f"assistant\n{one}").ids + end]
 
 
 @pytest.mark.nightly

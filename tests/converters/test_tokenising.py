@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tokenizers import Tokenizer
+from tokenizers import Regex, Tokenizer, pre_tokenizers
 from tokenizers.models import WordLevel
 from tokenizers.processors import TemplateProcessing
 from tokenizers_of_tests import END, START, TEXTS, byte_level, word_pieces
@@ -272,6 +272,52 @@ def test_what_the_tokenizer_puts_before_a_text_begins_documents(tmp_path: Path, 
     assert in_order(out) == [[*own.encode(one).ids, END] for one in DOCUMENTS]
     (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<|end|>", "add_bos_token": false}')
     assert Tokenizing.of(tmp_path).facts.bos is None
+
+
+def test_documents_begin_so_whatever_padding_and_truncation_the_tokenizer_was_saved_with(tmp_path: Path, tokenizer: Path) -> None:
+    own = Tokenizer.from_file(str(tokenizer))
+    own.post_processor = TemplateProcessing(single="<|im_start|> $A", special_tokens=[("<|im_start|>", START)])
+    expected = [[*own.encode(one).ids, END] for one in DOCUMENTS]
+    own.enable_padding(length=16)
+    own.enable_truncation(1)
+    own.save(str(tmp_path / "tokenizer.json"))
+    assert in_order(converted(jsonl(tmp_path), tmp_path / "out", tmp_path / "tokenizer.json", eos="<|end|>")) == expected
+
+
+def test_ids_are_the_librarys_and_not_those_that_the_file_states(tmp_path: Path, tokenizer: Path) -> None:
+    """The faster library takes those, and ends the process where they are huge."""
+    document = json.loads(tokenizer.read_text())
+    document["added_tokens"][2]["id"] = 1 << 31
+    (tmp_path / "tokenizer.json").write_text(json.dumps(document))
+    assert in_order(converted(jsonl(tmp_path), tmp_path / "out", tmp_path / "tokenizer.json", eos="<|end|>")) == expected(
+        tokenizer
+    )
+
+
+def test_a_document_at_which_the_library_panics_is_bad(tmp_path: Path) -> None:
+    """As millions of blanks are under the patterns of Llama 3 and its kin. The others have their ids."""
+    own = Tokenizer.from_file(str(byte_level(tmp_path)))
+    divided = pre_tokenizers.Split(Regex("((a+)+)+$"), "isolated")
+    own.pre_tokenizer = pre_tokenizers.Sequence([divided, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    own.save(str(tmp_path / "tokenizer.json"))
+    documents = ["first", "a" * 40 + "b", "last"]
+    (tmp_path / "corpus.jsonl").write_text(lines(documents))
+    out = converted(tmp_path / "corpus.jsonl", tmp_path / "out", tmp_path / "tokenizer.json", on_error=OnError.SKIP)
+    assert in_order(out) == [[*own.encode(one).ids, END] for one in ("first", "last")]
+    assert "the tokenizer refuses it: Onig: Regex search error" in (out / "errors.jsonl").read_text()
+
+
+def test_a_document_that_the_reference_refuses_is_not_compared(tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reference = open_reference(Tokenizing.of(tokenizer))
+
+    def refusing(texts: list[str]) -> list[Any]:
+        if "blanks" in texts:
+            raise DecodeError("too many")
+        return reference(texts)
+
+    monkeypatch.setattr(tokenising, "open_reference", lambda path: refusing)
+    encode = tokenising.open_encoder(Tokenizing.of(tokenizer))
+    assert [ids.tolist() for ids in encode(["a", "blanks"])] == [ids.tolist() for ids in reference(["a", "blanks"])]
 
 
 def test_large_vocabularies_take_32_bits(tmp_path: Path) -> None:

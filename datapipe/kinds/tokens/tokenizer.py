@@ -6,10 +6,13 @@ import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from datapipe.codecs.tokenizer_facts import MAX_TOKENIZER_NBYTES, look_at_tokenizer
 from datapipe.codecs.tokens import import_tokenizers
 from datapipe.core.regular_files import read_bytes
 from datapipe.errors import FormatError, MissingDataError, OptionError
 from datapipe.index.tokens import TokenIndex
+
+_WHO = "--tokenizer"
 
 
 def refuse_other_tokenizer(index: TokenIndex, path: Path) -> None:
@@ -18,10 +21,7 @@ def refuse_other_tokenizer(index: TokenIndex, path: Path) -> None:
     made_by = index.facts.tokenizer_sha256
     if not made_by:
         raise OptionError(f"tokenizer={str(path)!r}: {index.where} does not record which tokenizer made it; leave it out")
-    try:
-        found = hashlib.sha256(read_bytes(path, at_most=1 << 28)).hexdigest()
-    except FileNotFoundError as exc:
-        raise MissingDataError(f"{path}: no such file; pass the tokenizer.json of the model") from exc
+    found = hashlib.sha256(_read(path)).hexdigest()
     if found != made_by:
         raise OptionError(
             f"{index.where}: was made by another tokenizer than {path} (its SHA-256 is {made_by[:12]}..., not {found[:12]}...);"
@@ -32,11 +32,13 @@ def refuse_other_tokenizer(index: TokenIndex, path: Path) -> None:
 def open_decoder(path: Path) -> Callable[[Sequence[int]], str]:
     """Return what turns token ids into their text, special tokens included.
 
-    Raises DependencyError without `tokenizers`, FormatError for a file that is no tokenizer.
+    Raises DependencyError without `tokenizers`, MissingDataError without the file, FormatError for one that is no tokenizer.
     """
-    tokenizers = import_tokenizers("--tokenizer")
+    tokenizers = import_tokenizers(_WHO)
+    data = _read(_file(path))
     try:
-        tokenizer = tokenizers.Tokenizer.from_file(str(_file(path)))
+        look_at_tokenizer(data, (), _WHO)
+        tokenizer = tokenizers.Tokenizer.from_buffer(data)
     except Exception as exc:  # the library raises nothing more special
         raise FormatError(f"{path}: no tokenizer.json ({exc}); pass the one of the model") from exc
     return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False))
@@ -45,3 +47,10 @@ def open_decoder(path: Path) -> Callable[[Sequence[int]], str]:
 def _file(path: Path) -> Path:
     """Return the tokenizer.json that a path means: that of a folder, or itself."""
     return path / "tokenizer.json" if path.is_dir() else path
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return read_bytes(path, at_most=MAX_TOKENIZER_NBYTES)
+    except FileNotFoundError as exc:
+        raise MissingDataError(f"{path}: no such file; pass the tokenizer.json of the model") from exc
