@@ -27,6 +27,7 @@ from datapipe.errors import DecodeError, FormatError, IntegrityError, MissingDat
 NONE, AUTO = "none", "auto"
 _CONFIG_NAME, _TEMPLATE_NAME = "tokenizer_config.json", "chat_template.jinja"
 _NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
+_MAX_TEMPLATE_NBYTES = 1 << 20  # the longest of models have 20 kB
 _WHO = "--to tokens"
 _REMEDY = "pass the tokenizer.json of a Hugging Face tokenizer, or the folder that holds it"
 
@@ -108,7 +109,7 @@ def _template(path: Path, config: dict[str, Any], asked: str) -> str:
     if asked != AUTO or own.exists():
         where = own if asked == AUTO else Path(asked)
         try:
-            return read_bytes(where).decode()
+            return read_bytes(where, at_most=_MAX_TEMPLATE_NBYTES).decode()
         except FileNotFoundError as exc:
             raise MissingDataError(f"--chat-template {where}: no such file; pass a file of Jinja, or auto") from exc
         except (OSError, UnicodeDecodeError) as exc:
@@ -118,6 +119,8 @@ def _template(path: Path, config: dict[str, Any], asked: str) -> str:
         found = next((one.get("template") for one in found if isinstance(one, dict) and one.get("name") == "default"), None)
     if not isinstance(found, str):
         raise OptionError(f"--chat-template auto: nothing beside {path} has a chat template; pass a file of Jinja")
+    if len(found) > _MAX_TEMPLATE_NBYTES:
+        raise FormatError(f"--chat-template auto: {len(found)} characters, more than the limit of {_MAX_TEMPLATE_NBYTES}")
     return found
 
 

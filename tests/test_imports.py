@@ -85,7 +85,7 @@ OWN_ROOMS: dict[str, tuple[str, ...]] = {
     "torchvision": ("datapipe.adapt",),
     "torchrec": ("datapipe.kinds.tables.jagged",),
     "accelerate": ("datapipe.adapt.hosts",),
-    "transformers": ("datapipe.adapt.hosts.trainer", "datapipe.diagnostics.hosts.trainer", "converters.samples.chats"),
+    "transformers": ("datapipe.adapt.hosts.trainer", "datapipe.diagnostics.hosts.trainer", "converters.samples.template"),
     "lightning": ("datapipe.diagnostics.hosts.lightning",),
     "timm": (),
     "webdataset": (),

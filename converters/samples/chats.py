@@ -9,32 +9,17 @@ from __future__ import annotations
 
 import functools
 import json
-import re
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from converters.samples.special_tokens import SpecialTokens
+from converters.samples.templates import ChatTemplate, Span
 from converters.tokenizer import Tokenizing
-from datapipe.core.environment import install_command
-from datapipe.errors import DecodeError, DependencyError, OptionError
+from datapipe.errors import DecodeError
 
-_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant"}  # ShareGPT's names
-_DATE = {"date_string": "26 Jul 2024"}  # that of Llama's own templates where there is no clock: shards must not depend on the day
-Span = tuple[int, int]
-
-
-def refuse_template(tokenizing: Tokenizing) -> None:
-    """Raise OptionError for a template that is no Jinja, or writes the date; DependencyError without the package transformers."""
-    from jinja2 import TemplateSyntaxError
-
-    try:
-        ChatRenderer(tokenizing).render_template([], chat_template=tokenizing.template)  # which compiles it
-    except TemplateSyntaxError as exc:
-        raise OptionError(f"--chat-template: line {exc.lineno} is no Jinja ({exc.message}); repair it") from exc
 
 
 class ChatRenderer:
@@ -42,18 +27,7 @@ class ChatRenderer:
 
     def __init__(self, tokenizing: Tokenizing) -> None:
         """Raises DependencyError without the package transformers, OptionError for a template that writes the date."""
-        assert tokenizing.template is not None
-        try:
-            from transformers.utils.chat_template_utils import render_jinja_template
-        except ImportError as exc:
-            raise DependencyError(f"--chat-template needs the package transformers: {install_command('tokens')}") from exc
-        if "strftime_now" in tokenizing.template and "date_string" not in tokenizing.template:
-            raise OptionError(
-                "--chat-template: it writes the time of day, and shards must not depend on it; take strftime_now out"
-            )
-        self.render_template: Any = render_jinja_template
-        self._template = tokenizing.template
-        self._names = dict(tokenizing.names) | _DATE
+        self._template = ChatTemplate(tokenizing)
         self._special = SpecialTokens(tokenizing)
 
     def encode(self, data: bytes) -> tuple[NDArray[np.uint32], NDArray[np.int32]]:
@@ -71,7 +45,7 @@ class ChatRenderer:
     def _encoded_chat(self, messages: list[dict[str, Any]]) -> tuple[NDArray[np.uint32], NDArray[np.int32]]:
         everything = json.dumps(messages, ensure_ascii=False)
         everything.encode()  # refuses half of a surrogate pair, which the tokenizer does not take
-        mark = self._special.mark_for(everything + self._template)
+        mark = self._special.mark_for(everything + self._template.text)
         if mark is None:
             raise DecodeError("its messages use all characters that could keep special tokens in them apart")
         marked = self._special.marked(messages, mark)
@@ -85,32 +59,18 @@ class ChatRenderer:
             raise DecodeError("nothing of the assistant is in it, so that it would carry no loss")
         return ids, runs
 
-    def _render(
-        self, messages: Sequence[Mapping[str, Any]], *, prompts: bool = False, tracks: bool = False
-    ) -> tuple[str, list[Span]]:
-        try:
-            texts, spans = self.render_template(
-                [list(messages)],
-                chat_template=self._template,
-                add_generation_prompt=prompts,
-                return_assistant_tokens_mask=tracks,
-                **self._names,
-            )
-        except Exception as exc:  # a template may raise anything
-            raise DecodeError(f"the chat template refuses it: {str(exc).splitlines()[0] if str(exc) else exc!r:.120}") from exc
-        return texts[0], [tuple(span) for span in spans[0]] if tracks else []
-
     def _rendered(self, messages: list[dict[str, Any]]) -> tuple[str, list[Span]]:
         """Return the text of a chat, and where the assistant speaks in it."""
-        if _GENERATION.search(self._template):
-            return self._render(messages, tracks=True)
-        text, _ = self._render(messages)
+        render = self._template.render
+        if self._template.has_blocks:
+            return render(messages, tracks=True)
+        text, _ = render(messages)
         spans: list[Span] = []
         for number, message in enumerate(messages):
             if message["role"] != "assistant":
                 continue
-            before, _ = self._render(messages[:number], prompts=True)
-            after, _ = self._render(messages[: number + 1])
+            before, _ = render(messages[:number], prompts=True)
+            after, _ = render(messages[: number + 1])
             if not (text.startswith(after) and after.startswith(before)):
                 raise DecodeError(
                     "the chat template renders earlier messages otherwise once others follow, so the assistant's cannot be told"

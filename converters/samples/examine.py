@@ -114,7 +114,7 @@ def _refuse_tokenising(tokenizing: Tokenizing, source: str, fields: tuple[FieldS
             what += "; pass --chat-template" if wanted is FieldKind.TEXT else f": say --field {other}=json"
         raise OptionError(f"--to tokens: {source}: {what}")
     if tokenizing.template is not None:
-        from converters.samples.chats import refuse_template
+        from converters.samples.templates import refuse_template
 
         refuse_template(tokenizing)
 

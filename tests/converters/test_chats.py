@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fixtures import mostly_nightly
 from test_tokenising import by_id
 from tokenizers import Tokenizer
 from tokenizers_of_tests import CHATML, CHATML_WITH_BLOCKS, byte_level
@@ -15,10 +17,12 @@ from transformers import PreTrainedTokenizerFast
 
 import datapipe as dp
 from converters import ConvertOptions, FieldChoice, OnError, convert
+from converters.samples import templates
 from converters.samples.chats import ChatRenderer
+from converters.samples.templates import refuse_template
 from converters.tokenizer import Tokenizing
 from datapipe.cli.main import main
-from datapipe.errors import DecodeError, OptionError
+from datapipe.errors import DecodeError, FormatError, OptionError
 from datapipe.opening.tokens.opening import open_tokens
 
 CHATS = [
@@ -140,6 +144,43 @@ def test_a_template_that_is_no_jinja_is_refused_before_anything_is_read(tokenize
     with pytest.raises(OptionError, match="line 2 is no Jinja"):
         convert(options)
     assert not (tmp_path / "out").exists()
+
+
+LOOPS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+DEEP = "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}"
+ENDLESS: dict[str, tuple[str, str]] = {
+    "memory": ("{{ 'a' * 99999999999 }}", "it fails: MemoryError; repair it"),
+    "parentheses": (DEEP, "nested too deep; repair it"),
+    "loops": (LOOPS, "it does not end within 2 s of processor time; repair it"),
+    "powers": ("{{ (9 ** 99999999) % 7 }}", "it does not end within 2 s of processor time; repair it"),
+}
+
+
+@pytest.mark.parametrize("name", mostly_nightly(ENDLESS, "memory", "parentheses"))
+def test_a_template_without_end_is_refused_before_anything_is_read(
+    name: str, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(templates, "_TRIAL_S", 2)
+    (tmp_path / "t.jinja").write_text(ENDLESS[name][0] + CHATML)
+    with pytest.raises(OptionError, match=ENDLESS[name][1]) as raised:
+        refuse_template(Tokenizing.of(tokenizer, chat_template=str(tmp_path / "t.jinja")))
+    assert "\n" not in str(raised.value)
+
+
+def test_a_template_that_takes_too_long_for_a_chat(tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(templates, "_LIMIT_S", 0.1)
+    before = signal.getsignal(signal.SIGALRM)
+    (tmp_path / "t.jinja").write_text("{% if messages[0].content == 'long' %}" + LOOPS + "{% endif %}" + CHATML)
+    with pytest.raises(DecodeError, match="the chat template takes more than 0 s to render it"):
+        rendered(tokenizer, str(tmp_path / "t.jinja"), [{**CHATS[0][0], "content": "long"}, CHATS[0][1]])
+    assert rendered(tokenizer, str(tmp_path / "t.jinja"), CHATS[0]) == rendered(tokenizer, "auto", CHATS[0])
+    assert (signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)[0]) == (before, 0)
+
+
+def test_a_template_that_is_too_large(tokenizer: Path, tmp_path: Path) -> None:
+    (tmp_path / "t.jinja").write_text(CHATML + "{# #}" * 300_000)
+    with pytest.raises(FormatError, match="bytes, more than the limit"):
+        Tokenizing.of(tokenizer, chat_template=str(tmp_path / "t.jinja"))
 
 
 def convert_chats(tmp_path: Path, tokenizer: Path, rows: list[dict[str, Any]], **options: Any) -> Path:

@@ -1,0 +1,108 @@
+"""Render chats by a template of Jinja, which may come from anywhere: within a time and a size, and after a trial."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import re
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from types import FrameType
+from typing import Any
+
+from converters.samples import template_trial
+from converters.tokenizer import Tokenizing
+from datapipe.core.environment import install_command
+from datapipe.core.limited_process import UnfitError, run_limited
+from datapipe.errors import DecodeError, DependencyError, OptionError
+
+_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_DATE = {"date_string": "26 Jul 2024"}  # that of Llama's own templates where there is no clock: shards must not depend on the day
+_TRIAL_S, _TRIAL_NBYTES = 15, 2 << 30  # with the import of transformers, about 1 s
+_LIMIT_S = 20.0  # of one rendering, which takes milliseconds
+_MOST_CHARACTERS = 1 << 28
+Span = tuple[int, int]  # characters of a rendered chat: the first, and the one after the last
+
+
+def refuse_template(tokenizing: Tokenizing) -> None:
+    """Try a template on small chats, in a process of its own.
+
+    Raises OptionError for one that is no Jinja, writes the date, or takes too much time or memory; DependencyError without the
+    package transformers.
+    """
+    template = ChatTemplate(tokenizing)
+    given = json.dumps({"template": template.text, "names": template.names}).encode()
+    try:
+        problem = json.loads(run_limited(template_trial.__file__, given, cpu_s=_TRIAL_S, nbytes=_TRIAL_NBYTES))
+    except UnfitError as exc:
+        problem = f"of a chat of two messages {exc}; repair it"
+    if problem is not None:
+        raise OptionError(f"--chat-template: {problem}")
+
+
+class ChatTemplate:
+    """A chat template, and the names that it may use."""
+
+    def __init__(self, tokenizing: Tokenizing) -> None:
+        """Raises DependencyError without the package transformers, OptionError for a template that writes the date."""
+        assert tokenizing.template is not None
+        if importlib.util.find_spec("transformers") is None:
+            raise DependencyError(f"--chat-template needs the package transformers: {install_command('tokens')}")
+        if "strftime_now" in tokenizing.template and "date_string" not in tokenizing.template:
+            raise OptionError(
+                "--chat-template: it writes the time of day, and shards must not depend on it; take strftime_now out"
+            )
+        self.text = tokenizing.template
+        self.names = dict(tokenizing.names) | _DATE
+        self.has_blocks = _GENERATION.search(self.text) is not None
+
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], *, prompts: bool = False, tracks: bool = False
+    ) -> tuple[str, list[Span]]:
+        """Return the text of a chat, and with `tracks` where its `{% generation %}` blocks are.
+
+        `prompts`: with the beginning of an answer. Raises DecodeError for what the template refuses, or takes too long for.
+        """
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        try:
+            with _deadline():
+                texts, spans = render_jinja_template(
+                    [list(messages)],
+                    chat_template=self.text,
+                    add_generation_prompt=prompts,
+                    return_assistant_tokens_mask=tracks,
+                    **self.names,
+                )
+        except _LateError:
+            raise DecodeError(f"the chat template takes more than {_LIMIT_S:.0f} s to render it; repair the template") from None
+        except Exception as exc:  # a template may raise anything
+            raise DecodeError(f"the chat template refuses it: {str(exc).splitlines()[0] if str(exc) else exc!r:.120}") from exc
+        if len(texts[0]) > _MOST_CHARACTERS:
+            raise DecodeError(f"the chat template makes {len(texts[0])} characters of it, more than {_MOST_CHARACTERS}")
+        return texts[0], [tuple(span) for span in spans[0]] if tracks else []
+
+
+class _LateError(Exception):
+    """The time is over."""
+
+
+@contextlib.contextmanager
+def _deadline() -> Iterator[None]:
+    """Raise _LateError in the block once it has taken too long. Only in the main thread, which alone gets signals."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def ring(number: int, frame: FrameType | None) -> None:
+        raise _LateError
+
+    before = signal.signal(signal.SIGALRM, ring)
+    waiting = signal.setitimer(signal.ITIMER_REAL, _LIMIT_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *waiting)
+        signal.signal(signal.SIGALRM, before)
