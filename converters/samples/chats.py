@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from converters.samples.special_tokens import SpecialTokens
-from converters.samples.templates import ChatTemplate, Span
+from converters.samples.templates import ChatTemplate, Deadline, LateError, Span
 from converters.tokenizer import Tokenizing
 from datapipe.errors import DecodeError
 
 _ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant"}  # ShareGPT's names
+_LIMIT_S, _LIMIT_S_EACH = 20.0, 0.2  # for a chat, and each of its messages, up to all of which it is rendered
 
 
 class ChatRenderer:
@@ -29,6 +31,18 @@ class ChatRenderer:
         """Raises DependencyError without the package transformers, OptionError for a template that writes the date."""
         self._template = ChatTemplate(tokenizing)
         self._special = SpecialTokens(tokenizing)
+        self._deadline = Deadline()
+
+    def encode_each(self, chats: Iterable[bytes]) -> list[tuple[NDArray[np.uint32], NDArray[np.int32]] | DecodeError]:
+        """Return what `encode` does of each chat, or raises. In the main thread, a rendering without end is ended."""
+        with self._deadline.watching():
+            return [self._encoded_or_not(data) for data in chats]
+
+    def _encoded_or_not(self, data: bytes) -> tuple[NDArray[np.uint32], NDArray[np.int32]] | DecodeError:
+        try:
+            return self.encode(data)
+        except DecodeError as exc:
+            return exc
 
     def encode(self, data: bytes) -> tuple[NDArray[np.uint32], NDArray[np.int32]]:
         """Return the ids of a chat given as JSON, and (k, 2) the runs of those that carry loss.
@@ -49,7 +63,12 @@ class ChatRenderer:
         if mark is None:
             raise DecodeError("its messages use all characters that could keep special tokens in them apart")
         marked = self._special.marked(messages, mark)
-        text, spans = self._rendered(marked)
+        limit_s = _LIMIT_S + _LIMIT_S_EACH * len(messages)
+        try:
+            with self._deadline.within(limit_s):
+                text, spans = self._rendered(marked)
+        except LateError:
+            raise DecodeError(f"the chat template takes more than {limit_s:.0f} s to render it; repair the template") from None
         ids, starts = self._special.encode(text, mark, is_marked=marked != messages)
         is_assistants = np.zeros(len(starts), np.bool_)
         for first, end in spans:

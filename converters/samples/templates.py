@@ -21,7 +21,6 @@ from datapipe.errors import DecodeError, DependencyError, OptionError
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _DATE = {"date_string": "26 Jul 2024"}  # that of Llama's own templates where there is no clock: shards must not depend on the day
 _TRIAL_S, _TRIAL_NBYTES = 15, 2 << 30  # with the import of transformers, about 1 s
-_LIMIT_S = 20.0  # of one rendering, which takes milliseconds
 _MOST_CHARACTERS = 1 << 28
 Span = tuple[int, int]  # characters of a rendered chat: the first, and the one after the last
 
@@ -63,21 +62,20 @@ class ChatTemplate:
     ) -> tuple[str, list[Span]]:
         """Return the text of a chat, and with `tracks` where its `{% generation %}` blocks are.
 
-        `prompts`: with the beginning of an answer. Raises DecodeError for what the template refuses, or takes too long for.
+        `prompts`: with the beginning of an answer. Raises DecodeError for what the template refuses.
         """
         from transformers.utils.chat_template_utils import render_jinja_template
 
         try:
-            with _deadline():
-                texts, spans = render_jinja_template(
-                    [list(messages)],
-                    chat_template=self.text,
-                    add_generation_prompt=prompts,
-                    return_assistant_tokens_mask=tracks,
-                    **self.names,
-                )
-        except _LateError:
-            raise DecodeError(f"the chat template takes more than {_LIMIT_S:.0f} s to render it; repair the template") from None
+            texts, spans = render_jinja_template(
+                [list(messages)],
+                chat_template=self.text,
+                add_generation_prompt=prompts,
+                return_assistant_tokens_mask=tracks,
+                **self.names,
+            )
+        except LateError:
+            raise
         except Exception as exc:  # a template may raise anything
             raise DecodeError(f"the chat template refuses it: {str(exc).splitlines()[0] if str(exc) else exc!r:.120}") from exc
         if len(texts[0]) > _MOST_CHARACTERS:
@@ -85,24 +83,42 @@ class ChatTemplate:
         return texts[0], [tuple(span) for span in spans[0]] if tracks else []
 
 
-class _LateError(Exception):
+class LateError(Exception):
     """The time is over."""
 
 
-@contextlib.contextmanager
-def _deadline() -> Iterator[None]:
-    """Raise _LateError in the block once it has taken too long. Only in the main thread, which alone gets signals."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+class Deadline:
+    """Ends what takes too long by a signal, which the main thread alone gets: in others nothing is ended."""
 
-    def ring(number: int, frame: FrameType | None) -> None:
-        raise _LateError
+    def __init__(self) -> None:
+        self._is_watching = False
 
-    before = signal.signal(signal.SIGALRM, ring)
-    waiting = signal.setitimer(signal.ITIMER_REAL, _LIMIT_S)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, *waiting)
-        signal.signal(signal.SIGALRM, before)
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Let `within` end things in this block. It costs as much as ten of them."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = signal.signal(signal.SIGALRM, _ring)
+        self._is_watching = True
+        try:
+            yield
+        finally:
+            self._is_watching = False
+            signal.signal(signal.SIGALRM, before)
+
+    @contextlib.contextmanager
+    def within(self, limit_s: float) -> Iterator[None]:
+        """Raise LateError in the block once it has taken so long."""
+        if not self._is_watching:
+            yield
+            return
+        waiting = signal.setitimer(signal.ITIMER_REAL, limit_s)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, *waiting)
+
+
+def _ring(number: int, frame: FrameType | None) -> None:
+    raise LateError

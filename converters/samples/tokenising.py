@@ -117,14 +117,11 @@ def _chats(tokenizing: Tokenizing) -> Encoding:
 
     renderer = open_renderer(tokenizing)
 
-    def encode(text: str) -> StoredField | DecodeError:
-        try:
-            ids, runs = renderer.encode(text.encode())
-        except DecodeError as exc:
-            return exc
-        return _stored(tokenizing, [ids], [runs])[0]
+    def encode(texts: Sequence[str]) -> list[StoredField | DecodeError]:
+        found = renderer.encode_each(text.encode() for text in texts)
+        return [one if isinstance(one, DecodeError) else _stored(tokenizing, [one[0]], [one[1]])[0] for one in found]
 
-    return lambda texts: [encode(text) for text in texts]
+    return encode
 
 
 def _texts_of(names: Sequence[str], values: Mapping[str, str], contents: Mapping[str, bytes]) -> dict[str, str] | str:

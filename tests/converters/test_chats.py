@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 
 import datapipe as dp
 from converters import ConvertOptions, FieldChoice, OnError, convert
-from converters.samples import templates
+from converters.samples import chats, templates
 from converters.samples.chats import ChatRenderer
 from converters.samples.templates import refuse_template
 from converters.tokenizer import Tokenizing
@@ -168,12 +168,17 @@ def test_a_template_without_end_is_refused_before_anything_is_read(
 
 
 def test_a_template_that_takes_too_long_for_a_chat(tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(templates, "_LIMIT_S", 0.1)
+    monkeypatch.setattr(chats, "_LIMIT_S", 0.1)
     before = signal.getsignal(signal.SIGALRM)
     (tmp_path / "t.jinja").write_text("{% if messages[0].content == 'long' %}" + LOOPS + "{% endif %}" + CHATML)
-    with pytest.raises(DecodeError, match="the chat template takes more than 0 s to render it"):
-        rendered(tokenizer, str(tmp_path / "t.jinja"), [{**CHATS[0][0], "content": "long"}, CHATS[0][1]])
-    assert rendered(tokenizer, str(tmp_path / "t.jinja"), CHATS[0]) == rendered(tokenizer, "auto", CHATS[0])
+    renderer = ChatRenderer(Tokenizing.of(tokenizer, chat_template=str(tmp_path / "t.jinja")))
+    given = [CHATS[0], [{**CHATS[0][0], "content": "long"}], CHATS[0]]
+    first, late, last = renderer.encode_each(json.dumps(chat).encode() for chat in given)
+    assert str(late) == "the chat template takes more than 0 s to render it; repair the template"
+    ids, runs = rendered(tokenizer, "auto", CHATS[0])
+    for one in (first, last):
+        assert not isinstance(one, DecodeError)
+        assert [value.tolist() for value in one] == [ids, runs]
     assert (signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)[0]) == (before, 0)
 
 
