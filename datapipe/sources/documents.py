@@ -27,10 +27,10 @@ from datapipe.containers.tables.files import open_table
 from datapipe.containers.tables.rows import GroupReader
 from datapipe.core import regular_files
 from datapipe.core.printable import listed
-from datapipe.errors import FormatError, MissingDataError, OptionError, StorageError
+from datapipe.errors import DatapipeError, FormatError, MissingDataError, OptionError, StorageError
 from datapipe.index.listed import ANY_SIZE, ListedSample, Origin, ScanNotes, SourceFacts, Workspace, divide, join, time_of_etag
 from datapipe.index.manifest import MANIFEST_NAME
-from datapipe.index.tables import ColumnKind
+from datapipe.index.tables import ColumnKind, TableColumn
 from datapipe.sources.archives.members import ArchiveFile, scan_archive, split_archive_location, split_archive_path
 from datapipe.sources.fields import in_order
 from datapipe.sources.file_tree import open_tree
@@ -42,11 +42,14 @@ from datapipe.stores.transfers import download_to
 TEXT_SUFFIXES = (b".txt", b".text", b".md")
 LINES_SUFFIXES = (b".jsonl", b".ndjson")
 ROWS_SUFFIXES = (b".parquet", b".arrow")
+_JSON_SUFFIX = b".json"
 _COMPRESSIONS = {b".gz": "gzip", b".bz2": "bz2", b".xz": "xz", b".zst": "zstd"}
 _READ_NBYTES = 8 << 20
 _MAX_LINE_NBYTES = 1 << 28
 _NEWLINE = ord("\n")
 _TEXTS = ("text", "content", "document", "messages")  # members that are taken if none is chosen
+_CHATS = "messages"  # the one whose values are no texts
+_MOST_LOOKED = 1000  # lines at which one looks for the text
 
 
 def is_text_name(name: bytes) -> bool:
@@ -55,20 +58,21 @@ def is_text_name(name: bytes) -> bool:
 
 
 def is_lines_name(name: bytes) -> bool:
-    """Return True for the name of JSON lines, compressed or not."""
-    return _unpacked_name(name).endswith(LINES_SUFFIXES)
+    """Return True for the name of JSON lines, compressed or not. What is called `.json` may be anything, unless compressed."""
+    unpacked = _unpacked_name(name)
+    return unpacked.endswith(LINES_SUFFIXES) or (unpacked.endswith(_JSON_SUFFIX) and _compression_of(name) is not None)
 
 
 def holds_documents(place: Place) -> str | None:
     """Return why a place is taken for documents: its name, or those in the folder itself; None if it is not."""
     name = os.fsencode(place.name)
     is_missing = isinstance(place, Path) and not (place.exists() or split_archive_path(place) or glob.has_magic(str(place)))
-    if _is_wanted(name) and not is_missing:
+    if _may_be_named(name) and not is_missing:
         return f"its name ends with {os.path.splitext(place.name)[1]}"
     if isinstance(place, Location):
         return None
     if not place.exists() and glob.has_magic(str(place)):
-        found = next((one for one in glob.iglob(str(place), recursive=True) if _is_wanted(os.fsencode(one))), None)
+        found = next((one for one in glob.iglob(str(place), recursive=True) if _may_be_named(os.fsencode(one))), None)
         return None if found is None else f"it matches {os.path.basename(found)}"
     if not place.is_dir() or os.path.lexists(place / MANIFEST_NAME):
         return None
@@ -107,7 +111,7 @@ class DocumentSource:
 
     def _take_matches(self, pattern: Path) -> None:
         """Take the files that a pattern names. Raises MissingDataError if there are none."""
-        found = sorted(name for name in glob.glob(str(pattern), recursive=True) if _is_wanted(os.fsencode(name)))
+        found = sorted(name for name in glob.glob(str(pattern), recursive=True) if _may_be_named(os.fsencode(name)))
         if not found:
             raise MissingDataError(f"{pattern}: matches no documents; {_REMEDY}")
         self.root = Path(os.path.commonpath([os.path.dirname(name) or "." for name in found]))
@@ -116,7 +120,7 @@ class DocumentSource:
     @staticmethod
     def _is_file(place: Place) -> bool:
         name = os.fsencode(place.name)
-        return _is_wanted(name) if isinstance(place, Location) else place.is_file()
+        return _may_be_named(name) if isinstance(place, Location) else place.is_file()
 
     def scan(self, notes: ScanNotes, space: Workspace) -> Iterator[ListedSample]:
         if self._inner is not None:
@@ -131,7 +135,7 @@ class DocumentSource:
         places = itertools.count(1)
         for file in sorted(several, key=lambda one: (one.directory, one.name)):
             notes.files[join(file.directory, file.name)] = file.nbytes, file.mtime_ns
-            yield from self._lines(file, space, places) if is_lines_name(file.name) else self._rows(file, space, places)
+            yield from self._rows(file, space, places) if _is_rows_name(file.name) else self._lines(file, space, places)
 
     def facts(self) -> SourceFacts:
         fields = self._kinds or {"text": FieldKind.TEXT}
@@ -223,19 +227,28 @@ class DocumentSource:
         return kept, ArchiveFile(writer.name, kept.stat().st_size, mtime_ns, is_spooled=True)
 
     def _chosen(self, held: Path, path: bytes) -> dict[str, FieldKind]:
-        """Return the member that is the text, from the first line. Raises OptionError if that is not clear."""
+        """Return the member that is the text, from the first lines, of which some may be bad. {} if there are none.
+
+        Raises FormatError or OptionError, of the first line, if none of them says it.
+        """
         where = self.root / os.fsdecode(path)
-        first = next(_lines_of(held), None)
-        if first is None:
-            return {}
+        problem: DatapipeError | None = None
+        chosen = ""
         with regular_files.open_file(held) as file:
-            line = os.pread(file.fileno(), first[2] - first[1], first[1])
-        try:
-            value = json.loads(line)
-        except (ValueError, RecursionError) as exc:
-            raise FormatError(f"{where}: line {first[0]}: not JSON ({exc}); every line must be one JSON object") from exc
-        found = _text_among(value if isinstance(value, dict) else {}, f"{where}: which member is the text? Its lines have")
-        return {found: FieldKind.TEXT if isinstance(value[found], str) else FieldKind.JSON}
+            for line, start, end in itertools.islice(_lines_of(held), _MOST_LOOKED):
+                try:
+                    value = _object_of(os.pread(file.fileno(), end - start, start), f"{where}: line {line}")
+                    chosen = chosen or _text_among(value, f"{where}: which member is the text? Its lines have")
+                except DatapipeError as exc:
+                    problem = problem or exc
+                    continue
+                if value.get(chosen) is not None:
+                    return {chosen: FieldKind.JSON if isinstance(value[chosen], (list, dict)) else FieldKind.TEXT}
+        if chosen:
+            return {chosen: FieldKind.JSON if chosen == _CHATS else FieldKind.TEXT}
+        if problem is not None:
+            raise problem
+        return {}
 
     # -- rows -----------------------------------------------------------------------------------------------
 
@@ -247,8 +260,7 @@ class DocumentSource:
         table = open_table([str(here)])
         if not self._kinds:
             found = _text_among([column.name for column in table.columns], f"{here}: which column is the text? It has")
-            is_text = table.column(found).kind is ColumnKind.TEXT
-            self._kinds = {found: FieldKind.TEXT if is_text else FieldKind.JSON}
+            self._kinds = {found: _kind_of(table.column(found), here)}
         for name in self._kinds:
             table.column(name)  # refuses a column that is not there
         mtime_ns = _time_of(file, here)
@@ -266,11 +278,40 @@ class DocumentSource:
                         for name, value in zip(names, values, strict=True)
                         if (data := _bytes_of(value)) is not None
                     }
-                    yield ListedSample(path, b"row %d" % number, next(places), origins=origins)
+                    problem = next((f"field {name!r}: is null" for name in names if name not in origins), None)
+                    yield ListedSample(path, b"row %d" % number, next(places), origins=origins, problem=problem)
 
 
 def _is_wanted(name: bytes) -> bool:
-    return is_lines_name(name) or is_text_name(name) or name.lower().endswith(ROWS_SUFFIXES)
+    return is_lines_name(name) or is_text_name(name) or _is_rows_name(name)
+
+
+def _may_be_named(name: bytes) -> bool:
+    """Return True for the name of a file that is read as documents if it is asked for, and not found in a folder."""
+    return _is_wanted(name) or name.lower().endswith(_JSON_SUFFIX)
+
+
+def _is_rows_name(name: bytes) -> bool:
+    return name.lower().endswith(ROWS_SUFFIXES)
+
+
+def _object_of(line: bytes, where: str) -> dict[str, Any]:
+    """Return the object in a line. Raises FormatError if it is none."""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as exc:
+        raise FormatError(f"{where}: not JSON ({exc}); every line must be one JSON object") from exc
+    if not isinstance(value, dict):
+        raise FormatError(f"{where}: JSON, but no object; every line must be one, as `jq -c '.[]'` makes them of a list")
+    return value
+
+
+def _kind_of(column: TableColumn, where: Place) -> FieldKind:
+    """Return what the values of a column are as texts. Raises OptionError for numbers."""
+    if column.kind in (ColumnKind.NUMBER, ColumnKind.DECIMAL):
+        raise OptionError(f"{where}: its column {column.name!r} has {column.type} and no texts; say --field NAME")
+    is_text = column.kind is ColumnKind.TEXT or column.type == "null"
+    return FieldKind.TEXT if is_text else FieldKind.JSON
 
 
 def _text_among(names: Iterable[str], question: str) -> str:
@@ -295,7 +336,14 @@ def _bytes_of(value: Any) -> bytes | None:
         return None
     if isinstance(value, bytes):
         return value
-    return value.encode(errors="surrogatepass") if isinstance(value, str) else json_bytes(value)
+    return value.encode(errors="surrogatepass") if isinstance(value, str) else json_bytes(_without_nulls(value))
+
+
+def _without_nulls(value: Any) -> Any:
+    """Return a value of a column without the members that are null: columns have no other way to say that one is absent."""
+    if isinstance(value, dict):
+        return {name: _without_nulls(one) for name, one in value.items() if one is not None}
+    return [_without_nulls(one) for one in value] if isinstance(value, list) else value
 
 
 open_source = DocumentSource
@@ -363,6 +411,7 @@ _REMEDY = "documents are {}".format(
         f"{what} ({', '.join(suffix.decode() for suffix in suffixes)})"
         for what, suffixes in (
             ("JSON lines, compressed or not", LINES_SUFFIXES),
+            ("compressed, or named by a pattern,", (_JSON_SUFFIX,)),
             ("text files", TEXT_SUFFIXES),
             ("rows", ROWS_SUFFIXES),
         )

@@ -8,6 +8,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from fixtures import mostly_nightly
 from test_tokenising import by_id
@@ -208,6 +210,27 @@ def test_a_converted_chat_carries_loss_where_the_assistant_speaks(tmp_path: Path
         assert said == sorted(carried for _, carried in expected.values())
         assert batch["loss_tokens"] == sum(map(len, said))
     assert open_tokens(out).facts.template_sha256 != ""
+
+
+def test_chats_in_columns_have_no_members_that_json_lines_lack(tmp_path: Path, tokenizer: Path) -> None:
+    """A column of structs has each member in each row, null where it is absent."""
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if 'name' in m %}{{ m.name }}: {% endif %}"
+        "{% if m.tool_calls is defined %}{{ m.tool_calls | tojson }}{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    (tmp_path / "t.jinja").write_text(template)
+    calls = [{"name": "f", "arguments": {"x": 1}}]
+    chat = [{"role": "user", "name": "Ann", "content": "q"}, {"role": "assistant", "content": "", "tool_calls": calls}]
+    rows = [[*chat, {"role": "tool", "content": "7"}, {"role": "assistant", "content": "it is 7"}], CHATS[0]]
+    pq.write_table(pa.table({"messages": rows}), tmp_path / "chats.parquet")
+    (tmp_path / "chats.jsonl").write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))
+    tokens = Tokenizing.of(tokenizer, chat_template=str(tmp_path / "t.jinja"))
+    found = []
+    for name in ("chats.parquet", "chats.jsonl"):
+        convert(ConvertOptions(tmp_path / name, tmp_path / f"of {name}", to="tokens", tokens=tokens, num_workers=1))
+        found.append(by_id(tmp_path / f"of {name}"))
+    assert found[0] == found[1]
 
 
 def test_what_becomes_of_chats_that_are_too_long_must_be_said(tmp_path: Path, tokenizer: Path) -> None:

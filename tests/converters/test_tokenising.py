@@ -354,6 +354,46 @@ def test_what_is_wrong_with_a_line_is_said_of_the_line(tmp_path: Path, tokenizer
     ]
 
 
+def test_bad_first_lines_do_not_decide_what_the_text_is(tmp_path: Path, tokenizer: Path) -> None:
+    source = tmp_path / "a.jsonl"
+    source.write_text('{"text": null}\n{"text": \n[1]\n{"url": "x"}\n' + lines(DOCUMENTS) + '{"text": 5}\n')
+    out = converted(source, tmp_path / "out", tokenizer, on_error=OnError.SKIP)
+    assert in_order(out) == expected(tokenizer)
+    assert len((out / "errors.jsonl").read_text().splitlines()) == 5
+    source.write_text('{"text": 5}\n{"text": null}\n')
+    with pytest.raises(DecodeError, match="its member 'text' is no text: Expected `str`, got `int`"):
+        converted(source, tmp_path / "numbers", tokenizer, seed=None)
+    source.write_text('[{"text": "a"}]')
+    with pytest.raises(FormatError, match=r"line 1: JSON, but no object; every line must be one, as `jq -c '\.\[\]'` makes them"):
+        converted(source, tmp_path / "list", tokenizer)
+
+
+def test_columns_whose_values_are_null_or_numbers(tmp_path: Path, tokenizer: Path) -> None:
+    source = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": [*DOCUMENTS[:30], None, *DOCUMENTS[30:]]}), source)
+    out = converted(source, tmp_path / "out", tokenizer, on_error=OnError.SKIP)
+    assert in_order(out) == expected(tokenizer)
+    assert json.loads((out / "errors.jsonl").read_text())["reason"] == "field 'text': is null"
+    pq.write_table(pa.table({"text": pa.nulls(3)}), source)
+    with pytest.raises(DecodeError, match="field 'text': is null"):
+        converted(source, tmp_path / "nulls", tokenizer, on_error=OnError.SKIP)
+    pq.write_table(pa.table({"text": [1, 2]}), source)
+    with pytest.raises(OptionError, match="its column 'text' has int64 and no texts; say --field NAME"):
+        converted(source, tmp_path / "numbers", tokenizer)
+
+
+def test_json_lines_that_are_called_json(tmp_path: Path, tokenizer: Path) -> None:
+    """As C4's: compressed in a folder, others by name, as what is called so may be anything."""
+    source = tmp_path / "source"
+    (source / "en").mkdir(parents=True)
+    (source / "en" / "c4-train.00000.json.gz").write_bytes(gzip.compress(lines(DOCUMENTS).encode()))
+    (source / "info.json").write_text('{"about": "c4"}')
+    assert in_order(converted(source, tmp_path / "folder", tokenizer)) == expected(tokenizer)
+    (tmp_path / "a.json").write_text(lines(DOCUMENTS))
+    for place in (tmp_path / "a.json", tmp_path / "*.json"):
+        assert in_order(converted(place, tmp_path / "out" / place.stem, tokenizer)) == expected(tokenizer)
+
+
 def test_a_dataset_of_which_nothing_is_left_is_an_error(tmp_path: Path, tokenizer: Path) -> None:
     """It names the first sample, and may be tried again; otherwise training would fail, and not say why."""
     source = tmp_path / "a.jsonl"
