@@ -10,6 +10,7 @@ import pytest
 from token_corpora import random_documents, read_documents, write_datatrove, write_megatron
 
 import datapipe as dp
+from datapipe.codecs.npy import npy_bytes
 from datapipe.errors import DatapipeError, FormatError, MissingDataError, OptionError
 from datapipe.opening.tokens.opening import open_tokens
 
@@ -80,6 +81,77 @@ def test_ids_do_not_depend_on_where_files_lie(tmp_path: Path) -> None:
     others = [write_datatrove(tmp_path / name, some) for name, some in (("c", DOCUMENTS[:-1]), ("d", DOCUMENTS[::-1]))]
     assert open_tokens(paths[0]).fingerprint == open_tokens(paths[1]).fingerprint
     assert len({open_tokens(path).fingerprint for path in (*others, paths[0])}) == 3
+
+
+MASK = np.array([1, 0, 0, 1, 1, 1, 0, 1, 1, 0, 0, 1], np.bool_)
+BOUNDS = [(0, 4), (4, 6), (6, 11), (11, 12)]
+MASKED = np.array([5, 6, 7, 2, 8, 2, 9, 10, 11, 12, 2, 13], np.uint32)
+
+
+def masked_files(path: Path, form: str) -> str:
+    """Write token ids and a mask of their loss; return what to open."""
+    path.mkdir(parents=True)
+    if form == "datatrove":
+        MASKED.astype("<u4").tofile(path / "x.ds")
+        np.array([4, 6, 11, 12], "<u8").tofile(path / "x.ds.index")
+        MASK.tofile(path / "x.ds.loss")
+        return f"{path}/x.ds*"
+    ids, mask = ("input_ids.npy", "label_mask.npy") if form == "OLMo" else ("token_ids_part_0.npy", "labels_mask_part_0.npy")
+    MASKED.tofile(path / ids)
+    MASK.tofile(path / mask)
+    if form == "numpy":
+        np.save(path / ids, MASKED)
+        np.save(path / mask, MASK)
+    return str(path / ids if form == "OLMo" else path)
+
+
+@pytest.mark.parametrize("form", ["datatrove", "OLMo", "OLMo-core", "numpy"])
+def test_masks_of_loss_beside_token_ids(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("datapipe.opening.tokens.masks._READ_NBYTES", 3)
+    path = masked_files(tmp_path / "a", form)
+    options = {} if form == "datatrove" else {"eos": 2, **({} if form == "numpy" else {"dtype": "uint32"})}
+    carried = [[token for token, has in zip(MASKED[a:b].tolist(), MASK[a:b], strict=True) if has] for a, b in BOUNDS]
+    for _ in range(2):  # the second time from the cache
+        data = dp.Tokens(path, 8, packing="pad", labels="whole", **options)  # type: ignore[arg-type]
+        batches = list(dp.DataLoader(data, 4, num_workers=0))
+        assert sorted([one for one in row.tolist() if one != -100] for one in batches for row in one["labels"]) == sorted(carried)
+        assert sum(batch["loss_tokens"] for batch in batches) == MASK.sum()
+
+
+def test_runs_of_loss_count_in_the_fingerprint_and_do_not_cross_documents(tmp_path: Path) -> None:
+    index = open_tokens(masked_files(tmp_path / "a", "OLMo"), dtype="uint32", eos=2)
+    loss = index.shard(0).loss
+    assert loss is not None
+    assert [loss.of(number).tolist() for number in range(4)] == [[[0, 1], [3, 4]], [[0, 2]], [[1, 3]], [[0, 1]]]
+    (tmp_path / "a" / "label_mask.npy").unlink()
+    other = open_tokens(tmp_path / "a" / "input_ids.npy", dtype="uint32", eos=2)
+    assert other.shard(0).loss is None
+    assert other.fingerprint != index.fingerprint
+    MASKED.tofile(tmp_path / "a" / "input_ids.npy")
+    MASK.tofile(tmp_path / "a" / "label_mask.npy")
+    again = open_tokens(tmp_path / "a" / "input_ids.npy", dtype="uint32", eos=2)
+    assert again.fingerprint == index.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("mask", "said"),
+    [
+        (MASK[:-1].tobytes(), "a mask of 11 tokens beside 12 token ids"),
+        (b"\2" * 12, "has a byte of 0 or 1 for each token"),
+        (npy_bytes(MASKED), r"holds <u4 \(12,\), and not one row of bool"),
+    ],
+)
+def test_masks_that_do_not_fit(mask: bytes, said: str, tmp_path: Path) -> None:
+    path = masked_files(tmp_path / "a", "OLMo")
+    (tmp_path / "a" / "label_mask.npy").write_bytes(mask)
+    with pytest.raises(FormatError, match=said):
+        open_tokens(path, dtype="uint32", eos=2)
+
+
+def test_a_mask_is_no_token_ids(tmp_path: Path) -> None:
+    masked_files(tmp_path / "a", "OLMo-core")
+    with pytest.raises(FormatError, match=r"a mask of the tokens with loss, .* name token_ids_part_0.npy or input_ids_part_0.npy"):
+        open_tokens(tmp_path / "a" / "labels_mask_part_0.npy", dtype="uint32", eos=2)
 
 
 @pytest.mark.parametrize("place", [0, 20])

@@ -16,7 +16,7 @@ from datapipe.errors import FormatError, MissingDataError, OptionError
 from datapipe.index.manifest import MANIFEST_NAME, Manifest
 from datapipe.index.tokens import TOKENS_CONTAINER, ShardFacts, TokenIndex, index_of_set
 from datapipe.opening.samples import open_index
-from datapipe.opening.tokens import indexed, plain
+from datapipe.opening.tokens import indexed, masks, plain
 from datapipe.stores.location import is_url
 
 TokenSource = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -50,7 +50,12 @@ def open_tokens(
         raise OptionError(f"{named[0]}: field is that of a converted set; leave it out")
     files = [file for path in named for file in _files(path)]
     data = frozenset(files)
-    return _of_files([file for file in files if _data_file(file) not in data], dtype, eos, vocab_size)
+    files = [file for file in files if data.isdisjoint(_data_files(file))]
+    mask = next(filter(masks.is_mask, files), None)
+    if mask is not None:
+        wanted = " or ".join(one.name for one in masks.ids_beside(mask))
+        raise FormatError(f"{mask}: a mask of the tokens with loss, which is read with the token ids beside it; name {wanted}")
+    return _of_files(files, dtype, eos, vocab_size)
 
 
 def token_fields(manifest: Manifest) -> list[str]:
@@ -58,11 +63,13 @@ def token_fields(manifest: Manifest) -> list[str]:
     return [spec.name for spec in manifest.fields if spec.kind is FieldKind.TOKENS]
 
 
-def _data_file(path: Path) -> Path | None:
-    """Return the file of ids to which an index of Megatron or datatrove belongs; None for any other file."""
+def _data_files(path: Path) -> list[Path]:
+    """Return which files of ids an index of Megatron or datatrove, or a mask, may belong to; none for any other file."""
     if path.suffix == indexed.MEGATRON_INDEX:
-        return path.with_suffix(indexed.MEGATRON_DATA)
-    return path.with_suffix("") if path.name.endswith(indexed.DATATROVE_INDEX) else None
+        return [path.with_suffix(indexed.MEGATRON_DATA)]
+    if masks.is_mask(path):
+        return masks.ids_beside(path)
+    return [path.with_suffix("")] if path.name.endswith(indexed.DATATROVE_INDEX) else []
 
 
 def form_of(path: Path) -> str:
@@ -129,4 +136,6 @@ def _of_files(paths: Sequence[Path], dtype: str | None, eos: int | None, vocab_s
 def _looked(path: Path, form: str, dtype: str | None, eos: int | None) -> ShardFacts:
     if form == MEGATRON:
         return indexed.look_at_megatron(path)
-    return indexed.look_at_datatrove(path) if form == DATATROVE else plain.look(path, dtype, eos)
+    found = indexed.look_at_datatrove(path) if form == DATATROVE else plain.look(path, dtype, eos)
+    mask = masks.mask_beside(path)
+    return found if mask is None else masks.masked(found, mask)
