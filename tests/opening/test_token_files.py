@@ -83,6 +83,27 @@ def test_ids_do_not_depend_on_where_files_lie(tmp_path: Path) -> None:
     assert len({open_tokens(path).fingerprint for path in (*others, paths[0])}) == 3
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [(b"\x93NUMPY", b"\x92NUMPY"), (b"NUMPY", b"NUM\0Y"), (b"(29,)", b"( 9,)"), (b"(29,)", b"(39,)"), (b"<u4", b"<u1")],
+)
+def test_a_header_of_numpy_that_does_not_fit_the_file(changed: tuple[bytes, bytes], tmp_path: Path) -> None:
+    (tmp_path / "a.npy").write_bytes(npy_bytes(np.arange(1, 30, dtype=np.uint32)).replace(*changed, 1))
+    for options in ({}, {"dtype": "uint32"}):
+        with pytest.raises(DatapipeError, match=r"save it again|save it as one|pass dtype"):
+            open_tokens(tmp_path / "a.npy", **options)  # type: ignore[arg-type]
+
+
+def test_an_index_of_megatron_has_nothing_after_it_but_modes(tmp_path: Path) -> None:
+    path = write_megatron(tmp_path / "a", DOCUMENTS)
+    index = path.with_suffix(".idx").read_bytes()
+    path.with_suffix(".idx").write_bytes(index + bytes(len(DOCUMENTS)))  # as data of several modalities has them
+    assert read_documents(open_tokens(path)) == [document.tolist() for document in DOCUMENTS]
+    path.with_suffix(".idx").write_bytes(index + bytes(8))
+    with pytest.raises(FormatError, match="50 sequences need 1042; get the file again"):
+        open_tokens(path)
+
+
 MASK = np.array([1, 0, 0, 1, 1, 1, 0, 1, 1, 0, 0, 1], np.bool_)
 BOUNDS = [(0, 4), (4, 6), (6, 11), (11, 12)]
 MASKED = np.array([5, 6, 7, 2, 8, 2, 9, 10, 11, 12, 2, 13], np.uint32)
@@ -150,7 +171,7 @@ def test_masks_that_do_not_fit(mask: bytes, said: str, tmp_path: Path) -> None:
 
 def test_a_mask_is_no_token_ids(tmp_path: Path) -> None:
     masked_files(tmp_path / "a", "OLMo-core")
-    with pytest.raises(FormatError, match=r"a mask of the tokens with loss, .* name token_ids_part_0.npy or input_ids_part_0.npy"):
+    with pytest.raises(FormatError, match=r"a mask of the tokens with loss, .* name token_ids_part_0.npy or"):
         open_tokens(tmp_path / "a" / "labels_mask_part_0.npy", dtype="uint32", eos=2)
 
 

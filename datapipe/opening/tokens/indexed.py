@@ -2,7 +2,8 @@
 
 Megatron has `x.bin`, token ids, and `x.idx`, the sequences and the documents they make up. The index is little-endian: 9 bytes of
 magic, a version (u64), the code of the dtype (u8), the numbers of sequences and of bounds of documents (u64), then the lengths of
-sequences (int32), their places in bytes (int64) and the bounds of documents (int64). (megatron/core/datasets/indexed_dataset.py)
+sequences (int32), their places in bytes (int64), the bounds of documents (int64), and of several modalities the mode of each
+sequence (int8). (megatron/core/datasets/indexed_dataset.py)
 
 datatrove has `x.ds`, token ids, and `x.ds.index`, the ends of documents in tokens (u64).
 """
@@ -49,7 +50,7 @@ def look_at_megatron(path: Path) -> ShardFacts:
     if magic != _MAGIC or version != 1 or code not in _DTYPES:
         raise FormatError(f"{index_path}: no index of Megatron's version 1 of whole numbers; preprocess the data again")
     needed = _HEADER.size + 12 * num_sequences + 8 * num_bounds
-    if index.size < needed:
+    if index.size not in (needed, needed + num_sequences):  # with a byte each for their modes
         raise FormatError(
             f"{index_path}: has {index.size} bytes, and {num_sequences} sequences need {needed}; get the file again"
         )

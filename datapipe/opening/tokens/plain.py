@@ -25,6 +25,7 @@ from datapipe.index.tokens import ShardFacts, TokenShard
 
 _READ_NBYTES = 1 << 24
 _HEADER_NBYTES = 1 << 12
+_MAGIC_NBYTES = 32  # with the first name in it
 
 
 def look(path: Path, dtype: str | None, eos: int | None) -> ShardFacts:
@@ -44,6 +45,8 @@ def look(path: Path, dtype: str | None, eos: int | None) -> ShardFacts:
     start, end = 0, status.st_size
     if head.startswith(NPY_MAGIC):
         start, end, dtype = _array(path, head, end)
+    elif NPY_MAGIC[1:] in head[:_MAGIC_NBYTES] or b"'descr'" in head[:_MAGIC_NBYTES]:
+        raise FormatError(f"{path}: begins like numpy's header, which is damaged; save it again")
     if dtype is None:
         raise OptionError(
             f"{path}: a bare file of token ids does not say their type; pass dtype='uint16', and eos= if it has one"
@@ -64,9 +67,11 @@ def _array(path: Path, head: bytes, nbytes: int) -> tuple[int, int, str]:
     except DecodeError as exc:
         raise FormatError(f"{path}: {exc}; save it again") from exc
     is_little = header.dtype == header.dtype.newbyteorder("<")
-    if len(header.shape) != 1 or header.start + header.nbytes > nbytes or header.dtype.name not in READ_DTYPES or not is_little:
-        found = f"holds {header.dtype.str} {header.shape}, and not one row of little-endian {', '.join(READ_DTYPES)}"
-        raise FormatError(f"{path}: {found}; save it as one")
+    what = f"{header.dtype.str} {header.shape}"
+    if len(header.shape) != 1 or header.dtype.name not in READ_DTYPES or not is_little:
+        raise FormatError(f"{path}: holds {what}, and not one row of little-endian {', '.join(READ_DTYPES)}; save it as one")
+    if header.start + header.nbytes != nbytes:
+        raise FormatError(f"{path}: has {nbytes - header.start} bytes after its header, which says {what}; save it again")
     return header.start, header.start + header.nbytes, header.dtype.name
 
 
