@@ -42,7 +42,8 @@ def _found(data: bytes, asked: list[str]) -> dict[str, Any]:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     for line in _LINES:
-        tokenizer.decode([tokenizer.token_to_id(token) for token in _encoded(tokenizer, line) or ()])
+        found = _encoded(tokenizer, line)
+        tokenizer.decode([] if found is None else found.ids)
     added = {one.content: id_ for id_, one in tokenizer.get_added_tokens_decoder().items()}
     stated = msgspec.json.decode(data, type=_Stated).added_tokens
     return {
@@ -54,22 +55,20 @@ def _found(data: bytes, asked: list[str]) -> dict[str, Any]:
     }
 
 
-def _encoded(tokenizer: Any, line: str, *, adds: bool = False) -> list[str] | None:
-    """Return the tokens of a text; None if it has none."""
+def _encoded(tokenizer: Any, line: str, *, adds: bool = False) -> Any:
+    """Return the encoding of a text; None if it has none."""
     try:
-        tokens: list[str] = tokenizer.encode(line, add_special_tokens=adds).tokens
+        return tokenizer.encode(line, add_special_tokens=adds)
     except Exception:  # the library raises nothing more special, such as for a text that its vocabulary lacks
         return None
-    return tokens
 
 
 def _first(tokenizer: Any) -> str | None:
     """Return the token that a tokenizer puts before each text."""
-    with_added, alone = (_encoded(tokenizer, _LINES[0], adds=adds) for adds in (True, False))
-    if not with_added or not alone:
-        return None
-    is_put = with_added[1 : 1 + len(alone)] == alone and with_added[:1] != alone[:1]
-    return with_added[0] if is_put else None
+    found = [_encoded(tokenizer, _LINES[0], adds=adds) for adds in (True, False)]
+    with_added, alone = ([] if one is None else one.tokens for one in found)
+    is_put = len(alone) > 0 and with_added[1 : 1 + len(alone)] == alone and with_added[:1] != alone[:1]
+    return str(with_added[0]) if is_put else None
 
 
 if __name__ == "__main__":
