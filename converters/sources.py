@@ -14,10 +14,11 @@ from converters.index_source import IndexSource
 from converters.options import ConvertOptions
 from datapipe.containers.field_names import AUDIO_FIELD, SPOKEN
 from datapipe.containers.forms import AUDIO, AUTO, FORMS
+from datapipe.errors import OptionError
 from datapipe.index.listed import ListedSample, ScanNotes, Source, SourceFacts, Workspace
 from datapipe.opening.recognise import Recognition, recognise_form
 from datapipe.opening.recordings.shards import are_sound_shards, spoken_fields
-from datapipe.sources.documents import holds_documents
+from datapipe.sources.documents import DOCUMENTS_ARE, holds_documents
 from datapipe.sources.fields import in_order
 from datapipe.stores.location import Location
 
@@ -34,7 +35,10 @@ def recognise(options: ConvertOptions) -> Recognition:
         return Recognition("documents", why)
     if options.tokens is None and not isinstance(options.source, Location) and are_sound_shards(str(options.source)):
         return Recognition(AUDIO, "its shards hold sound")
-    return recognise_form(options.source, options.class_from)
+    try:
+        return recognise_form(options.source, options.class_from)
+    except OptionError as exc:
+        raise exc if options.tokens is None else OptionError(f"{exc}; {DOCUMENTS_ARE}") from None
 
 
 def resolved(options: ConvertOptions) -> ConvertOptions:

@@ -113,7 +113,7 @@ class DocumentSource:
         """Take the files that a pattern names. Raises MissingDataError if there are none."""
         found = sorted(name for name in glob.glob(str(pattern), recursive=True) if _may_be_named(os.fsencode(name)))
         if not found:
-            raise MissingDataError(f"{pattern}: matches no documents; {_REMEDY}")
+            raise MissingDataError(f"{pattern}: matches no documents; {DOCUMENTS_ARE}")
         self.root = Path(os.path.commonpath([os.path.dirname(name) or "." for name in found]))
         self._names = [os.fsencode(os.path.relpath(name, self.root)) for name in found]
 
@@ -143,7 +143,7 @@ class DocumentSource:
             fields=in_order([FieldSpec(name, kind) for name, kind in fields.items()]),
             classes=None,
             nothing="no documents in it",
-            remedy=_REMEDY,
+            remedy=DOCUMENTS_ARE,
         )
 
     # -- what lies there -----------------------------------------------------------------------------
@@ -406,12 +406,12 @@ def _unpacked_name(name: bytes) -> bytes:
     return stem if suffix in _COMPRESSIONS else lowered
 
 
-_REMEDY = "documents are {}".format(
+DOCUMENTS_ARE = "documents are {}".format(
     ", ".join(
         f"{what} ({', '.join(suffix.decode() for suffix in suffixes)})"
         for what, suffixes in (
             ("JSON lines, compressed or not", LINES_SUFFIXES),
-            ("compressed, or named by a pattern,", (_JSON_SUFFIX,)),
+            ("such lines, compressed, or named by a pattern", (_JSON_SUFFIX,)),
             ("text files", TEXT_SUFFIXES),
             ("rows", ROWS_SUFFIXES),
         )

@@ -389,6 +389,9 @@ def test_json_lines_that_are_called_json(tmp_path: Path, tokenizer: Path) -> Non
     (source / "en" / "c4-train.00000.json.gz").write_bytes(gzip.compress(lines(DOCUMENTS).encode()))
     (source / "info.json").write_text('{"about": "c4"}')
     assert in_order(converted(source, tmp_path / "folder", tokenizer)) == expected(tokenizer)
+    (source / "en" / "c4-train.00000.json.gz").unlink()
+    with pytest.raises(OptionError, match=r"documents are .*such lines, compressed, or named by a pattern \(.json\)"):
+        converted(source, tmp_path / "nothing", tokenizer)
     (tmp_path / "a.json").write_text(lines(DOCUMENTS))
     for place in (tmp_path / "a.json", tmp_path / "*.json"):
         assert in_order(converted(place, tmp_path / "out" / place.stem, tokenizer)) == expected(tokenizer)
