@@ -41,8 +41,8 @@ def real_number(value: Any, name: str, *, most: float | None = None) -> float:
         if isinstance(value, (str, bytes)):
             raise TypeError
         number = float(value)
-    except OverflowError as exc:
-        raise OptionError(f"{name} is too large a number") from exc
+    except OverflowError:
+        number = math.inf
     except (TypeError, ValueError) as exc:
         raise OptionError(f"{name} is {value!r:.60}; it must be a number") from exc
     if not math.isfinite(number):
