@@ -21,6 +21,7 @@ from datapipe.codecs.video.conversion import FrameConverter, fill_frames  # noqa
 from datapipe.codecs.video.decoding import VideoDecoder  # noqa: E402
 from datapipe.codecs.video.nal_units import is_never_referenced  # noqa: E402
 from datapipe.codecs.video.runs import runs_of  # noqa: E402
+from datapipe.codecs.video.track import VideoTrack  # noqa: E402
 from datapipe.errors import DecodeError  # noqa: E402
 from datapipe.opening.videos.presentation import track_of  # noqa: E402
 
@@ -257,6 +258,45 @@ def test_a_codec_that_pyav_does_not_decode_is_named(tmp_path: Path) -> None:
     found = dict(VideoDecoder().decode(unknown, read, wanted(3, 4)))
     assert sorted(found) == [3, 4]
     assert all(str(error).startswith("this PyAV has no decoder for nothing") for error in found.values())
+
+
+@pytest.mark.parametrize(
+    ("codec", "options", "seeds"),
+    [
+        ("libvpx", {}, range(40, 60)),
+        pytest.param("libvpx", {}, range(200), marks=pytest.mark.nightly),
+        pytest.param("mpeg4", {}, range(200), marks=pytest.mark.nightly),
+        pytest.param("mpeg4", {"bf": "2"}, range(200, 400), marks=pytest.mark.nightly),
+        pytest.param("libx264", {}, range(200), marks=pytest.mark.nightly),
+    ],
+)
+def test_frames_do_not_depend_on_damaged_neighbours(codec: str, options: dict[str, str], seeds: range, tmp_path: Path) -> None:
+    """What is decoded before by the same decoder: the same video with damage at the beginnings of packets, or whole."""
+    path = write_video(tmp_path / "a.mkv", codec=codec, options=options)
+    track, _ = opened(path)
+    whole = path.read_bytes()
+    expected = everything(VideoDecoder(), track, whole)
+    assert not any(isinstance(frame, str) for frame in expected)
+    for seed in seeds:
+        random = np.random.default_rng(seed)
+        damaged = bytearray(whole)
+        packet = int(random.integers(len(track.packets)))
+        offset, size = int(track.packets.offset[packet]), int(track.packets.size[packet])
+        for _ in range(4):
+            damaged[offset + int(random.integers(min(size, 24)))] ^= 1 << int(random.integers(8))
+        alone, decoder = everything(VideoDecoder(), track, damaged), VideoDecoder()
+        assert everything(decoder, track, damaged) == alone
+        assert everything(decoder, track, whole) == expected, seed
+        assert everything(decoder, track, damaged) == alone, seed
+
+
+def everything(decoder: VideoDecoder, track: VideoTrack, data: bytes | bytearray) -> list[str | list[bytes]]:
+    """The planes of each frame, or its error."""
+    found = dict(decoder.decode(track, lambda place, num: bytes(data[place : place + num]), np.arange(len(track))))
+    return [
+        str(frame) if isinstance(frame, DecodeError) else [plane.tobytes() for plane in planes(frame)]
+        for _, frame in sorted(found.items())
+    ]
 
 
 def test_contexts_are_kept_for_codings_that_come_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,9 @@ from datapipe.errors import DecodeError
 _DECODERS = {"av1": "libdav1d"}  # where the codec's own name is that of a decoder for hardware
 _STRICT = {"err_detect": "explode"}  # what is damaged is an error, not a guess
 _PATIENT = {"strict": "1"}  # H.264: frames wait for as long as others may have to come before, as streams need not say
+# Codecs whose contexts are used again after a run without errors, as opening one takes a twentieth of decoding it. Damage that
+# raises no error leaves tables and headers of other codecs behind, which change what is decoded next.
+_KEPT = (H264, "av1")
 _MAX_CONTEXTS = 4  # kept for codings that come again
 
 _Key = tuple[VideoCoding, bool]  # a coding, and whether damage is an error
@@ -62,7 +65,7 @@ class VideoDecoder:
 
         All are decoded; a damaged one comes where the decoder meets it. Raises DecodeError if PyAV has no decoder.
         """
-        context = self._context((coding, False))
+        context = self._opened((coding, False))
         found: list[int] = []
         run = Run((Part(0, {len(packets) - 1: 0}),))
         for number, data in packets_in(packets, run, read):
@@ -78,35 +81,35 @@ class VideoDecoder:
         missing = run.wanted
         reason = "the decoder gives no such frame"
         damaged: int | None = None  # packet
-        is_open = False
+        is_open = has_passed = False  # has_passed: over an error
+        kept = self._contexts.pop(key, None)
         try:
-            context = self._context(key)
+            context = self._opened(key) if kept is None else kept
         except DecodeError as exc:
             yield from ((frame, exc) for frame in missing.values())
             return []
-        try:
-            for number, data in self.needed(track, read, run):
-                is_open = is_open or (number == run.first and self._is_open(track.coding, data))
-                try:
-                    decoded = self._decoded(context, number, data)
-                except (self._av.error.FFmpegError, EOFError) as exc:
-                    if track.packets.pts[number] < track.packets.pts[run.first]:
-                        continue  # it is shown before the run, and needs what is before it
-                    damaged, reason = number, _reason(exc, number)
-                    break
-                yield from self._wanted(decoded, missing)
-                if not missing:
-                    break
-            if missing and damaged is None:
-                try:
-                    yield from self._wanted(context.decode(None), missing)
-                except self._av.error.FFmpegError as exc:
-                    reason = _reason(exc, run.last)
-        except BaseException:
-            self._contexts.pop(key, None)
-            raise
-        if damaged is not None or track.coding.changes_parameters:
-            self._contexts.pop(key, None)
+        for number, data in self.needed(track, read, run):
+            is_open = is_open or (number == run.first and self._is_open(track.coding, data))
+            try:
+                decoded = self._decoded(context, number, data)
+            except (self._av.error.FFmpegError, EOFError) as exc:
+                if track.packets.pts[number] < track.packets.pts[run.first]:
+                    has_passed = True
+                    continue  # it is shown before the run, and needs what is before it
+                damaged, reason = number, _reason(exc, number)
+                break
+            yield from self._wanted(decoded, missing)
+            if not missing:
+                break
+        if missing and damaged is None:
+            try:
+                yield from self._wanted(context.decode(None), missing)
+            except self._av.error.FFmpegError as exc:
+                reason = _reason(exc, run.last)
+        if not missing and not has_passed:
+            self._keep(key, context)
+        elif missing and kept is not None:  # what was decoded by this context before may be to blame
+            return [(run.of(missing), is_strict)]
         if damaged is not None and is_strict and is_open:
             return [(run.of(missing), False)]
         rest = [] if damaged is None else [(one, True) for one in run.around(damaged, missing)]
@@ -164,13 +167,8 @@ class VideoDecoder:
             (number, data) for number, data in packets if number in wanted or not is_never_referenced(coding.codec, data, length)
         ]
 
-    def _context(self, key: _Key) -> Any:
-        """Return a codec context that has decoded nothing, or has been flushed. Raises DecodeError if PyAV has no decoder."""
-        context = self._contexts.get(key)
-        if context is not None:
-            self._contexts.move_to_end(key)
-            context.flush_buffers()
-            return context
+    def _opened(self, key: _Key) -> Any:
+        """Return a new codec context. Raises DecodeError if PyAV has no decoder."""
         coding, is_strict = key
         try:
             context = self._av.CodecContext.create(_DECODERS.get(coding.codec, coding.codec), "r")
@@ -181,10 +179,17 @@ class VideoDecoder:
         context.width, context.height = coding.width, coding.height
         context.thread_count = 1
         context.options = (_STRICT if is_strict else {}) | (_PATIENT if coding.codec == H264 else {})
+        return context
+
+    def _keep(self, key: _Key, context: Any) -> None:
+        """Keep a context that has met no damage for the next run of the same coding."""
+        coding, is_strict = key
+        if coding.codec not in _KEPT or coding.changes_parameters or not is_strict:
+            return
+        context.flush_buffers()
         self._contexts[key] = context
         if len(self._contexts) > _MAX_CONTEXTS:
             self._contexts.popitem(last=False)
-        return context
 
 
 def _reason(error: Exception, packet: int) -> str:
