@@ -152,23 +152,17 @@ class _OpenParquet:
             self._remote.fetch(list(_joined(self._chunks(number))))
         try:
             return self._file.read_row_group(number, columns=self._columns, use_threads=False)
-        except OSError:
-            # Arrow makes no dictionaries of strings in the DELTA encodings, which DuckDB and Spark write.
-            delta = self._in_delta(number)
-            if not delta.intersection(self._dictionaries):
+        except OSError as exc:
+            # Arrow makes no dictionaries of strings in the DELTA encodings, which DuckDB and Spark write. What the footer says of
+            # encodings is not asked: of a damaged one, the answer can end the process.
+            if exc.errno is not None or not self._dictionaries:
                 raise
-            self._dictionaries = [name for name in self._dictionaries if name not in delta]
+            self._dictionaries = []
             self._file = self._opened()
             return self._file.read_row_group(number, columns=self._columns, use_threads=False)
         finally:
             if self._remote is not None:
                 self._remote.forget()
-
-    def _in_delta(self, number: int) -> set[str]:
-        """Return the columns of a row group that have pages in a DELTA encoding."""
-        group = self._file.metadata.row_group(number)
-        chunks = [group.column(place) for place in range(group.num_columns)]
-        return {one.path_in_schema for one in chunks if any(name.startswith("DELTA_") for name in one.encodings)}
 
     def _chunks(self, number: int) -> list[tuple[int, int]]:
         """Start and end of the wanted columns' chunks."""
