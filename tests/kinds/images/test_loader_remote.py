@@ -205,7 +205,7 @@ def test_a_diagnosis_names_the_network(store: FaultyStore, converted: Path) -> N
     assert fault == "network"
     assert {"plan", "read"} <= stages
     store.weather.latency_s = 0
-    store.weather.faults = [PlantedFault("slow", seconds=0.5, path="index.arrow")]
+    store.weather.faults = [PlantedFault("slow", seconds=1.5, path="index.arrow")]
     shutil.rmtree(user_cache(REMOTE_INDEXES))
     assert fault_of(open_remote())[0] == "network", "waiting for an index is not planning"
     assert "network" not in fault_of(dp.DataLoader(str(converted), **OPTIONS, transform=RECIPE))[1]
