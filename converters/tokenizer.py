@@ -168,6 +168,46 @@ def _token(found: TokenizerFacts, path: Path, name: str, asked: str, known: str 
     return id_
 
 
+# Of no word: those of Unicode's private use, and Byzantine musical symbols for normalizers that drop the former.
+MARKS = [chr(code) for first in (0xE000, 0x1D000) for code in range(first, first + 0xF0)]
+
+
+@dataclass(frozen=True, slots=True)
+class Renamed:
+    """A tokenizer whose special tokens have other names."""
+
+    tokenizer: Any
+    ids: NDArray[np.uint32]  # the original's, by those of this one
+    special: frozenset[int]  # of its own ids
+
+
+def are_words(tokenizer: Any) -> bool:
+    """Return True for a tokenizer that finds the pieces or words of its vocabulary in a text, among them special tokens."""
+    return type(tokenizer.model).__name__ != "BPE"
+
+
+def renamed(tokenizer: Any, mark: str) -> Renamed:
+    """Return a copy of Hugging Face's tokenizer in whose special tokens' names a mark lies at both ends."""
+    contents = [one.content for one in tokenizer.get_added_tokens_decoder().values() if one.special]
+    names = {content: mark + content + mark for content in contents}
+    document = json.loads(tokenizer.to_str())
+    for token in document["added_tokens"]:
+        token["content"] = names.get(token["content"], token["content"]) if token["special"] else token["content"]
+    model = document["model"]
+    if isinstance(model["vocab"], list):  # Unigram's, whose pieces are found in any text
+        model["vocab"] = [[names.get(piece, piece), score] for piece, score in model["vocab"]]
+    elif "merges" not in model:  # words, likewise
+        model["vocab"] = {names.get(word, word): id_ for word, id_ in model["vocab"].items()}
+        model["unk_token"] = names.get(model["unk_token"], model["unk_token"])
+    copy = type(tokenizer).from_str(json.dumps(document))
+    originals = {name: content for content, name in names.items()}
+    added = {id_: one.content for id_, one in copy.get_added_tokens_decoder().items()}
+    ids = np.arange(max(copy.get_vocab(with_added_tokens=True).values()) + 1, dtype=np.uint32)
+    for id_, content in added.items():
+        ids[id_] = tokenizer.token_to_id(originals.get(content, content))
+    return Renamed(copy, ids, frozenset(id_ for id_, content in added.items() if content in originals))
+
+
 # Returns the ids of each text, without further tokens; what looks like a special token is text. Raises DecodeError for a text
 # that has no ids. For one thread.
 Encoder = Callable[[Sequence[str]], list[NDArray[np.uint32]]]
@@ -196,17 +236,43 @@ def open_tokenizer(tokenizing: Tokenizing) -> Any:
     return tokenizer
 
 
+def _ids_of_unknown(tokenizer: Any) -> list[int]:
+    """Return the ids of a character that is in no vocabulary."""
+    try:
+        ids: list[int] = tokenizer.encode(MARKS[0], add_special_tokens=False).ids
+    except Exception:  # a vocabulary without an unknown token; the library raises nothing more special
+        return []
+    return ids
+
+
 @functools.lru_cache(maxsize=2)
 def open_reference(tokenizing: Tokenizing) -> Encoder:
     """Return the reference for a tokenizer, opened once in a process."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # workers are processes, one a core
     tokenizer = open_tokenizer(tokenizing)
     tokenizer.encode_special_tokens = True
+    special = {id_: one.content for id_, one in tokenizer.get_added_tokens_decoder().items() if one.special}
+    unknown = {id_: special[id_] for id_ in _ids_of_unknown(tokenizer) if id_ in special}  # it also stands for other words
+    telling = [id_ for id_ in special if id_ not in unknown]
+    has_words = bool(special) and are_words(tokenizer)
+    without_names = functools.lru_cache(maxsize=1)(functools.partial(renamed, tokenizer))
 
     def encode(texts: Sequence[str]) -> list[NDArray[np.uint32]]:
         with refusals():
             found = tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [np.array(one.ids, np.uint32) for one in found]
+        ids = [np.array(one.ids, np.uint32) for one in found]
+        return [encode_mention(text, one) for text, one in zip(texts, ids, strict=True)] if has_words else ids
+
+    def encode_mention(text: str, ids: NDArray[np.uint32]) -> NDArray[np.uint32]:
+        """Return the ids of a text in which the name of a special token is no word of the vocabulary. `ids`: where it is one."""
+        if not np.isin(ids, telling).any() and not any(name in text for name in unknown.values()):
+            return ids
+        mark = next((one for one in MARKS if one not in text), None)
+        if mark is None:
+            raise DecodeError("it uses all characters that could keep special tokens in it apart")
+        other = without_names(mark)
+        with refusals():
+            return other.ids[np.array(other.tokenizer.encode(text, add_special_tokens=False).ids, np.int64)]
 
     return encode
 

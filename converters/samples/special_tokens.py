@@ -10,28 +10,15 @@ from __future__ import annotations
 
 import functools
 import itertools
-import json
 import re
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from converters.tokenizer import Tokenizing, open_tokenizer, refusals
+from converters.tokenizer import MARKS, Tokenizing, are_words, open_tokenizer, refusals, renamed
 
-# Of no word: those of Unicode's private use, and Byzantine musical symbols for normalizers that drop the former.
-_MARKS = [chr(code) for first in (0xE000, 0x1D000) for code in range(first, first + 0xF0)]
 _Places = list[tuple[int, int]]  # characters of a text: the first, and the one after the last
-
-
-@dataclass(frozen=True, slots=True)
-class _Renamed:
-    """A tokenizer whose special tokens have other names."""
-
-    tokenizer: Any
-    ids: NDArray[np.uint32]  # the original's, by those of this one
-    special: frozenset[int]  # of its own ids
 
 
 class SpecialTokens:
@@ -44,10 +31,9 @@ class SpecialTokens:
         ordered = sorted(map(re.escape, self._contents.values()), key=len, reverse=True)
         self._mention = re.compile("|".join(ordered)) if ordered else None
         normalizer = self._tokenizer.normalizer
-        takes_words = type(self._tokenizer.model).__name__ != "BPE"  # of its vocabulary, in which special tokens are, too
-        self._is_exact = normalizer is None or not (takes_words or any(one.normalized for one in special.values()))
-        self._marks = [one for one in _MARKS if self._is_exact or one in normalizer.normalize_str(one)]
-        self._renamed = functools.lru_cache(maxsize=1)(self._renamed_by)
+        self._is_exact = normalizer is None or not (are_words(self._tokenizer) or any(one.normalized for one in special.values()))
+        self._marks = [one for one in MARKS if self._is_exact or one in normalizer.normalize_str(one)]
+        self._renamed = functools.lru_cache(maxsize=1)(functools.partial(renamed, self._tokenizer))
 
     def mark_for(self, text: str) -> str | None:
         """Return a character that is not in a text; None if all that could be taken are."""
@@ -110,26 +96,6 @@ class SpecialTokens:
         if len(taken) < len(places):  # a `single_word`, next to a mention that ends with a letter
             return self._encoded_apart(text, mark, taken)
         return renamed.ids[ids], starts
-
-    def _renamed_by(self, mark: str) -> _Renamed:
-        """Return the copy in whose special tokens' names a mark lies at both ends."""
-        names = {content: mark + content + mark for content in self._contents.values()}
-        document = json.loads(self._tokenizer.to_str())
-        for token in document["added_tokens"]:
-            token["content"] = names.get(token["content"], token["content"]) if token["special"] else token["content"]
-        model = document["model"]
-        if isinstance(model["vocab"], list):  # Unigram's, whose pieces are found in any text
-            model["vocab"] = [[names.get(piece, piece), score] for piece, score in model["vocab"]]
-        elif "merges" not in model:  # words, likewise
-            model["vocab"] = {names.get(word, word): id_ for word, id_ in model["vocab"].items()}
-            model["unk_token"] = names.get(model["unk_token"], model["unk_token"])
-        tokenizer = type(self._tokenizer).from_str(json.dumps(document))
-        originals = {name: content for content, name in names.items()}
-        added = {id_: one.content for id_, one in tokenizer.get_added_tokens_decoder().items()}
-        ids = np.arange(max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1, dtype=np.uint32)
-        for id_, content in added.items():
-            ids[id_] = self._tokenizer.token_to_id(originals.get(content, content))
-        return _Renamed(tokenizer, ids, frozenset(id_ for id_, content in added.items() if content in originals))
 
 
 def _encoded(tokenizer: Any, text: str) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:

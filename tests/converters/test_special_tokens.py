@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from converters.samples.chats import ChatRenderer
-from converters.tokenizer import Tokenizing
+from converters.tokenizer import Tokenizing, open_reference
 from datapipe.codecs.tokens import TokenFacts
 
 NAMES = ("<s>", "</s>", "END")
@@ -223,3 +223,35 @@ def test_special_tokens_of_one_character_and_within_others() -> None:
 @given(st.sets(st.sampled_from(FLAGS)), st.tuples(TEXTS, TEXTS.map("as".__add__), TEXTS))
 def test_any_chat(name: str, flags: set[str], texts: tuple[str, str, str]) -> None:
     compare(name, frozenset(flags), texts)
+
+
+UNIGRAM = [("<unk>", 0.0), ("</s>", 0.0), *((letter, -3.0) for letter in "ab</>s▁kun")]
+LETTERS = {letter: id_ for id_, (letter, _) in enumerate(UNIGRAM)}
+
+
+@pytest.mark.parametrize(
+    ("text", "pieces"),
+    [
+        ("a b", ["▁", "a", "▁", "b"]),
+        ("a </s>", ["▁", "a", "▁", "<", "/", "s", ">"]),
+        ("a \uff1c/s\uff1e", ["▁", "a", "▁", "<", "/", "s", ">"]),  # by a normalizer
+        ("a <unk>", ["▁", "a", "▁", "<", "u", "n", "k", ">"]),
+        ("a z", ["▁", "a", "▁", "<unk>"]),
+    ],
+)
+def test_a_document_that_mentions_special_tokens_of_a_vocabulary_of_pieces(text: str, pieces: list[str], tmp_path: Path) -> None:
+    tokenizer = Tokenizer(models.Unigram(UNIGRAM, 0))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.NFKC(), pre_tokenizers.Metaspace()
+    tokenizer.add_special_tokens(["<unk>", "</s>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    encode = open_reference(Tokenizing.of(tmp_path / "tokenizer.json", eos="</s>"))
+    assert [LETTERS[piece] for piece in pieces] == encode([text])[0].tolist()
+
+
+def test_a_document_that_mentions_special_tokens_of_a_vocabulary_of_words(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "</s>": 1, "a": 2, "b": 3}, "<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens(["<unk>", "</s>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    encode = open_reference(Tokenizing.of(tmp_path / "tokenizer.json", eos="</s>"))
+    assert [ids.tolist() for ids in encode(["a b", "a </s> b"])] == [[2, 3], [2, 0, 3]]
