@@ -91,7 +91,7 @@ def read_parts(path: Path, *, root: Path | None = None, has_quotes: bool = True)
         name = row.cells.get(named)
         if not isinstance(name, str) or not name:
             raise FormatError(f"{where}: {named} is {name!r:.60}; name a file")
-        name = name if is_url(name) else os.path.normpath(os.path.join(base, name))
+        name = _possible(name if is_url(name) else os.path.normpath(os.path.join(base, name)))
         file.append(numbers.setdefault(name, len(numbers)))
         begin = _seconds(row.cells, start, where, otherwise=0.0)
         stop = _seconds(row.cells, end, where, otherwise=begin + _seconds(row.cells, duration, where, otherwise=math.inf))
@@ -104,6 +104,16 @@ def read_parts(path: Path, *, root: Path | None = None, has_quotes: bool = True)
     return ListedParts(tuple(numbers), np.array(file, np.int64), np.array(starts), np.array(ends), labels, classes, texts)
 
 
+def _possible(name: str) -> str:
+    """Return a name that a file can have: NUL, and half of a surrogate pair, which JSON can have, are written out."""
+    name = name.replace("\0", "\\x00")
+    try:
+        os.fsencode(name)
+    except UnicodeEncodeError:
+        return name.encode(errors="backslashreplace").decode()
+    return name
+
+
 def _seconds(cells: Mapping[str, Any], column: str | None, where: str, *, otherwise: float) -> float:
     """Return a number of seconds; `otherwise` for an empty cell."""
     cell = None if column is None else cells.get(column)
@@ -111,7 +121,7 @@ def _seconds(cells: Mapping[str, Any], column: str | None, where: str, *, otherw
         return otherwise
     try:
         seconds = float(cell)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         seconds = math.nan
     if not math.isfinite(seconds):
         raise FormatError(f"{where}: {column} is {cell!r:.60}; give seconds, such as 12.5")

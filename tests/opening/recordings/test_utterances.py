@@ -109,6 +109,22 @@ def test_lists_with_parts_labels_and_texts(tmp_path: Path) -> None:
         open_utterances(tmp_path / "bad.csv")
 
 
+@pytest.mark.parametrize("name", ["a\0.wav", "a\ud800.wav"])
+def test_names_that_no_file_can_have_are_missing_files(name: str, tmp_path: Path) -> None:
+    write(tmp_path / "a.wav", seconds=1)
+    rows = [{"path": name}, {"path": "a.wav"}]
+    (tmp_path / "list.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = open_utterances(tmp_path / "list.jsonl")
+    assert (found.recordings.num_frames > 0).tolist() == [False, True]
+
+
+def test_a_time_that_is_no_number_names_its_line(tmp_path: Path) -> None:
+    write(tmp_path / "a.wav", seconds=1)
+    (tmp_path / "list.jsonl").write_text(json.dumps({"path": "a.wav", "start": 10**400}) + "\n")
+    with pytest.raises(FormatError, match=r"list\.jsonl: line 1: start is 1000\d*; give seconds"):
+        open_utterances(tmp_path / "list.jsonl")
+
+
 def test_nemos_manifests_may_be_called_json(tmp_path: Path) -> None:
     write(tmp_path / "a.wav", 2)
     rows = [{"audio_filepath": "a.wav", "offset": 0.5, "duration": 1, "text": "one"}, {"audio_filepath": "a.wav", "duration": 2}]
