@@ -86,7 +86,7 @@ def _track(container: Any, stream: Any, read: ReadAt, nbytes: int, where: str, f
     rows: list[tuple[int, int, int, int, bool]] = []
     held: list[bytes] = []  # of a transport stream, to be compared
     is_shown: list[bool] = []
-    for packet in container.demux(stream):
+    for packet in _demuxed(container, stream, where):
         if not packet.size:
             continue
         if packet.pts is None:
@@ -117,6 +117,16 @@ def _track(container: Any, stream: Any, read: ReadAt, nbytes: int, where: str, f
     coding = VideoCoding(codec, context.extradata or b"", context.width, context.height, context.pix_fmt or "", rotation)
     others = len(_videos_of(container)) - 1
     return track_of(coding, time_base, packets, read, is_shown=np.array(is_shown), shift=shift, num_others=others)
+
+
+def _demuxed(container: Any, stream: Any, where: str) -> Iterator[Any]:
+    """Yield the packets of a stream. Raises FormatError for one of a stream that comes up later, which PyAV does not know."""
+    try:
+        yield from container.demux(stream)
+    except IndexError as exc:
+        raise FormatError(
+            f"{where}: a stream comes up that its beginning does not name; get the file again, or {_ENCODE}"
+        ) from exc
 
 
 def _framed(packets: VideoPackets, held: list[bytes], read: ReadAt, nbytes: int, where: str) -> VideoPackets:

@@ -390,3 +390,19 @@ def test_what_is_left_to_ffmpeg_claims_no_more_either(tmp_path: Path) -> None:
         FormatError, match=r"damaged mp4: its runs say that they have \d+ packets in \d+ bytes; get the file again"
     ):
         track_at(path)
+
+
+def test_damage_in_a_transport_stream_is_an_error_of_ours(tmp_path: Path) -> None:
+    """Also where a packet seems to be of a stream that its beginning does not name, for which PyAV raises IndexError."""
+    data = write_video(tmp_path / "a.ts", options=x264("bframes=2")).read_bytes()
+    messages = []
+    for seed in range(40):
+        rng, damaged = np.random.default_rng(seed), bytearray(data)
+        for _ in range(20):
+            damaged[int(rng.integers(len(data) // 188)) * 188 + int(rng.integers(12))] = int(rng.integers(256))
+        whole = bytes(damaged)
+        try:
+            read_track(lambda place, num, whole=whole: whole[place : place + num], len(whole), "a.ts")
+        except FormatError as exc:
+            messages.append(str(exc))
+    assert any("a stream comes up that its beginning does not name" in message for message in messages)
