@@ -186,10 +186,14 @@ def are_words(tokenizer: Any) -> bool:
     return type(tokenizer.model).__name__ != "BPE"
 
 
+def special_tokens_of(tokenizer: Any) -> dict[int, Any]:
+    """Return the added tokens that are special, by id."""
+    return {id_: one for id_, one in tokenizer.get_added_tokens_decoder().items() if one.special}
+
+
 def renamed(tokenizer: Any, mark: str) -> Renamed:
     """Return a copy of Hugging Face's tokenizer in whose special tokens' names a mark lies at both ends."""
-    contents = [one.content for one in tokenizer.get_added_tokens_decoder().values() if one.special]
-    names = {content: mark + content + mark for content in contents}
+    names = {one.content: mark + one.content + mark for one in special_tokens_of(tokenizer).values()}
     document = json.loads(tokenizer.to_str())
     for token in document["added_tokens"]:
         token["content"] = names.get(token["content"], token["content"]) if token["special"] else token["content"]
@@ -251,30 +255,36 @@ def open_reference(tokenizing: Tokenizing) -> Encoder:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # workers are processes, one a core
     tokenizer = open_tokenizer(tokenizing)
     tokenizer.encode_special_tokens = True
-    special = {id_: one.content for id_, one in tokenizer.get_added_tokens_decoder().items() if one.special}
-    unknown = {id_: special[id_] for id_ in _ids_of_unknown(tokenizer) if id_ in special}  # it also stands for other words
-    telling = [id_ for id_ in special if id_ not in unknown]
-    has_words = bool(special) and are_words(tokenizer)
-    without_names = functools.lru_cache(maxsize=1)(functools.partial(renamed, tokenizer))
 
     def encode(texts: Sequence[str]) -> list[NDArray[np.uint32]]:
         with refusals():
             found = tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        ids = [np.array(one.ids, np.uint32) for one in found]
-        return [encode_mention(text, one) for text, one in zip(texts, ids, strict=True)] if has_words else ids
+        return [np.array(one.ids, np.uint32) for one in found]
+
+    return _without_names(tokenizer, encode) if are_words(tokenizer) else encode
+
+
+def _without_names(tokenizer: Any, encode: Encoder) -> Encoder:
+    """Return an encoder for which the name of a special token is text, where for `encode` it is a word of the vocabulary."""
+    special = {id_: one.content for id_, one in special_tokens_of(tokenizer).items()}
+    unknown = {id_: special[id_] for id_ in _ids_of_unknown(tokenizer) if id_ in special}  # it also stands for other words
+    telling = [id_ for id_ in special if id_ not in unknown]
+    renamed_with = functools.lru_cache(maxsize=1)(functools.partial(renamed, tokenizer))
+
+    def encode_all(texts: Sequence[str]) -> list[NDArray[np.uint32]]:
+        return [encode_mention(text, ids) for text, ids in zip(texts, encode(texts), strict=True)]
 
     def encode_mention(text: str, ids: NDArray[np.uint32]) -> NDArray[np.uint32]:
-        """Return the ids of a text in which the name of a special token is no word of the vocabulary. `ids`: where it is one."""
         if not np.isin(ids, telling).any() and not any(name in text for name in unknown.values()):
             return ids
         mark = next((one for one in MARKS if one not in text), None)
         if mark is None:
             raise DecodeError("it uses all characters that could keep special tokens in it apart")
-        other = without_names(mark)
+        other = renamed_with(mark)
         with refusals():
             return other.ids[np.array(other.tokenizer.encode(text, add_special_tokens=False).ids, np.int64)]
 
-    return encode
+    return encode_all if special else encode
 
 
 @functools.lru_cache(maxsize=2)

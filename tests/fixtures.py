@@ -76,6 +76,12 @@ def encode(pixels: NDArray[Any], form: str = "JPEG", *, mode: str | None = None,
     return sink.getvalue()
 
 
+def pillow_rgb(data: bytes) -> NDArray[np.uint8]:
+    """The pixels that Pillow makes of a file."""
+    with Image.open(io.BytesIO(data)) as image:
+        return np.asarray(image.convert("RGB"))
+
+
 def npy(array: Any) -> bytes:
     """A `.npy` file of the array."""
     sink = io.BytesIO()

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from converters.tokenizer import MARKS, Tokenizing, are_words, open_tokenizer, refusals, renamed
+from converters.tokenizer import MARKS, Tokenizing, are_words, open_tokenizer, refusals, renamed, special_tokens_of
 
 _Places = list[tuple[int, int]]  # characters of a text: the first, and the one after the last
 
@@ -26,7 +26,7 @@ class SpecialTokens:
 
     def __init__(self, tokenizing: Tokenizing) -> None:
         self._tokenizer = open_tokenizer(tokenizing)
-        special = {id_: one for id_, one in self._tokenizer.get_added_tokens_decoder().items() if one.special}
+        special = special_tokens_of(self._tokenizer)
         self._contents = {id_: one.content for id_, one in special.items()}
         ordered = sorted(map(re.escape, self._contents.values()), key=len, reverse=True)
         self._mention = re.compile("|".join(ordered)) if ordered else None
@@ -81,21 +81,21 @@ class SpecialTokens:
 
     def _encoded_apart(self, text: str, mark: str, places: _Places) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
         """Encode a text of which these places alone are special tokens."""
-        renamed = self._renamed(mark)
+        other = self._renamed(mark)
         parts, before = [], 0
         for start, end in places:
             parts += [text[before:start].replace(mark, ""), mark, text[start:end], mark]
             before = end
-        ids, offsets = _encoded(renamed.tokenizer, "".join([*parts, text[before:].replace(mark, "")]))
+        ids, offsets = _encoded(other.tokenizer, "".join([*parts, text[before:].replace(mark, "")]))
         unmarked = np.flatnonzero(np.frombuffer(text.encode("utf-32-le"), "<u4") != ord(mark))
         bounds = np.array(places, np.int64).reshape(-1)
         origins = np.append(np.insert(unmarked, np.searchsorted(unmarked, bounds), bounds), len(text))  # by character encoded
         starts, ends = origins[offsets].T
-        special = np.flatnonzero(np.isin(ids, list(renamed.special)))
+        special = np.flatnonzero(np.isin(ids, list(other.special)))
         taken = [place for place in places if ((starts[special] <= place[0]) & (place[1] <= ends[special])).any()]
         if len(taken) < len(places):  # a `single_word`, next to a mention that ends with a letter
             return self._encoded_apart(text, mark, taken)
-        return renamed.ids[ids], starts
+        return other.ids[ids], starts
 
 
 def _encoded(tokenizer: Any, text: str) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:

@@ -1,4 +1,4 @@
-"""Compile a chat template, and render small chats by it: a script, for `samples.chats`. Standard input is JSON."""
+"""Compile a chat template, and render small chats by it: a script, for `samples.templates`. Standard input is JSON."""
 
 from __future__ import annotations
 

@@ -165,7 +165,7 @@ class CsvSource:
 
 @dataclass(frozen=True, slots=True)
 class _Header:
-    """What comes before the rows of a file."""
+    """The columns of a text file, and the bytes and lines before its rows."""
 
     delimiter: str
     names: tuple[str, ...]

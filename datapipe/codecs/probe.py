@@ -133,7 +133,7 @@ def _describe(data: bytes) -> str:
 
 def _probe_jpeg(data: bytes) -> ImageHeader:
     bit_depth, height, width, num_channels, scan = read_frame(data)
-    complete = data.endswith(b"\xff\xd9") or data.rfind(b"\xff\xd9", scan.start) >= 0  # cameras append films behind it
+    complete = data.endswith(b"\xff\xd9") or data.rfind(b"\xff\xd9", scan.start) >= 0  # cameras append films after it
     return ImageHeader("jpeg", height, width, num_channels, bit_depth, complete, False, scan)
 
 

@@ -21,7 +21,7 @@ _MOST_IDS = 1 << 28
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFacts:
-    """What is known of a tokenizer without loading it into this process."""
+    """The ids of a tokenizer's tokens, found without loading it into this process."""
 
     largest: int  # id
     added: Mapping[str, int]  # ids of the tokens that it finds in texts beside its vocabulary

@@ -20,7 +20,7 @@ class _Added(msgspec.Struct):
 
 
 class _Stated(msgspec.Struct):
-    """What is read of a file beside the library."""
+    """The added tokens as tokenizer.json states them, to compare with the library's."""
 
     added_tokens: list[_Added] = []
 

@@ -28,7 +28,7 @@ class NoTarget(NamedTuple):
 
 
 class Targets(Generic[_Found]):
-    """What the names in an archive stand for: its files and its links."""
+    """The files and links of an archive by name, in which links are followed."""
 
     def __init__(self, members: Iterable[tuple[bytes, _Found] | Link]) -> None:
         self._found: dict[bytes, _Found | Link] = {}

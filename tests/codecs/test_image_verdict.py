@@ -11,24 +11,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 from encoded_images import FOR_DALI, png_block
-from fixtures import encode, jpeg, picture
+from fixtures import encode, jpeg, picture, pillow_rgb
 from fuzz import random_change
 from PIL import Image, ImageFile
 
 import datapipe as dp
 from datapipe.codecs import pillow
-from datapipe.codecs.decode import DECODER_NAMES, Decoder, checked_header, open_decoder
+from datapipe.codecs.decode import Decoder, checked_header
 from datapipe.codecs.jpeg import _PIECE_NBYTES, is_whole, read_frame
 from datapipe.codecs.probe import probe
-from datapipe.errors import DecodeError, DependencyError
+from datapipe.errors import DecodeError
 
 HEIGHT, WIDTH = 40, 48
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:PIL")  # Pillow's remarks on damaged files
-
-
-def pillow_rgb(data: bytes) -> np.ndarray:
-    with Image.open(io.BytesIO(data)) as image:
-        return np.asarray(image.convert("RGB"))
 
 
 def put(data: bytes, marker: bytes, *, before: bytes = b"", behind: bytes = b"") -> bytes:
@@ -105,14 +100,6 @@ REFUSED: dict[str, Callable[[], bytes]] = {
     "png with a wrong checksum in front of its pixels": png_with_wrong_gamma,
     "eps": lambda: encode(picture(5, 8, 8), "EPS"),
 }  # fmt: skip
-
-
-@pytest.fixture(params=DECODER_NAMES)
-def decoder(request: pytest.FixtureRequest) -> Decoder:
-    try:
-        return open_decoder(request.param)
-    except DependencyError as exc:
-        pytest.skip(str(exc))
 
 
 @pytest.mark.parametrize("case", READ)

@@ -17,12 +17,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from fixtures import encode, jpeg, picture, quick
+from fixtures import encode, jpeg, picture, pillow_rgb, quick
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from datapipe.codecs.decode import DECODER_NAMES, Decoder, _ReusedImage, default_decoder_name, open_decoder
+from datapipe.codecs.decode import Decoder, _ReusedImage, default_decoder_name, open_decoder
 from datapipe.codecs.probe import MAX_PIXELS, ImageHeader, encoding_of, probe
 from datapipe.errors import DecodeError, DependencyError, OptionError
 
@@ -128,19 +128,6 @@ ONE_PER_ENCODING = (
     "jpeg 4:2:0", "jpeg progressive", "jpeg cmyk", "png", "png with palette and transparency", "webp", "webp lossless",
     "gif animated", "webp animated", "tiff", "tiff deflate", "bmp", "ppm",
 )  # fmt: skip
-
-
-def pillow_rgb(data: bytes) -> np.ndarray:
-    with Image.open(io.BytesIO(data)) as image:
-        return np.asarray(image.convert("RGB"))
-
-
-@pytest.fixture(params=DECODER_NAMES)
-def decoder(request: pytest.FixtureRequest) -> Decoder:
-    try:
-        return open_decoder(request.param)
-    except DependencyError as exc:
-        pytest.skip(str(exc))
 
 
 # -- good images --------------------------------------------------------------------------------

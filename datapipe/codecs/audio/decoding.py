@@ -35,7 +35,7 @@ _PREROLL_FRAMES = 24_000  # that are decoded before a stretch of Opus, which dep
 
 
 class AudioFacts(NamedTuple):
-    """What a sound file is."""
+    """Length, rate, channels and coding of a sound file."""
 
     num_frames: int
     rate: int  # Hz

@@ -120,7 +120,7 @@ class _File:
 
 
 class _Mp3Frame(NamedTuple):
-    """What the header of a frame says."""
+    """A frame of MP3, by its header."""
 
     nbytes: int
     num_frames: int  # of sound
@@ -129,7 +129,7 @@ class _Mp3Frame(NamedTuple):
 
 
 class _Info(NamedTuple):
-    """What the header of a stream says; 0: nothing."""
+    """How long a stream is, by its Xing or Info header; 0: not said."""
 
     num_frames: int  # of MP3, after that of the header
     nbytes: int  # with that frame

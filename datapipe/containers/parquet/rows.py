@@ -56,7 +56,7 @@ DAMAGE = (DamagedError, NoFieldError, *PYARROW_ERRORS)
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """What the headers of pages say of a leaf: `nbytes`, uncompressed, and that of the `largest`; the `encodings` of values."""
+    """Pages of a leaf, by their headers: `nbytes`, uncompressed, and that of the `largest`; the `encodings` of values."""
 
     leaf: SchemaLeaf
     nbytes: int = 0

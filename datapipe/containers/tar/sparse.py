@@ -11,8 +11,8 @@ from collections.abc import Mapping
 
 from datapipe.codecs.stored import PLAIN, absent, sparse
 from datapipe.containers.mapped import ByteSource, is_bomb
+from datapipe.containers.tar.layout import BLOCK_NBYTES as BLOCK
 
-_BLOCK = 512
 _MAX_RUNS = 10_000
 _MAX_DIGITS = 18
 # of the old GNU header: 4 runs, whether more follow, the size; then blocks of 21 runs, and whether more follow
@@ -30,9 +30,9 @@ def old_gnu(data: ByteSource, header: bytes, start: int, nbytes: int) -> tuple[i
     fields = [header[_RUNS_AT : _RUNS_AT + 4 * _RUN_NBYTES]]
     more = header[_MORE_AT]
     while more:
-        block = data[start : start + _BLOCK]
-        start += _BLOCK
-        if len(block) < _BLOCK:
+        block = data[start : start + BLOCK]
+        start += BLOCK
+        if len(block) < BLOCK:
             break
         if (len(fields) - 2) * _MORE_RUNS <= _MAX_RUNS:  # further ones are passed over: these are too many already
             fields.append(block[: _MORE_RUNS * _RUN_NBYTES])
@@ -69,12 +69,12 @@ def of_pax(data: ByteSource, pax: Mapping[bytes, bytes], start: int, nbytes: int
 
 def _leading_map(data: ByteSource, start: int, nbytes: int) -> tuple[Runs, int]:
     """Return the runs that stand before the data, a number in each line, and the bytes that they take, in whole blocks."""
-    text = data[start : start + min(nbytes, _BLOCK)]
+    text = data[start : start + min(nbytes, BLOCK)]
     num = _decimal(text.partition(b"\n")[0])
     if num > _MAX_RUNS:
         raise ValueError(f"of {num} runs, more than {_MAX_RUNS}")
     while text.count(b"\n") < 2 * num + 1:
-        block = data[start + len(text) : start + min(nbytes, len(text) + _BLOCK)]
+        block = data[start + len(text) : start + min(nbytes, len(text) + BLOCK)]
         if not block:
             raise ValueError("of fewer runs than it says")
         text += block

@@ -51,7 +51,7 @@ def _refuse_unlike(first: Columns, other: Columns) -> None:
 def groups_of(name: str, file: str) -> list[RowGroup]:
     """Return the row groups of a column of images in a file. Raises as `columns_of`, also if there is no such column."""
     column = f"{name}.bytes"  # of a struct of these and a path, as Hugging Face's datasets store images
-    with opened_table(file) as held:
+    with _opened_table(file) as held:
         if column not in {held.schema.column(number).path for number in range(len(held.schema.names))}:
             raise ValueError(f"it has no column {name} of images")
         sizes = [held.metadata.row_group(number).num_rows for number in range(held.metadata.num_row_groups)]
@@ -60,7 +60,7 @@ def groups_of(name: str, file: str) -> list[RowGroup]:
 
 
 @contextlib.contextmanager
-def opened_table(file: str) -> Iterator[pq.ParquetFile]:
+def _opened_table(file: str) -> Iterator[pq.ParquetFile]:
     """Open a file; errors, also those of the block, say which one."""
     with read_as(file, "cannot be read as a table of the dataset"), opened_for_library(file) as opened:
         yield pq.ParquetFile(opened)
@@ -80,7 +80,7 @@ def read_as(file: str, problem: str) -> Iterator[None]:
 
 
 def _columns_of(file: str, wanted: Collection[str]) -> Columns:
-    with opened_table(file) as held:
+    with _opened_table(file) as held:
         table = held.read([name for name in held.schema_arrow.names if name in wanted])
         found = {name: _numbers(table.column(name), name) for name in table.column_names}
         return {name: values for name, values in found.items() if values is not None}

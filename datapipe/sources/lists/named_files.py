@@ -120,12 +120,13 @@ class NamedFiles:
     def _missing(self, text: str, path: bytes, exc: OSError) -> str:
         self._num_missing += 1
         self._first_missing = self._first_missing or text
-        self._why_missing = self._why_missing or _why_missing(text, path)
+        why = _why_missing(text, path)
+        self._why_missing = self._why_missing or why
         if self._num_missing == _MISSES_IN_A_ROW:
             self.refuse_wrong_root()
         if not isinstance(exc, FileNotFoundError | NotADirectoryError):
             return f"cannot be examined: {exc.strerror}"
-        return "; ".join(filter(None, ("no such file", _why_missing(text, path))))
+        return "; ".join(filter(None, ("no such file", why)))
 
     def _real_folder(self, path: bytes) -> bytes:
         folder = os.path.dirname(path)
