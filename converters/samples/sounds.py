@@ -16,6 +16,7 @@ from converters.writers import StoredField
 from datapipe.codecs.audio.decoding import AudioFacts, Floats, checked_facts
 from datapipe.codecs.audio.library import import_soundfile
 from datapipe.codecs.audio.resampling import Span, num_resampled, read_samples
+from datapipe.containers.mapped import is_bomb
 from datapipe.errors import DecodeError
 from datapipe.index.utterances import frames_at
 from datapipe.sources.lists.parts_source import part_of
@@ -25,7 +26,8 @@ _FORMATS = {
     "FLAC": "flac", "WAV": "wav", "WAVEX": "wav", "MP3": "mp3", "OGG": "ogg", "AIFF": "aiff", "AU": "au", "CAF": "caf",
     "W64": "w64", "RF64": "rf64",
 }  # fmt: skip
-_MAX_SAMPLES = 1 << 31  # that are in memory at once, in 8 GiB: 12 hours at 48 kHz
+_MAX_NBYTES = 1 << 33  # that are in memory at once: 12 hours at 48 kHz
+_PLAIN_NBYTES = 1 << 30  # that any few bytes may become: silence of 90 minutes at 48 kHz
 _FINE = ("_20", "_24", "_32", "FLOAT", "DOUBLE")  # codings of more than 16 bits, which are written with 24
 
 
@@ -44,12 +46,12 @@ class SoundMaker:
         if part is not None:  # only the part of the file is read
             file = held.open_whole()
             facts = checked_facts(file, held.origin.file_nbytes)
-            return self._encoded(self._read(file, facts, _span(facts, *part)), facts)
+            return self._encoded(self._read(file, facts, _span(facts, *part), held.origin.file_nbytes), facts)
         data = held.value()
         facts = checked_facts(io.BytesIO(data), len(data))
         is_kept = self._is_as_wanted(facts)
         if not is_kept or self._treatment.silence is not None or self._check is Check.DECODE:
-            sound = self._read(io.BytesIO(data), facts, _span(facts, 0, math.inf))
+            sound = self._read(io.BytesIO(data), facts, _span(facts, 0, math.inf), len(data))
             if not is_kept:
                 return self._encoded(sound, facts)
         return StoredField(_format_of(facts), data)
@@ -63,15 +65,20 @@ class SoundMaker:
             and wanted.format in (None, _format_of(facts))
         )
 
-    def _read(self, file: int | BinaryIO, facts: AudioFacts, span: Span) -> Floats:
-        """Return the samples of an utterance, (channels, n) at the wanted rate, as a loader has them. Raises as `made`."""
+    def _read(self, file: int | BinaryIO, facts: AudioFacts, span: Span, stored_nbytes: int) -> Floats:
+        """Return the samples of an utterance, (channels, n) at the wanted rate, as a loader has them. Raises as `made`.
+
+        `stored_nbytes`: of the file.
+        """
         rate = self._treatment.rate or facts.rate
         num = int(num_resampled(np.array([span.num_frames]), np.array([span.rate]), rate)[0])
         channels = self._treatment.channels or facts.channels
         if not num:
             raise DecodeError(f"is shorter than a sample at {rate:,} Hz")
-        if max(num * channels, span.num_frames * span.channels) > _MAX_SAMPLES:
-            raise DecodeError(f"has {span.num_frames:,} samples, too many to be decoded at once; cut it into parts, by a list")
+        nbytes = 4 * max(num * channels, span.num_frames * span.channels)
+        if nbytes > _MAX_NBYTES or (nbytes > _PLAIN_NBYTES and is_bomb(nbytes, stored_nbytes)):
+            too_many = f"{span.num_frames:,} samples at {span.rate:,} Hz, {nbytes >> 20:,} MiB decoded"
+            raise DecodeError(f"has {too_many}, too many at once for {stored_nbytes:,} bytes; cut it into parts, by a list")
         sound = np.empty((channels, num), np.float32)
         read_samples(file, span, 0, sound, rate=rate)
         least = self._treatment.silence

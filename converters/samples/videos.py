@@ -17,7 +17,7 @@ from datapipe.codecs.video.decoding import VideoDecoder
 from datapipe.codecs.video.runs import Part, Run, packets_in
 from datapipe.codecs.video.track import Ints, ReadAt, VideoTrack
 from datapipe.errors import DecodeError, FormatError
-from datapipe.index.clips import frames_between, shown_span
+from datapipe.index.grids import frames_between, shown_span
 from datapipe.opening.videos.reading import open_template, read_track
 from datapipe.sources.lists.parts_source import part_of
 

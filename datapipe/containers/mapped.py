@@ -14,6 +14,8 @@ from datapipe.errors import FormatError, MissingDataError, StorageError
 from datapipe.stores.location import is_url
 from datapipe.stores.random_access import RemoteBytes, RemoteFile
 
+PLAIN_NBYTES = 1 << 26  # that any few bytes may become
+
 
 class ByteSource(Protocol):
     """Bytes of known number, looked at here and there; `bytes` and `mmap.mmap` are such."""
@@ -28,7 +30,7 @@ class ByteSource(Protocol):
 
 def is_bomb(nbytes: int, stored_nbytes: int) -> bool:
     """Return True if compressed bytes claim to become more than 64 MiB, and more than any codec can make of them."""
-    return nbytes > max(1 << 26, 1100 * stored_nbytes)  # deflate's ratio
+    return nbytes > max(PLAIN_NBYTES, 1100 * stored_nbytes)  # deflate's ratio
 
 
 @contextlib.contextmanager

@@ -22,6 +22,7 @@ from datapipe.core.checks import real_number, whole_number
 from datapipe.core.printable import counted
 from datapipe.errors import FormatError, OptionError
 from datapipe.index.entries import Description, RowGroup, place_in
+from datapipe.index.grids import Grid, grid_between, grid_problem
 from datapipe.index.videos import VideoIndex
 
 Ints = NDArray[np.int64]
@@ -29,9 +30,8 @@ Short = Literal["repeat", "drop", "error"]
 Which = Literal["all", "random"]
 
 MOST_FRAMES = (1 << 31) - 1  # of a video
-_MOST_MOMENTS = 1 << 24  # of a grid at a rate, unless the video has as many frames
+_MOST_RATE = 1e6  # frames a second
 _RUN_FRAMES = 32  # of the grid: the least in which the clips of a run begin
-_EARLY = 1e-6  # seconds by which a frame may come after its moment, as times are rounded
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class WindowSettings:
                 plain = whole_number(getattr(self, name), name, least=1, most=MOST_FRAMES)
                 object.__setattr__(self, name, plain)
         if self.fps is not None:
-            object.__setattr__(self, "fps", real_number(self.fps, "fps"))
+            object.__setattr__(self, "fps", real_number(self.fps, "fps", most=_MOST_RATE))
             if not self.fps > 0:
                 raise OptionError(f"fps is {self.fps}; it must be more than 0, or left out for the videos' own frames")
         for name, choices in (("short", Short), ("clips", Which)):
@@ -107,18 +107,6 @@ class VideoParts:
     def are_whole(self) -> bool:
         """Whether each part is a whole video."""
         return bool((self.start <= 0).all() and np.isinf(self.end).all())
-
-
-class Grid(NamedTuple):
-    """The frames of a part, as clips count them."""
-
-    first: int  # presented frame of the video
-    num: int  # frames of the grid
-    shown: Ints | None  # (num,) the presented frame of each; None: they follow the first one
-
-    def frames(self, places: Ints) -> Ints:
-        """Return the presented frames at places of the grid."""
-        return self.first + places if self.shown is None else self.shown[places]
 
 
 class ClipFrames(NamedTuple):
@@ -341,15 +329,13 @@ class ClipIndex(AnyClips):
 
     def _problem(self, part: int) -> str:
         """Return why a part has no frames, for people."""
-        video, start, end = int(self.parts.video[part]), float(self.parts.start[part]), float(self.parts.end[part])
+        video = int(self.parts.video[part])
         problem = self.videos.problem(video)
         if problem:
             return problem
-        last = track_of(self.videos, video).times[-1]
-        return (
-            f"{self.videos.source(video).path}: no frame begins {shown_span(start, end)}, and its last one begins at {last:.3f} s"
-            f"; repair the times in {self.where}"
-        )
+        times = track_of(self.videos, video).times
+        problem = grid_problem(times, *self._span(part), fps=self.settings.fps)
+        return f"{self.videos.source(video).path}: {problem}{'' if self.parts.are_whole else f' in {self.where}'}"
 
     def _grid_sizes(self) -> Ints:
         """Return (p,) the frames of each part's grid; 0 for videos that cannot be decoded, and parts in which none is shown."""
@@ -373,41 +359,17 @@ class ClipIndex(AnyClips):
         return np.where(is_short, of_short, (num - settings.span) // settings.distance + 1)
 
     def _made_grid(self, part: int) -> Grid:
-        video, parts, fps = int(self.parts.video[part]), self.parts, self.settings.fps
-        num = int(parts.videos.num_frames[video])
-        if not num:
-            return Grid(0, 0, None)
-        start, end = float(parts.start[part]), float(parts.end[part])
-        if fps is None and start <= 0 and end == float("inf"):
-            return Grid(0, num, None)
-        times = track_of(self.videos, video).times
-        first, after = frames_between(times, start, end)
-        if first >= after:
-            return Grid(0, 0, None)
-        if fps is None:
-            return Grid(first, after - first, None)
-        length = float(np.diff(times).mean()) if num > 1 else 1 / fps  # of the last frame, which no other one ends
-        begin, stop = max(start, float(times[first])), min(end, float(times[after - 1]) + length)
-        num_moments = (stop - begin) * fps + _EARLY
-        if num_moments > max(_MOST_MOMENTS, 2 * num):
-            raise OptionError(
-                f"{self.videos.source(video).path}: at fps={fps:g} a part of {after - first:,} frames has {num_moments:.3g};"
-                " pass fewer a second"
-            )
-        moments = begin + np.arange(max(1, int(num_moments))) / fps
-        shown = np.clip(np.searchsorted(times, moments + _EARLY, side="right") - 1, first, after - 1)
-        return Grid(first, len(shown), shown)
+        """Return the grid of a part: of no frames for one that is bad; see `_problem`."""
+        video, fps = int(self.parts.video[part]), self.settings.fps
+        num = int(self.parts.videos.num_frames[video])
+        start, end = self._span(part)
+        if not num or (fps is None and start <= 0 and end == float("inf")):
+            return Grid(0, num)
+        return grid_between(track_of(self.videos, video).times, start, end, fps=fps)
 
-
-def shown_span(start: float, end: float) -> str:
-    """Return the seconds of a part, for people."""
-    return f"from {start:g} s on" if end == float("inf") else f"from {start:g} to {end:g} s"
-
-
-def frames_between(times: NDArray[np.float64], start: float, end: float) -> tuple[int, int]:
-    """Return the first frame of those that are shown from `start` on and before `end`, and the one after the last; seconds."""
-    first = int(np.searchsorted(times, start - _EARLY))
-    return first, int(np.searchsorted(times, end - _EARLY)) if end < float("inf") else len(times)
+    def _span(self, part: int) -> tuple[float, float]:
+        """Return the seconds at which a part begins and ends."""
+        return float(self.parts.start[part]), float(self.parts.end[part])
 
 
 @functools.lru_cache(maxsize=16)  # long videos have megabytes, and worker processes each have theirs

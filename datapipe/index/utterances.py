@@ -90,6 +90,18 @@ class Utterances:
         """The (u,) rates in Hz at which they are recorded."""
         return self.recordings.rates[self.recording]
 
+    @property
+    def seconds(self) -> NDArray[np.float64]:
+        """The (u,) seconds of each; 0 for those that have no sound."""
+        lasting: NDArray[np.float64] = self.num_frames / np.maximum(1, self.rates)
+        return lasting
+
+    def stored_nbytes(self, number: int) -> int:
+        """Return the bytes that hold an utterance: of a part, its share of those of the recording."""
+        recording = int(self.recording[number])
+        whole = int(self.recordings.num_frames[recording])
+        return int(self.recordings.nbytes[recording]) * int(self.num_frames[number]) // max(1, whole)
+
     def select(self, keep: NDArray[np.bool_]) -> Utterances:
         """Return some of them, in order."""
         if keep.all():

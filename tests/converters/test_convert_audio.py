@@ -282,7 +282,7 @@ def test_bad_files_are_named_and_counted(tmp_path: Path) -> None:
 def test_what_claims_more_than_memory_holds_is_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_sound(tmp_path / "in" / "a.flac", sound(1))
     write_sound(tmp_path / "in" / "b.flac", sound(2))
-    monkeypatch.setattr(sounds, "_MAX_SAMPLES", 20_000)
+    monkeypatch.setattr(sounds, "_MAX_NBYTES", 100_000)
     treatment = Treatment(Check.DECODE, None, Encode("keep"), audio=AudioTreatment())
     fields = (FieldSpec("audio", FieldKind.BYTES),)
     planned = []
@@ -296,7 +296,7 @@ def test_what_claims_more_than_memory_holds_is_bad(tmp_path: Path, monkeypatch: 
     (_, good), (_, bad) = made
     assert isinstance(good, StoredSample)
     assert isinstance(bad, LeftOutSample)
-    assert "has 32,000 samples, too many to be decoded at once" in bad.reason
+    assert "has 32,000 samples at 16,000 Hz, 0 MiB decoded, too many at once for" in bad.reason
 
 
 def test_silence_is_left_out_only_if_that_is_asked(tmp_path: Path) -> None:

@@ -44,8 +44,8 @@ class Audio(Data):
     crop: "random", "center" or "start": where in an utterance a crop lies.
     max_seconds: of a batch of whole utterances, padding included, instead of a number of them; the batch size of the loader is 1.
     between: the least and the most seconds of utterances, such as (0.5, 20); others are left out.
-    skip_bad: leave out files that cannot be decoded at all, parts that begin after the end of their file, and samples of shards
-      whose text cannot be read; False: such are errors.
+    skip_bad: leave out files that cannot be decoded at all, utterances of which a few bytes claim hours, parts that begin after
+      the end of their file, and samples of shards whose text cannot be read; False: such are errors.
     fields: which of `audio`, `lengths`, `label`, `text` and `id` a batch has; by default all that there are, without `id`.
     remote: a `datapipe.Remote(...)`: how recordings in an object store are read. With `cache_dir` they are kept on a disk.
 

@@ -95,7 +95,7 @@ class AudioKind(Kind):
     def explain(self, passes: Passes) -> list[str]:
         samples, options, source = self.samples, passes.options, passes.source()
         settings, found, batches = samples.settings, samples.utterances, samples.batches
-        hours = float((found.num_frames / found.rates).sum()) / 3600
+        hours = float(found.seconds.sum()) / 3600
         of_batch = "batch" if batches is not None else "utterance"
         what = "whole utterances" if settings.seconds is None else f"a {settings.crop} crop of {settings.seconds:g} s of each"
         if batches is not None:

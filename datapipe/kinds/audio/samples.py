@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from datapipe.codecs.audio.decoding import Floats
 from datapipe.codecs.audio.resampling import Span, num_resampled, read_samples
+from datapipe.containers.mapped import PLAIN_NBYTES, is_bomb
 from datapipe.core.printable import counted
 from datapipe.core.regular_files import bytes_in_memory, range_in_memory
 from datapipe.errors import FormatError, MissingDataError, OptionError
@@ -35,21 +38,23 @@ class AudioSamples:
     @classmethod
     def of(cls, found: Utterances, settings: AudioSettings, *, skip_bad: bool) -> AudioSamples:
         """Return the samples that the settings leave. Raises FormatError for a bad recording, unless it is skipped."""
-        found, left_out = _decodable(found, skip_bad=skip_bad)
-        seconds = found.num_frames / np.maximum(1, found.rates)
+        left_out: list[str] = []
+        found = _without(found, found.num_frames == 0, found.problem, left_out, skip_bad=skip_bad)
         if settings.between is not None:
-            keep = (seconds >= settings.between[0]) & (seconds <= settings.between[1])
-            found, seconds = found.select(keep), seconds[keep]
-        is_short = seconds < (settings.seconds or 0)
+            found = found.select((found.seconds >= settings.between[0]) & (found.seconds <= settings.between[1]))
+        rate = _rate(found, settings) if len(found) else 0
+        nbytes = _decoded_nbytes(found, settings, rate)
+        found = _without(found, _are_bombs(found, nbytes), functools.partial(_claim, found, nbytes), left_out, skip_bad=skip_bad)
+        is_short = found.seconds < (settings.seconds or 0)
         if settings.short == "error" and is_short.any():
             one = found.describe(int(np.flatnonzero(is_short)[0]))
             raise OptionError(f"{one}: is shorter than {settings.seconds:g} s; pass short='pad' or 'drop', or fewer seconds")
         if settings.short == "drop":
             found = found.select(~is_short)
         if not len(found):
-            bad = f" ({left_out})" if left_out else ""
+            bad = f" ({'; '.join(left_out)})" if left_out else ""
             raise MissingDataError(f"{found.where}: no samples are left{bad}; check the path, `seconds`, `short` and `between`")
-        samples = cls(found, settings, _rate(found, settings), left_out)
+        samples, seconds = cls(found, settings, rate, "; ".join(left_out) or None), found.seconds
         if settings.max_seconds is not None and seconds.max() > settings.max_seconds:
             one = found.describe(int(seconds.argmax()))
             raise OptionError(
@@ -131,17 +136,47 @@ def _opened(recordings: RecordingIndex, number: int, files: Files) -> int:
         os.close(descriptor)
 
 
-def _decodable(found: Utterances, *, skip_bad: bool) -> tuple[Utterances, str | None]:
-    """Return the utterances that have sound, and what is left out."""
-    is_bad = found.num_frames == 0
+def _without(
+    found: Utterances, is_bad: NDArray[np.bool_], problem: Callable[[int], str], left_out: list[str], *, skip_bad: bool
+) -> Utterances:
+    """Return the utterances that are not bad; a line on those that are is added to `left_out`.
+
+    Raises FormatError with the first `problem`, unless bad ones are skipped.
+    """
     if not is_bad.any():
-        return found, None
+        return found
     first, num_bad = int(np.flatnonzero(is_bad)[0]), int(is_bad.sum())
-    problem = found.problem(first)
     if not skip_bad:
         more = f" (and {counted(num_bad - 1, 'other')})" if num_bad > 1 else ""
-        raise FormatError(f"{problem}, or pass skip_bad=True{more}")
-    return found.select(~is_bad), f"{counted(num_bad, 'utterance')} left out: {problem}"
+        raise FormatError(f"{problem(first)}, or pass skip_bad=True{more}")
+    left_out.append(f"{counted(num_bad, 'utterance')} left out: {problem(first)}")
+    return found.select(~is_bad)
+
+
+def _decoded_nbytes(found: Utterances, settings: AudioSettings, rate: int) -> Ints:
+    """Return (u,) the bytes in memory when a sample of each is made: as it is recorded, or as it is wanted."""
+    rates, num_frames = np.maximum(1, found.rates), found.num_frames
+    if settings.seconds is None:
+        wanted = num_resampled(num_frames, rates, rate) * settings.channels
+    else:  # are as many as the user says
+        wanted, num_frames = np.zeros(len(found), np.int64), np.minimum(num_frames, (settings.seconds * rates).astype(np.int64))
+    nbytes: Ints = 4 * np.maximum(num_frames * found.recordings.channels[found.recording], wanted)
+    return nbytes
+
+
+def _are_bombs(found: Utterances, nbytes: Ints) -> NDArray[np.bool_]:
+    """Return (u,) True for those that would be more bytes than those of their files can hold."""
+    are_bombs = np.zeros(len(found), np.bool_)
+    for number in np.flatnonzero(nbytes > PLAIN_NBYTES).tolist():
+        are_bombs[number] = is_bomb(int(nbytes[number]), found.stored_nbytes(number))
+    return are_bombs
+
+
+def _claim(found: Utterances, nbytes: Ints, number: int) -> str:
+    """Return why one of those is bad."""
+    lasts = f"{found.seconds[number]:,.0f} s at {found.rates[number]:,} Hz"
+    claim = f"says that it lasts {lasts}, which {found.stored_nbytes(number):,} bytes would be {nbytes[number] >> 20:,} MiB of"
+    return f"{found.describe(number)}: {claim}; pass seconds=5 for crops of it, between=(0, 60) to leave it out"
 
 
 def _rate(found: Utterances, settings: AudioSettings) -> int:

@@ -21,7 +21,8 @@ from datapipe.containers.tar.scanner import begins_with
 from datapipe.core.checks import path_name
 from datapipe.core.printable import listed
 from datapipe.errors import OptionError
-from datapipe.index.clips import VideoParts, frames_between
+from datapipe.index.clips import VideoParts
+from datapipe.index.grids import frames_between
 from datapipe.index.listed import Origin, Source
 from datapipe.index.media import MediaSource
 from datapipe.opening.media import are_shards, look_up_all, parts_of_files, parts_of_folder, parts_to_convert

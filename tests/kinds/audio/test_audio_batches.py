@@ -6,6 +6,7 @@ import io
 import pickle
 import re
 import shutil
+import struct
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -173,6 +174,40 @@ def test_bad_files_are_named_when_the_data_is_opened(tmp_path: Path, caplog: pyt
         dp.Audio(tmp_path / "no.wav", seconds=1, skip_bad=True)
     with pytest.raises(MissingDataError):
         dp.Audio(tmp_path / "nothing", seconds=1)
+
+
+def claiming_flac(path: Path) -> Path:
+    """A short recording of which the header says that it has 20 million samples, as many as its bytes might hold."""
+    write_sound(path, sound(2))
+    data = bytearray(path.read_bytes())
+    data[22:26] = struct.pack(">I", 20_000_000)  # the lower 32 bits of the total of samples
+    path.write_bytes(data)
+    return path
+
+
+def slow_wav(path: Path) -> Path:
+    """A recording of 20,000 samples, at one a second."""
+    return write_sound(path, sound(1.25), rate=1)
+
+
+@pytest.mark.parametrize(("make", "claim"), [(claiming_flac, r"1,250 s at 16,000 Hz"), (slow_wav, r"20,000 s at 1 Hz")])
+def test_lengths_that_a_few_bytes_claim_cost_no_memory(make: Any, claim: str, tmp_path: Path) -> None:
+    source, converted = tmp_path / "in", tmp_path / "out"
+    write_sound(source / "good.wav", sound(1))
+    odd = make(source / f"odd.{make.__name__[-4:].strip('_')}")
+    said = rf"{odd.name}: sample 1 .*says that it lasts {claim}, which [\d,]+ bytes would be [\d,]+ MiB of; pass seconds=5 for "
+    with pytest.raises(FormatError, match=said + r".*, between=\(0, 60\) .*, or pass skip_bad=True"):
+        dp.Audio(source, whole=True, rate=16_000)
+    for options in ({"skip_bad": True}, {"between": (0, 60)}, {"skip_bad": True, "max_seconds": 10}):
+        size = 1 if "max_seconds" in options else 32
+        (batch,) = loader_of(source, whole=True, rate=16_000, batch_size=size, tail="mask", **options)
+        assert batch["audio"].shape[1:] == (16_000,)
+    crops = dp.Audio(odd, seconds=0.5, rate=16_000, crop="start")  # of which a sample has as many as the user says
+    assert next(iter(dp.DataLoader(crops, 1)))["audio"].shape == (1, 8_000)
+    options = ["--audio-rate", "400000", "--on-error", "skip"]
+    assert main(["convert", str(source), str(converted), "--to", "webdataset", *options]) == 0
+    (line,) = (converted / "errors.jsonl").read_text().splitlines()
+    assert re.search(rf"{odd.name}.*has 20,000(,000)? samples at [\d,]+ Hz, [\d,]+ MiB decoded, too many at once for", line)
 
 
 @pytest.mark.daily(1)
