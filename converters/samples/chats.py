@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from converters.samples.special_tokens import SpecialTokens
-from converters.samples.templates import ChatTemplate, Deadline, LateError, Span
+from converters.samples.templates import ChatTemplate, LateError, Limits, Span
 from converters.tokenizer import Tokenizing
 from datapipe.errors import DecodeError
 
@@ -31,11 +31,11 @@ class ChatRenderer:
         """Raises DependencyError without the package transformers, OptionError for a template that writes the date."""
         self._template = ChatTemplate(tokenizing)
         self._special = SpecialTokens(tokenizing)
-        self._deadline = Deadline()
+        self._limits = Limits()
 
     def encode_each(self, chats: Iterable[bytes]) -> list[tuple[NDArray[np.uint32], NDArray[np.int32]] | DecodeError]:
         """Return what `encode` does of each chat, or raises. In the main thread, a rendering without end is ended."""
-        with self._deadline.watching():
+        with self._limits.watching():
             return [self._encoded_or_not(data) for data in chats]
 
     def _encoded_or_not(self, data: bytes) -> tuple[NDArray[np.uint32], NDArray[np.int32]] | DecodeError:
@@ -65,7 +65,7 @@ class ChatRenderer:
         marked = self._special.marked(messages, mark)
         limit_s = _LIMIT_S + _LIMIT_S_EACH * len(messages)
         try:
-            with self._deadline.within(limit_s):
+            with self._limits.within(limit_s):
                 text, spans = self._rendered(marked)
         except LateError:
             raise DecodeError(f"the chat template takes more than {limit_s:.0f} s to render it; repair the template") from None

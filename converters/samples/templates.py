@@ -6,9 +6,11 @@ import contextlib
 import importlib.util
 import json
 import re
+import resource
 import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -22,6 +24,7 @@ _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _DATE = {"date_string": "26 Jul 2024"}  # that of Llama's own templates where there is no clock: shards must not depend on the day
 _TRIAL_S, _TRIAL_NBYTES = 15, 2 << 30  # with the import of transformers, about 1 s
 _MOST_CHARACTERS = 1 << 28
+_RENDERING_NBYTES = 4 << 30  # more than the process has already
 Span = tuple[int, int]  # characters of a rendered chat: the first, and the one after the last
 
 
@@ -76,6 +79,8 @@ class ChatTemplate:
             )
         except LateError:
             raise
+        except MemoryError:
+            raise DecodeError("the chat template takes too much memory to render it; repair the template") from None
         except Exception as exc:  # a template may raise anything
             raise DecodeError(f"the chat template refuses it: {str(exc).splitlines()[0] if str(exc) else exc!r:.120}") from exc
         if len(texts[0]) > _MOST_CHARACTERS:
@@ -87,11 +92,11 @@ class LateError(Exception):
     """The time is over."""
 
 
-class Deadline:
-    """Ends what takes too long by a signal, which the main thread alone gets: in others nothing is ended."""
+class Limits:
+    """Ends what takes too long, or too much memory; by a signal, which the main thread alone gets: in others nothing is ended."""
 
     def __init__(self) -> None:
-        self._is_watching = False
+        self._of_data: tuple[tuple[int, int], ...] = ()  # limits of the process's data, soft and hard: here, and within
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -99,25 +104,35 @@ class Deadline:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
+        soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        wanted = _data_nbytes() + _RENDERING_NBYTES
+        least = min([wanted, *(limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY)])
+        self._of_data = (soft, hard), (least, hard)
         before = signal.signal(signal.SIGALRM, _ring)
-        self._is_watching = True
         try:
             yield
         finally:
-            self._is_watching = False
+            self._of_data = ()
             signal.signal(signal.SIGALRM, before)
 
     @contextlib.contextmanager
     def within(self, limit_s: float) -> Iterator[None]:
-        """Raise LateError in the block once it has taken so long."""
-        if not self._is_watching:
+        """Raise LateError in the block once it has taken so long, and MemoryError where it takes too much."""
+        if not self._of_data:
             yield
             return
         waiting = signal.setitimer(signal.ITIMER_REAL, limit_s)
+        resource.setrlimit(resource.RLIMIT_DATA, self._of_data[1])
         try:
             yield
         finally:
+            resource.setrlimit(resource.RLIMIT_DATA, self._of_data[0])
             signal.setitimer(signal.ITIMER_REAL, *waiting)
+
+
+def _data_nbytes() -> int:
+    """Return how much memory for data this process has reserved."""
+    return int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
 
 
 def _ring(number: int, frame: FrameType | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import resource
 import signal
 from pathlib import Path
 from typing import Any
@@ -182,6 +183,22 @@ def test_a_template_that_takes_too_long_for_a_chat(tokenizer: Path, tmp_path: Pa
         assert not isinstance(one, DecodeError)
         assert [value.tolist() for value in one] == [ids, runs]
     assert (signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)[0]) == (before, 0)
+
+
+def test_a_template_that_takes_too_much_memory_for_a_chat(tokenizer: Path, tmp_path: Path) -> None:
+    """The chats on which it is tried are shorter."""
+    takes = "{% if messages|length > 9 %}{% set x = 'x' * 6000000000 %}{% endif %}"
+    (tmp_path / "t.jinja").write_text(takes + CHATML)
+    tokenizing = Tokenizing.of(tokenizer, chat_template=str(tmp_path / "t.jinja"))
+    refuse_template(tokenizing)
+    limits = resource.getrlimit(resource.RLIMIT_DATA)
+    chats = [json.dumps(chat).encode() for chat in (CHATS[0], CHATS[0] * 10, CHATS[0])]
+    first, large, last = ChatRenderer(tokenizing).encode_each(chats)
+    assert str(large) == "the chat template takes too much memory to render it; repair the template"
+    for one in (first, last):
+        assert not isinstance(one, DecodeError)
+        assert [value.tolist() for value in one] == [*rendered(tokenizer, "auto", CHATS[0])]
+    assert resource.getrlimit(resource.RLIMIT_DATA) == limits
 
 
 def test_a_template_that_is_too_large(tokenizer: Path, tmp_path: Path) -> None:
