@@ -4,8 +4,8 @@
     python tests/fuzz.py --only hdf5:0:12345                # one input again: format, seed, number
 
 Valid files of each format, recipes, and answers of a web server are damaged, and looked at in a process of their own. Another
-exception, a crash, more than 10 seconds, 300 MB, or 4 GB of address space are findings: they are printed with the input's
-name, saved in --keep, and make the exit status 1.
+exception, a crash, more than 10 seconds (where a target has no limit of its own), 300 MB, or 4 GB of address space are findings:
+they are printed with the input's name, saved in --keep, and make the exit status 1.
 """
 
 from __future__ import annotations
@@ -32,8 +32,10 @@ from pathlib import Path
 from typing import Any
 
 import fuzz_http
+import fuzz_lerobot
 import fuzz_sound
 import fuzz_tables
+import fuzz_tokenizers
 import fuzz_tokens
 import fuzz_videos
 import h5py
@@ -114,6 +116,8 @@ class Target:
     look: Callable[[bytes, Path], object]
     mend: Callable[[bytearray], None] = lambda data: None
     share: float = 1.0  # of the inputs that others get; less for one that waits, or reads all that a file holds
+    max_s: int | None = None  # for one that has limits of its own
+    max_growth_mb: int | None = None
 
     def damaged(self, seeds: list[bytes], number: int, changes: Sequence[Change], *, mended: bool) -> bytes:
         data = bytearray(seeds[number % len(seeds)])
@@ -363,7 +367,25 @@ TARGETS = {
     "forged-packs": Target(fuzz_tokens.plan_files, fuzz_tokens.look_at_forged_plan),
     "mp3": Target(fuzz_sound.mp3_files, fuzz_sound.look_at_sound, share=0.2),
     "ogg": Target(fuzz_sound.ogg_files, fuzz_sound.look_at_sound, share=0.2),
+    "sound-claims": Target(fuzz_sound.claiming_files, fuzz_sound.look_at_claims, share=0.1),
     "video": Target(fuzz_videos.video_files, fuzz_videos.look_at_video, share=0.1),
+    "neighbours": Target(lambda: [*fuzz_videos.neighbours().values()], fuzz_videos.look_at_neighbours, share=0.1),
+    "lerobot": Target(fuzz_lerobot.lerobot_files, fuzz_lerobot.look_at_lerobot, fuzz_lerobot.tamper_facts, share=0.1),
+    "tokenizer": Target(
+        fuzz_tokenizers.tokenizer_files,
+        fuzz_tokenizers.look_at_tokenizer,
+        fuzz_tokenizers.tamper_tokenizer,
+        share=0.002,
+        max_s=120,
+    ),
+    "template": Target(
+        fuzz_tokenizers.template_files,
+        fuzz_tokenizers.look_at_template,
+        fuzz_tokenizers.add_snippets,
+        share=0.001,
+        max_s=120,
+        max_growth_mb=1200,
+    ),
     "http": Target(fuzz_http.answers, fuzz_http.look_at_answer, share=0.02),
 }
 
@@ -396,10 +418,10 @@ def _work(name: str, seed: int, first: int, end: int, place: Any, scratch: Path)
     before_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for number in range(first, end):
         place.value = number
-        signal.alarm(MAX_S)
+        signal.alarm(target.max_s or MAX_S)
         examine(target, input_of(target, seeds, f"{name}:{seed}:{number}"), scratch)
         grown_mb = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kb) >> 10
-        if grown_mb > MAX_GROWTH_MB:
+        if grown_mb > (target.max_growth_mb or MAX_GROWTH_MB):
             raise MemoryError(f"{grown_mb} MB more than before")
     signal.alarm(0)
 

@@ -1,13 +1,18 @@
-"""What `fuzz` looks at of sound: MP3 and Ogg with and without headers, and joined, whose lengths are counted."""
+"""What `fuzz` looks at of sound: MP3 and Ogg, whose lengths are counted, and what headers claim, in batches at another rate."""
 
 from __future__ import annotations
 
 import functools
 import io
+import os
+import tempfile
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
+from crc32c import crc32c
 
+import datapipe as dp
 from datapipe.codecs.audio.decoding import checked_facts, read_frames
 from datapipe.codecs.audio.library import import_soundfile
 from datapipe.codecs.audio.streams import mp3_streams, ogg_streams
@@ -46,3 +51,22 @@ def look_at_sound(data: bytes, scratch: Path) -> None:
     sound = np.empty((facts.num_frames, facts.channels), np.float32)
     read_frames(io.BytesIO(data), 0, sound, rate=facts.rate, has_streams=facts.has_streams)
     assert np.isfinite(sound).all()
+
+
+def claiming_files() -> list[bytes]:
+    """Files whose headers say how long they are."""
+    codings = (("WAV", "PCM_U8"), ("WAV", "FLOAT"), ("FLAC", "PCM_16"), ("AIFF", "PCM_16"), ("CAF", "ALAC_16"), ("W64", "PCM_24"))
+    return [_encoded(*coding, 3000) for coding in codings] + [_encoded("OGG", "OPUS", 3000)]
+
+
+def look_at_claims(data: bytes, scratch: Path) -> None:
+    """Read a whole recording at another rate, and crops of it, beside one that is sound."""
+    path, sound = scratch.with_suffix(".sound.wav"), scratch.with_suffix(".whole.wav")
+    path.write_bytes(data)
+    sound.write_bytes(_encoded("WAV", "PCM_16", 3000))
+    os.utime(path, ns=(0, crc32c(data)))  # within a tick of the clock, files of one size would count as the same
+    with tempfile.TemporaryDirectory() as cache, patch.dict(os.environ, XDG_CACHE_HOME=cache):
+        for settings in ({"whole": True}, {"seconds": 0.1}):
+            data = dp.Audio([str(path), str(sound)], rate=16_000, skip_bad=True, **settings)
+            for batch in dp.DataLoader(data, 2, num_workers=0, on_error="skip"):
+                assert np.isfinite(batch["audio"].numpy()).all()

@@ -251,13 +251,17 @@ def tamper_json(data: bytearray) -> None:
         document = json.loads(bytes(data))
     except (ValueError, RecursionError):
         document = json.loads(_recipe()[0])
-    rng = random.Random(zlib.crc32(data))
+    tamper(document, random.Random(zlib.crc32(data)))
+    data[:] = json.dumps(document).encode()
+
+
+def tamper(document: Any, rng: random.Random) -> None:
+    """Replace some values within it."""
     for _ in range(rng.choice((1, 1, 2, 3))):
         places = list(_places(document))
         if places:
             holder, key = rng.choice(places)
             holder[key] = copy.deepcopy(rng.choice(VALUES))
-    data[:] = json.dumps(document).encode()
 
 
 def _places(value: Any) -> Iterator[tuple[Any, Any]]:

@@ -1,14 +1,20 @@
-"""What `fuzz` looks at of videos: containers with times, without them, of several parts, and in fragments."""
+"""What `fuzz` looks at of videos: their containers, with times, without, and in fragments; and what damage does to neighbours."""
 
 from __future__ import annotations
 
+import functools
 import tempfile
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import av
-from video_files import pictures, write_video, x264
+import numpy as np
+from video_files import X265, pictures, write_video, x264
 
+from datapipe.codecs.video.decoding import VideoDecoder
+from datapipe.codecs.video.track import VideoTrack
+from datapipe.errors import DecodeError
 from datapipe.opening.videos.reading import read_track
 
 _NUM, _WIDTH, _HEIGHT = 14, 48, 32
@@ -43,7 +49,51 @@ def _without_times(source: Path, path: Path) -> Path:
     return path
 
 
-def look_at_video(data: bytes, scratch: Path) -> object:
+_CODINGS = {"h264": "libx264", "hevc": "libx265", "mpeg4": "mpeg4", "mpeg2video": "mpeg2video", "vp8": "libvpx", "mjpeg": "mjpeg"}
+
+
+@functools.cache
+def neighbours() -> dict[str, bytes]:
+    """A video of each coding."""
+    found = {}
+    with tempfile.TemporaryDirectory() as directory:
+        for name, codec in _CODINGS.items():
+            form = "yuvj420p" if name == "mjpeg" else "yuv420p"
+            options = {"x265-params": X265} if name == "hevc" else {}
+            frames = pictures(_NUM, 2 * _WIDTH, 2 * _HEIGHT)  # x265 writes beyond its memory for smaller ones
+            path = write_video(Path(directory) / "a.mkv", codec, frames=frames, pixel_format=form, options=options)
+            found[name] = path.read_bytes()
+    return found
+
+
+def look_at_neighbours(data: bytes, scratch: Path) -> None:
+    """What is decoded does not depend on what the same decoder has met before."""
+    track = read_track(lambda offset, size: data[offset : offset + size], len(data), str(scratch))
+    alone, decoder = _decoded(VideoDecoder(), track, data), VideoDecoder()
+    for _ in range(2):
+        assert _decoded(decoder, track, data) == alone, "other frames of the damaged video"
+        for name, (other, expected) in _whole().items():
+            assert _decoded(decoder, other, neighbours()[name]) == expected, f"other frames of a sound video, {name}"
+
+
+@functools.cache
+def _whole() -> dict[str, tuple[VideoTrack, list[Any]]]:
+    """The tracks of the sound videos, and their frames."""
+    found = {}
+    for name, data in neighbours().items():
+        track = look_at_video(data, Path(name))
+        found[name] = track, _decoded(VideoDecoder(), track, data)
+        assert not any(isinstance(frame, str) for frame in found[name][1])
+    return found
+
+
+def _decoded(decoder: VideoDecoder, track: VideoTrack, data: bytes) -> list[Any]:
+    """The pixels of each frame, or its error."""
+    found = dict(decoder.decode(track, lambda place, num: data[place : place + num], np.arange(len(track))))
+    return [str(one) if isinstance(one, DecodeError) else one.to_ndarray().tobytes() for _, one in sorted(found.items())]
+
+
+def look_at_video(data: bytes, scratch: Path) -> VideoTrack:
     track = read_track(lambda offset, size: data[offset : offset + size], len(data), str(scratch))
     ends = track.packets.offset + track.packets.size
     assert int(track.packets.offset.min()) >= 0

@@ -39,8 +39,17 @@ def test_sound_files_are_read(name: str, tmp_path: Path, monkeypatch: pytest.Mon
         TARGETS[name].look(data, tmp_path / "x")
 
 
+SLOW = [name for name, target in TARGETS.items() if target.max_s is not None]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", SLOW)
+def test_what_has_limits_of_its_own_keeps_them(name: str, tmp_path: Path) -> None:
+    assert not fuzz.fuzz(name, seed=1, num=6, keep=tmp_path / "keep")
+
+
 @pytest.mark.daily(1)
-@pytest.mark.parametrize("name", mostly_nightly(TARGETS, *({*TARGETS} - {"http"})))
+@pytest.mark.parametrize("name", mostly_nightly([name for name in TARGETS if name not in SLOW], *({*TARGETS} - {"http"})))
 @settings(quick, max_examples=150)
 @given(number=st.integers(0, 20), changes=st.lists(CHANGES, min_size=1, max_size=4), mended=st.booleans())
 def test_damage_leads_to_a_result_or_an_error_of_ours(

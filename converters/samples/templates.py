@@ -24,7 +24,7 @@ _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _DATE = {"date_string": "26 Jul 2024"}  # that of Llama's own templates where there is no clock: shards must not depend on the day
 _TRIAL_S, _TRIAL_NBYTES = 15, 2 << 30  # with the import of transformers, about 1 s
 _MOST_CHARACTERS = 1 << 28
-_RENDERING_NBYTES = 4 << 30  # more than the process has already
+_RENDERING_NBYTES = 1 << 30  # more than the process has already
 Span = tuple[int, int]  # characters of a rendered chat: the first, and the one after the last
 
 

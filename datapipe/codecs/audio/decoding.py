@@ -27,7 +27,7 @@ _UNKNOWN_FRAMES = 1 << 50  # and more are what libsndfile says of a file whose h
 # These are decoded from their beginning.
 _WITHOUT_SEEKING = (("MP3", None), ("OGG", "VORBIS"))
 _OF_STREAMS = ("MP3", "OGG")
-_FLOATING = ("FLOAT", "DOUBLE")
+_FLOATING, _LARGEST = ("FLOAT", "DOUBLE"), 1e20  # so that sums of samples are finite
 # Samples of a channel that a byte can hold, at most: of MP3, a frame of 1,152 has 24 bytes; of FLAC, one of 65,535 has 11.
 _MOST_OF_MP3, _MOST, _SHORTEST_FRAMES = 48, 6000, 1 << 16
 _PASSED_FRAMES = 1 << 16  # at once
@@ -99,7 +99,7 @@ def read_frames(file: int | BinaryIO, first: int, out: Floats, *, rate: int, has
     """Write the frames of a file from `first` on into `out`, (n, channels) or, of one channel, (n,); full scale is 1.
 
     `file`: as for `audio_facts`. `rate`, `has_streams`: as it says. Raises DecodeError for a file that is damaged there, ends
-    before, has samples that are no numbers, or has another rate or other channels by now.
+    before, has samples that are no numbers or huge, or has another rate or other channels by now.
     """
     if has_streams:
         _read_streams(file, first, out, rate)
@@ -107,8 +107,8 @@ def read_frames(file: int | BinaryIO, first: int, out: Floats, *, rate: int, has
     with _opened(file) as sound:
         _read(sound, first, out, rate)
         can_be_odd = sound.subtype in _FLOATING
-    if can_be_odd and not np.isfinite(out).all():
-        raise DecodeError("has samples that are no numbers, or infinite; encode it again")
+    if can_be_odd and out.size and not (out.min() > -_LARGEST and out.max() < _LARGEST):
+        raise DecodeError(f"has samples that are no numbers, or beyond {_LARGEST:g} times full scale; encode it again")
 
 
 def _read_streams(file: int | BinaryIO, first: int, out: Floats, rate: int) -> None:
