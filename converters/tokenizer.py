@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from datapipe.codecs.tokenizer_facts import MAX_TOKENIZER_NBYTES, TokenizerFacts, is_panic, look_at_tokenizer
+from datapipe.codecs.tokenizer_facts import MAX_TOKENIZER_NBYTES, TokenizerFacts, look_at_tokenizer, panics_as_errors
 from datapipe.codecs.tokens import TokenFacts, import_tokenizers
 from datapipe.core.regular_files import read_bytes
 from datapipe.errors import DecodeError, FormatError, IntegrityError, MissingDataError, OptionError
@@ -221,11 +221,10 @@ Encoder = Callable[[Sequence[str]], list[NDArray[np.uint32]]]
 def refusals() -> Iterator[None]:
     """Raise DecodeError for a text that the reference has no tokens for, or panics at."""
     try:
-        yield
-    except BaseException as exc:
-        if isinstance(exc, Exception) or is_panic(exc):  # the library raises nothing more special
-            raise DecodeError(f"the tokenizer refuses it: {str(exc).splitlines()[0]:.120}") from exc
-        raise
+        with panics_as_errors():
+            yield
+    except Exception as exc:  # the library raises nothing more special
+        raise DecodeError(f"the tokenizer refuses it: {str(exc).splitlines()[0]:.120}") from exc
 
 
 def open_tokenizer(tokenizing: Tokenizing) -> Any:
@@ -299,13 +298,12 @@ def open_fast(tokenizing: Tokenizing) -> Encoder | None:
         return None
     data = tokenizing.read().decode()
     try:
-        tokenizer = fastokens.Tokenizer.from_json_str(data)
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
-    except BaseException as exc:
-        if isinstance(exc, Exception) or is_panic(exc):  # whatever it does not take is left to the reference
-            return None
-        raise
+        with panics_as_errors():
+            tokenizer = fastokens.Tokenizer.from_json_str(data)
+            tokenizer.no_truncation()
+            tokenizer.no_padding()
+    except Exception:  # whatever it does not take is left to the reference
+        return None
 
     def encode(texts: Sequence[str]) -> list[NDArray[np.uint32]]:
         data, ends = tokenizer.encode_batch_flat(list(texts), add_special_tokens=False, split_special_tokens=True)

@@ -358,7 +358,7 @@ TARGETS = {
     "table-parquet": Target(fuzz_tables.parquet_files, fuzz_tables.look_at_parquet, fuzz_tables.tamper_footer),
     "arrow": Target(fuzz_tables.arrow_files, fuzz_tables.look_at_arrow),
     "csv": Target(fuzz_tables.csv_files, fuzz_tables.look_at_csv, fuzz_tables.scatter_quotes),
-    "recipe": Target(fuzz_tables.recipe_files, fuzz_tables.look_at_recipe, fuzz_tables.tamper_json),
+    "recipe": Target(fuzz_tables.recipe_files, fuzz_tables.look_at_recipe, fuzz_tables.tamper_recipe),
     "megatron": Target(fuzz_tokens.megatron_files, fuzz_tokens.look_at_megatron, share=0.1),
     "datatrove": Target(fuzz_tokens.datatrove_files, fuzz_tokens.look_at_datatrove, share=0.1),
     "token-array": Target(fuzz_tokens.numpy_files, fuzz_tokens.look_at_numpy, share=0.1),

@@ -245,12 +245,16 @@ def look_at_recipe(data: bytes, scratch: Path) -> object:
     return recipe
 
 
-def tamper_json(data: bytearray) -> None:
+def tamper_recipe(data: bytearray) -> None:
+    tamper_json(data, _recipe()[0])
+
+
+def tamper_json(data: bytearray, sound: bytes) -> None:
     """Replace some values of a JSON document; of the sound one where this does not parse."""
     try:
         document = json.loads(bytes(data))
     except (ValueError, RecursionError):
-        document = json.loads(_recipe()[0])
+        document = json.loads(sound)
     tamper(document, random.Random(zlib.crc32(data)))
     data[:] = json.dumps(document).encode()
 

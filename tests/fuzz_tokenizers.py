@@ -11,7 +11,7 @@ import zlib
 from pathlib import Path
 
 import numpy as np
-from fuzz_tables import tamper
+from fuzz_tables import tamper_json
 from tokenizers_of_tests import CHATML, CHATML_WITH_BLOCKS, TEXTS, byte_level, word_pieces
 
 from converters.samples.chats import ChatRenderer
@@ -48,13 +48,7 @@ def tokenizer_files() -> list[bytes]:
 
 
 def tamper_tokenizer(data: bytearray) -> None:
-    """Replace some values of it; of the sound one where this does not parse."""
-    try:
-        document = json.loads(bytes(data))
-    except (ValueError, RecursionError):
-        document = json.loads(tokenizer_files()[0])
-    tamper(document, random.Random(zlib.crc32(data)))
-    data[:] = json.dumps(document).encode()
+    tamper_json(data, tokenizer_files()[0])
 
 
 def look_at_tokenizer(data: bytes, scratch: Path) -> object:

@@ -62,7 +62,7 @@ def transcode(data: bytes, header: ImageHeader, *, resize: ResizeRule | None, en
             return data, header
         encode = Encode("png") if wanted == size or header.encoding == "png" else Encode("jpeg", _RESIZED_QUALITY)
     limit = pixel_limit()
-    if limit is not None and wanted[0] * wanted[1] > limit:
+    if wanted[0] * wanted[1] > limit:
         raise DecodeError(f"{size[0]}x{size[1]} pixels resized to {wanted[0]}x{wanted[1]} exceed the limit of {limit}")
     pixels = decoder()(data, header)
     stored = encode_image(_resize(pixels, wanted), encode)

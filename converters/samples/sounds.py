@@ -76,7 +76,7 @@ class SoundMaker:
         if not num:
             raise DecodeError(f"is shorter than a sample at {rate:,} Hz")
         nbytes = 4 * max(num * channels, span.num_frames * span.channels)
-        if nbytes > _MAX_NBYTES or (nbytes > _PLAIN_NBYTES and is_bomb(nbytes, stored_nbytes)):
+        if nbytes > _MAX_NBYTES or is_bomb(nbytes, stored_nbytes, plain_nbytes=_PLAIN_NBYTES):
             too_many = f"{span.num_frames:,} samples at {span.rate:,} Hz, {nbytes >> 20:,} MiB decoded"
             raise DecodeError(f"has {too_many}, too many at once for {stored_nbytes:,} bytes; cut it into parts, by a list")
         sound = np.empty((channels, num), np.float32)

@@ -13,7 +13,7 @@ from converters.samples.reading import LeftOutSample, PlannedSample, Roots, read
 from converters.tokenizer import Encoder, Tokenizing, open_fast, open_reference
 from converters.writers import StoredField, StoredSample
 from datapipe.codecs.field_values import FieldKind, FieldSpec
-from datapipe.codecs.tokenizer_facts import is_panic
+from datapipe.codecs.tokenizer_facts import panics_as_errors
 from datapipe.errors import DecodeError
 from datapipe.index.listed import missing_fields
 
@@ -180,11 +180,10 @@ def _checked(fast: Encoder, reference: Encoder) -> Encoder:
     def encode(texts: Sequence[str]) -> list[NDArray[np.uint32]]:
         nonlocal num_seen
         try:
-            found = fast(texts)
-        except BaseException as exc:
-            if isinstance(exc, Exception) or is_panic(exc):  # whatever it does not take is left to the reference
-                raise EncodersDifferError from exc
-            raise
+            with panics_as_errors():
+                found = fast(texts)
+        except Exception as exc:  # whatever it does not take is left to the reference
+            raise EncodersDifferError from exc
         numbers = range(num_seen, num_seen + len(texts))
         num_seen = numbers.stop
         compared = [place for place, number in enumerate(numbers) if number < _CHECKED_FIRST or not number % _CHECKED_EVERY]

@@ -17,7 +17,7 @@ from datapipe.codecs.video.decoding import VideoDecoder
 from datapipe.codecs.video.runs import Part, Run, packets_in
 from datapipe.codecs.video.track import Ints, ReadAt, VideoTrack
 from datapipe.errors import DecodeError, FormatError
-from datapipe.index.grids import frames_between, shown_span
+from datapipe.index.grids import frames_between, no_frame
 from datapipe.opening.videos.reading import open_template, read_track
 from datapipe.sources.lists.parts_source import part_of
 
@@ -53,7 +53,7 @@ class VideoMaker:
         track = read_track(read, nbytes, _WHERE)
         first, after = frames_between(track.times, start, end) if is_part else (0, len(track))
         if first >= after:
-            raise DecodeError(f"no frame begins {shown_span(start, end)}, and its last one begins at {track.times[-1]:.3f} s")
+            raise DecodeError(no_frame(track.times, start, end))
         frames = range(first, after)
         delay = 0 if is_part else max(0, int(track.frame_pts[0]) * track.time_base[0])
         if self._treatment.encodes:

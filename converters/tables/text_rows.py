@@ -103,9 +103,9 @@ _OTHER_DELIMITERS = "\t;|,"
 _QUOTED = re.compile(rb'"[^"]*"')
 
 
-def _delimiter_of(path: str, names: Sequence[str]) -> str:
-    """Return the delimiter of a file: that of its suffix, unless the first line has none of these, but others."""
-    usual, start = DELIMITERS[Path(path).suffix.lower()], bom_nbytes(path)
+def _delimiter_of(path: str, start: int, names: Sequence[str]) -> str:
+    """Return the delimiter of a file: that of its suffix, unless the line at byte `start` has none of these, but others."""
+    usual = DELIMITERS[Path(path).suffix.lower()]
     with open_file(path) as file:
         line = _QUOTED.sub(b"", os.pread(file.fileno(), _HEAD_NBYTES, start).partition(b"\n")[0].partition(b"\r")[0])
     if usual.encode() in line or len(names) == 1:
@@ -124,11 +124,7 @@ class CsvSource:
 
     def __init__(self, files: Sequence[SourceFile], *, delimiter: str | None, names: Sequence[str] = ()) -> None:
         self.files = tuple(files)
-        self._headers = [
-            _without_header(file.name, mark, names) if names else _header(file.name, mark)
-            for file in files
-            for mark in [delimiter or _delimiter_of(file.name, names)]
-        ]
+        self._headers = [_header(file.name, delimiter, names) for file in files]
         first = self._headers[0].names
         for file, header in zip(files, self._headers, strict=True):
             if sorted(header.names) != sorted(first):
@@ -173,12 +169,14 @@ class _Header:
     num_lines: int
 
 
-def _without_header(path: str, delimiter: str, names: Sequence[str]) -> _Header:
-    return _Header(delimiter, tuple(names), bom_nbytes(path), 0)
-
-
-def _header(path: str, delimiter: str) -> _Header:
+def _header(path: str, delimiter: str | None, names: Sequence[str]) -> _Header:
+    """Return the header of a file; without a row of it where `names` of columns are given."""
     start = bom_nbytes(path)
+    delimiter = delimiter or _delimiter_of(path, start, names)
+    return _Header(delimiter, tuple(names), start, 0) if names else _header_at(path, start, delimiter)
+
+
+def _header_at(path: str, start: int, delimiter: str) -> _Header:
     head = _first_row(path, start, delimiter)
     row = head.rstrip(b"\r\n")
     if not row.strip():

@@ -7,6 +7,7 @@ a JPEG costs about 3 us.
 
 from __future__ import annotations
 
+import math
 import re
 import struct
 import sys
@@ -73,7 +74,7 @@ def probe(data: bytes) -> ImageHeader:
     """
     header = _probe(data)
     limit = pixel_limit()
-    if limit is not None and header.height * header.width > limit:
+    if header.height * header.width > limit:
         raise DecodeError(
             f"{header.encoding} of {header.height}x{header.width} pixels exceeds the limit of {limit}: a decompression bomb? "
             "If not, set PIL.Image.MAX_IMAGE_PIXELS before you load it; the limit is twice that"
@@ -81,12 +82,18 @@ def probe(data: bytes) -> ImageHeader:
     return header
 
 
-def pixel_limit() -> int | None:
-    """Return how many pixels an image may have: as many as Pillow's `MAX_IMAGE_PIXELS` allows now. None: any number."""
+def check_sample_size(nbytes: int) -> None:
+    """Raise DecodeError for a sample that is too large to be held in memory."""
+    if nbytes > MAX_SAMPLE_NBYTES:
+        raise DecodeError(f"{nbytes} bytes exceed the limit of {MAX_SAMPLE_NBYTES} for one sample")
+
+
+def pixel_limit() -> float:
+    """Return how many pixels an image may have: as many as Pillow's `MAX_IMAGE_PIXELS` allows now; inf for any number."""
     pillow = sys.modules.get("PIL.Image")  # its import takes 40 ms; until then nobody has changed the setting
     if pillow is None:
         return MAX_PIXELS
-    return None if pillow.MAX_IMAGE_PIXELS is None else int(2 * pillow.MAX_IMAGE_PIXELS)
+    return math.inf if pillow.MAX_IMAGE_PIXELS is None else int(2 * pillow.MAX_IMAGE_PIXELS)
 
 
 def _probe(data: bytes) -> ImageHeader:

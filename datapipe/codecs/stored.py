@@ -26,7 +26,7 @@ import msgspec
 from crc32c import crc32c
 from isal import isal_zlib
 
-from datapipe.codecs.probe import MAX_SAMPLE_NBYTES
+from datapipe.codecs.probe import check_sample_size
 from datapipe.core.printable import listed
 from datapipe.errors import DecodeError
 
@@ -195,8 +195,7 @@ def _object_with(name: str, kind: type[Any]) -> msgspec.json.Decoder[msgspec.Str
 
 def _with_zeros(data: bytes, step: _Step) -> bytes:
     """Return runs of bytes at their places among zeros."""
-    if step.nbytes > MAX_SAMPLE_NBYTES:
-        raise DecodeError(f"{step.nbytes} bytes exceed the limit of {MAX_SAMPLE_NBYTES} for one sample")
+    check_sample_size(step.nbytes)
     sizes = step.runs[1::2]
     ends = [0, *(offset + size for offset, size in zip(step.runs[::2], sizes, strict=True))]
     if sum(sizes) != len(data) or ends[-1] > step.nbytes or any(map(operator.lt, step.runs[::2], ends)):
@@ -210,8 +209,7 @@ def _with_zeros(data: bytes, step: _Step) -> bytes:
 
 def _inflate(data: bytes, nbytes: int) -> bytes:
     """Unpack raw DEFLATE; never makes more than the `nbytes` that were announced, and one."""
-    if nbytes > MAX_SAMPLE_NBYTES:
-        raise DecodeError(f"{nbytes} bytes exceed the limit of {MAX_SAMPLE_NBYTES} for one sample")
+    check_sample_size(nbytes)
     unpacking = isal_zlib.decompressobj(-isal_zlib.MAX_WBITS)
     try:
         found = unpacking.decompress(data, nbytes + 1)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from datapipe.codecs import tokenizer_trial
@@ -30,6 +31,10 @@ class TokenizerFacts:
     keeps_ids: bool  # the library gives its tokens the ids that the file states
 
 
+class PanicError(Exception):
+    """A library in Rust gave up."""
+
+
 @functools.lru_cache(maxsize=2)
 def look_at_tokenizer(data: bytes, asked: tuple[str, ...], who: str) -> TokenizerFacts:
     """Return what a tokenizer.json holds, as a process of its own finds it. `asked`: tokens. `who`: needs it.
@@ -51,6 +56,12 @@ def look_at_tokenizer(data: bytes, asked: tuple[str, ...], who: str) -> Tokenize
     return TokenizerFacts(**found)
 
 
-def is_panic(exc: BaseException) -> bool:
-    """Return whether an exception is a panic of a library in Rust: those derive from BaseException, and have no common class."""
-    return type(exc).__name__ == "PanicException"
+@contextlib.contextmanager
+def panics_as_errors() -> Iterator[None]:
+    """Raise PanicError for a panic of a library in Rust: those derive from BaseException, and have no common class."""
+    try:
+        yield
+    except BaseException as exc:
+        if type(exc).__name__ == "PanicException":
+            raise PanicError(str(exc)) from exc
+        raise

@@ -28,9 +28,12 @@ class ByteSource(Protocol):
     def __getitem__(self, place: slice, /) -> bytes: ...
 
 
-def is_bomb(nbytes: int, stored_nbytes: int) -> bool:
-    """Return True if compressed bytes claim to become more than 64 MiB, and more than any codec can make of them."""
-    return nbytes > max(PLAIN_NBYTES, 1100 * stored_nbytes)  # deflate's ratio
+def is_bomb(nbytes: int, stored_nbytes: int, *, plain_nbytes: int = PLAIN_NBYTES) -> bool:
+    """Return True if compressed bytes claim to become more than any codec can make of them, and more than 64 MiB.
+
+    `plain_nbytes`: more than those, where that is more.
+    """
+    return nbytes > max(PLAIN_NBYTES, plain_nbytes, 1100 * stored_nbytes)  # deflate's ratio
 
 
 @contextlib.contextmanager

@@ -56,10 +56,8 @@ def names_or_none(value: Any, name: str) -> tuple[str, ...] | None:
     """Return `value`, a list of names, as a tuple; None if it is None."""
     if value is None:
         return None
-    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
-        raise OptionError(f"{name} is {value!r:.60}; it must be a list of names")
-    names = tuple(value)
-    if not all(isinstance(one, str) for one in names):
+    names = None if isinstance(value, (str, bytes)) or not isinstance(value, Iterable) else tuple(value)
+    if names is None or not all(isinstance(one, str) for one in names):
         raise OptionError(f"{name} is {value!r:.60}; it must be a list of names")
     return names
 

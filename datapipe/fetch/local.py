@@ -13,7 +13,7 @@ from pathlib import Path
 
 import crc32c
 
-from datapipe.codecs.probe import MAX_SAMPLE_NBYTES
+from datapipe.codecs.probe import check_sample_size
 from datapipe.codecs.stored import PLAIN, decode_stored, value_nbytes, why_absent
 from datapipe.core.regular_files import open_descriptor
 from datapipe.errors import (
@@ -94,7 +94,7 @@ class LocalFiles:
         if extents.one_file_each or nbytes == WHOLE_FILE:
             data = _read_whole(path)
             return decode_stored(data, codec) if codec else data
-        _check_size(max(nbytes, value_nbytes(nbytes, codec)) if codec else nbytes)
+        check_sample_size(max(nbytes, value_nbytes(nbytes, codec)) if codec else nbytes)
         try:
             file = self._file(path)  # referred to here, so that it stays open for this read if another thread drops it
             fits = offset + nbytes <= file.nbytes  # checked first, as `pread` allocates memory for all it is to read
@@ -218,7 +218,7 @@ def _read_whole(path: str) -> bytes:
     descriptor, status = open_sample(path)
     try:
         size = status.st_size
-        _check_size(size)
+        check_sample_size(size)
         data = os.read(descriptor, size + 1)
         while len(data) < size and (more := os.read(descriptor, size - len(data))):
             data += more
@@ -229,12 +229,6 @@ def _read_whole(path: str) -> bytes:
         raise _translated(exc, path) from exc
     finally:
         os.close(descriptor)
-
-
-def _check_size(nbytes: int) -> None:
-    """Raise DecodeError for a sample that is too large to read into memory."""
-    if nbytes > MAX_SAMPLE_NBYTES:
-        raise DecodeError(f"{nbytes} bytes exceed the limit of {MAX_SAMPLE_NBYTES} for one sample")
 
 
 def _translated(exc: OSError, path: str) -> MissingDataError | StorageError:

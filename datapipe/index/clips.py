@@ -20,9 +20,10 @@ from datapipe.codecs.video.depth import Depth
 from datapipe.codecs.video.track import VideoTrack
 from datapipe.core.checks import real_number, whole_number
 from datapipe.core.printable import counted
-from datapipe.errors import FormatError, OptionError
+from datapipe.errors import OptionError
 from datapipe.index.entries import Description, RowGroup, place_in
 from datapipe.index.grids import Grid, grid_between, grid_problem
+from datapipe.index.media import left_out_line, refuse_bad
 from datapipe.index.videos import VideoIndex
 
 Ints = NDArray[np.int64]
@@ -209,7 +210,7 @@ class ClipIndex(AnyClips):
         self.parts, self.settings, self.where, self.videos = parts, settings, where, parts.videos
         self.num_grid = self._grid_sizes()
         if not skips_bad:
-            self._refuse_bad()
+            refuse_bad(self.num_grid == 0, self._problem)
         self.starts: Ints = np.cumsum(np.concatenate([np.zeros(1, np.int64), self._num_clips()]))  # clips before each part
         self.cameras = (Camera("video", settings.frames, self.videos.equal_size(parts.video[self.num_grid > 0])),)
         label = ("label",) if parts.has_labels else ()
@@ -261,9 +262,7 @@ class ClipIndex(AnyClips):
 
     @property
     def left_out(self) -> str | None:
-        bad = np.flatnonzero(self.num_grid == 0)
-        unit = "video" if self.parts.are_whole else "part"
-        return f"{counted(len(bad), unit)} left out: {self._problem(int(bad[0]))}" if len(bad) else None
+        return left_out_line(self.num_grid == 0, "video" if self.parts.are_whole else "part", self._problem)
 
     def explain(self) -> list[str]:
         settings = self.settings
@@ -320,12 +319,6 @@ class ClipIndex(AnyClips):
         path = self.parts.videos.source(found.video).path
         number = int(self.values("id", np.array([clip], np.int64))[0])
         return Description(number, path, f"{times[0]:.3f} to {times[1]:.3f} s".encode(), "")
-
-    def _refuse_bad(self) -> None:
-        bad = np.flatnonzero(self.num_grid == 0)
-        if len(bad):
-            more = f" (and {counted(len(bad) - 1, 'other')})" if len(bad) > 1 else ""
-            raise FormatError(f"{self._problem(int(bad[0]))}, or pass skip_bad=True{more}")
 
     def _problem(self, part: int) -> str:
         """Return why a part has no frames, for people."""

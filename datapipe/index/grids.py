@@ -41,7 +41,7 @@ def grid_between(times: Seconds, start: float, end: float, *, fps: float | None)
         return Grid()
     if fps is None:
         return Grid(first, after - first)
-    begin, num_moments = _moments(times, start, end, fps)
+    begin, num_moments = _moments(times, first, after, start, end, fps)
     if num_moments > max(_MOST_MOMENTS, 2 * len(times)):
         return Grid()
     moments = begin + np.arange(max(1, int(num_moments))) / fps
@@ -54,8 +54,8 @@ def grid_problem(times: Seconds, start: float, end: float, *, fps: float | None)
     """Return why the grid of a part has no frames, for people."""
     first, after = frames_between(times, start, end)
     if fps is None or first >= after:
-        return f"no frame begins {shown_span(start, end)}, and its last one begins at {times[-1]:.3f} s; repair the times"
-    lasts = _moments(times, start, end, fps)[1] / fps
+        return f"{no_frame(times, start, end)}; repair the times"
+    lasts = _moments(times, first, after, start, end, fps)[1] / fps
     return f"says that its {counted(after - first, 'frame')} last {lasts:,.0f} s; pass less than fps={fps:g}, or repair its times"
 
 
@@ -65,14 +65,14 @@ def frames_between(times: Seconds, start: float, end: float) -> tuple[int, int]:
     return first, int(np.searchsorted(times, end - _EARLY)) if end < float("inf") else len(times)
 
 
-def shown_span(start: float, end: float) -> str:
-    """Return the seconds of a part, for people."""
-    return f"from {start:g} s on" if end == float("inf") else f"from {start:g} to {end:g} s"
+def no_frame(times: Seconds, start: float, end: float) -> str:
+    """Return that no frame is shown between, for people."""
+    span = f"from {start:g} s on" if end == float("inf") else f"from {start:g} to {end:g} s"
+    return f"no frame begins {span}, and its last one begins at {times[-1]:.3f} s"
 
 
-def _moments(times: Seconds, start: float, end: float, fps: float) -> tuple[float, float]:
-    """Return the second at which the grid of a part with frames begins, and how many moments it has."""
-    first, after = frames_between(times, start, end)
+def _moments(times: Seconds, first: int, after: int, start: float, end: float, fps: float) -> tuple[float, float]:
+    """Return the second at which the grid of a part begins, and how many moments it has. `first`, `after`: its frames."""
     length = float(np.diff(times).mean()) if len(times) > 1 else 1 / fps  # of the last frame, which no other one ends
     begin, stop = max(start, float(times[first])), min(end, float(times[after - 1]) + length)
     return begin, (stop - begin) * fps + _EARLY

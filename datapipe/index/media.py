@@ -1,14 +1,18 @@
-"""The common part of the indexes of videos and of recordings."""
+"""The common part of the indexes of videos and of recordings, and what is said of those that are bad."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from datapipe.core import arrow_maps
+from datapipe.core.printable import counted
+from datapipe.errors import FormatError
 from datapipe.stores.location import is_url
 
 
@@ -30,6 +34,20 @@ class MediaIndex(Protocol):
 
     def entry(self, number: int) -> Any:
         """Return what is known of it."""
+
+
+def refuse_bad(is_bad: NDArray[np.bool_], problem: Callable[[int], str]) -> None:
+    """Raise FormatError with the `problem` of the first that is bad, by its number, if one is."""
+    numbers = np.flatnonzero(is_bad)
+    if len(numbers):
+        more = f" (and {counted(len(numbers) - 1, 'other')})" if len(numbers) > 1 else ""
+        raise FormatError(f"{problem(int(numbers[0]))}, or pass skip_bad=True{more}")
+
+
+def left_out_line(is_bad: NDArray[np.bool_], unit: str, problem: Callable[[int], str]) -> str | None:
+    """Return how many are bad and so left out, and the `problem` of the first; None if none is. `unit`: what they are."""
+    numbers = np.flatnonzero(is_bad)
+    return f"{counted(len(numbers), unit)} left out: {problem(int(numbers[0]))}" if len(numbers) else None
 
 
 def read_batches(path: Path, schema: pa.Schema) -> list[pa.RecordBatch]:

@@ -90,7 +90,7 @@ class Utterances:
         """The (u,) rates in Hz at which they are recorded."""
         return self.recordings.rates[self.recording]
 
-    @property
+    @functools.cached_property
     def seconds(self) -> NDArray[np.float64]:
         """The (u,) seconds of each; 0 for those that have no sound."""
         lasting: NDArray[np.float64] = self.num_frames / np.maximum(1, self.rates)

@@ -120,7 +120,7 @@ def refuse_large(steps: Sequence[RowCut]) -> None:
     limit = pixel_limit()
     for how in steps:
         for height, width in (how.size, how.window[2:]):
-            if limit is not None and height * width > limit:
+            if height * width > limit:
                 raise DecodeError(
                     f"transforms would make it {height} x {width} pixels, which exceeds the limit of {limit}; leave it out"
                 )

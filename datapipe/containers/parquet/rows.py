@@ -158,7 +158,7 @@ def _read_row_group(file: pq.ParquetFile, number: int, column: str, found: Itera
     for batch in file.iter_batches(at_once, row_groups=[number], columns=[column], use_threads=False):
         batches.append(batch)
         nbytes += batch.nbytes
-        if nbytes > _MAX_REPEATED and is_bomb(nbytes, stored):
+        if is_bomb(nbytes, stored, plain_nbytes=_MAX_REPEATED):
             raise DamagedError(f"pages of {stored} bytes of column {column!r} claim to hold more than {nbytes} bytes of values")
     return pa.Table.from_batches(batches)
 

@@ -47,7 +47,7 @@ def describe(found: Utterances, args: argparse.Namespace) -> dict[str, Any]:
         raise OptionError(f"--grid: {args.path} holds sound, of which there are no pictures; leave it out")
     recordings = found.recordings
     is_good = found.num_frames > 0
-    seconds = found.num_frames[is_good] / found.rates[is_good]
+    seconds = found.seconds[is_good]
     bad = np.flatnonzero(~is_good)
     _, first_of_each = np.unique(found.recording[bad], return_index=True)
     used = np.unique(found.recording[is_good])

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from datapipe.codecs.audio.decoding import Floats
 from datapipe.codecs.audio.resampling import Span, num_resampled, read_samples
 from datapipe.containers.mapped import PLAIN_NBYTES, is_bomb
-from datapipe.core.printable import counted
 from datapipe.core.regular_files import bytes_in_memory, range_in_memory
-from datapipe.errors import FormatError, MissingDataError, OptionError
+from datapipe.errors import MissingDataError, OptionError
 from datapipe.fetch.files import Files
 from datapipe.fetch.local import open_sample
+from datapipe.index.media import left_out_line, refuse_bad
 from datapipe.index.recordings import RecordingIndex
 from datapipe.index.utterances import Utterances
 from datapipe.kinds.audio.settings import AudioSettings
@@ -38,13 +38,13 @@ class AudioSamples:
     @classmethod
     def of(cls, found: Utterances, settings: AudioSettings, *, skip_bad: bool) -> AudioSamples:
         """Return the samples that the settings leave. Raises FormatError for a bad recording, unless it is skipped."""
-        left_out: list[str] = []
-        found = _without(found, found.num_frames == 0, found.problem, left_out, skip_bad=skip_bad)
+        found, bad = _without(found, found.num_frames == 0, found.problem, skip_bad=skip_bad)
         if settings.between is not None:
             found = found.select((found.seconds >= settings.between[0]) & (found.seconds <= settings.between[1]))
         rate = _rate(found, settings) if len(found) else 0
         nbytes = _decoded_nbytes(found, settings, rate)
-        found = _without(found, _are_bombs(found, nbytes), functools.partial(_claim, found, nbytes), left_out, skip_bad=skip_bad)
+        found, bombs = _without(found, _are_bombs(found, nbytes), functools.partial(_claim, found, nbytes), skip_bad=skip_bad)
+        left_out = "; ".join(bad + bombs)
         is_short = found.seconds < (settings.seconds or 0)
         if settings.short == "error" and is_short.any():
             one = found.describe(int(np.flatnonzero(is_short)[0]))
@@ -52,16 +52,15 @@ class AudioSamples:
         if settings.short == "drop":
             found = found.select(~is_short)
         if not len(found):
-            bad = f" ({'; '.join(left_out)})" if left_out else ""
-            raise MissingDataError(f"{found.where}: no samples are left{bad}; check the path, `seconds`, `short` and `between`")
-        samples, seconds = cls(found, settings, rate, "; ".join(left_out) or None), found.seconds
-        if settings.max_seconds is not None and seconds.max() > settings.max_seconds:
-            one = found.describe(int(seconds.argmax()))
+            why = f" ({left_out})" if left_out else ""
+            raise MissingDataError(f"{found.where}: no samples are left{why}; check the path, `seconds`, `short` and `between`")
+        if settings.max_seconds is not None and found.seconds.max() > settings.max_seconds:
+            one = found.describe(int(found.seconds.argmax()))
             raise OptionError(
                 f"{one}: is longer than max_seconds={settings.max_seconds:g}; pass more, or between=(0, {settings.max_seconds:g})"
                 " to leave out what is longer"
             )
-        return samples
+        return cls(found, settings, rate, left_out or None)
 
     def __len__(self) -> int:
         return len(self.utterances)
@@ -137,20 +136,16 @@ def _opened(recordings: RecordingIndex, number: int, files: Files) -> int:
 
 
 def _without(
-    found: Utterances, is_bad: NDArray[np.bool_], problem: Callable[[int], str], left_out: list[str], *, skip_bad: bool
-) -> Utterances:
-    """Return the utterances that are not bad; a line on those that are is added to `left_out`.
+    found: Utterances, is_bad: NDArray[np.bool_], problem: Callable[[int], str], *, skip_bad: bool
+) -> tuple[Utterances, list[str]]:
+    """Return the utterances that are not bad, and a line on those that are, if there are any.
 
     Raises FormatError with the first `problem`, unless bad ones are skipped.
     """
-    if not is_bad.any():
-        return found
-    first, num_bad = int(np.flatnonzero(is_bad)[0]), int(is_bad.sum())
     if not skip_bad:
-        more = f" (and {counted(num_bad - 1, 'other')})" if num_bad > 1 else ""
-        raise FormatError(f"{problem(first)}, or pass skip_bad=True{more}")
-    left_out.append(f"{counted(num_bad, 'utterance')} left out: {problem(first)}")
-    return found.select(~is_bad)
+        refuse_bad(is_bad, problem)
+    line = left_out_line(is_bad, "utterance", problem)
+    return found.select(~is_bad), [] if line is None else [line]
 
 
 def _decoded_nbytes(found: Utterances, settings: AudioSettings, rate: int) -> Ints:

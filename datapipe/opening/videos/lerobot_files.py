@@ -44,7 +44,7 @@ _Facts = dict[str, Any]
 
 
 class Feature(msgspec.Struct, frozen=True):
-    """What is said of a camera or a column."""
+    """A camera or a column: the type and shape of its values, and how they are stored."""
 
     dtype: str = ""
     shape: tuple[_Count, ...] | None = None
@@ -53,7 +53,7 @@ class Feature(msgspec.Struct, frozen=True):
 
     @property
     def details(self) -> _Facts:
-        """What is said of a camera's videos or images; earlier releases call it otherwise."""
+        """How the videos or images of a camera are stored; earlier releases have it under another name."""
         return {**(self.video_info or {}), **(self.info or {})}
 
 
