@@ -41,16 +41,16 @@ class AudioSamples:
         found, bad = _without(found, found.num_frames == 0, found.problem, skip_bad=skip_bad)
         if settings.between is not None:
             found = found.select((found.seconds >= settings.between[0]) & (found.seconds <= settings.between[1]))
-        rate = _rate(found, settings) if len(found) else 0
-        nbytes = _decoded_nbytes(found, settings, rate)
-        found, bombs = _without(found, _are_bombs(found, nbytes), functools.partial(_claim, found, nbytes), skip_bad=skip_bad)
-        left_out = "; ".join(bad + bombs)
         is_short = found.seconds < (settings.seconds or 0)
         if settings.short == "error" and is_short.any():
             one = found.describe(int(np.flatnonzero(is_short)[0]))
             raise OptionError(f"{one}: is shorter than {settings.seconds:g} s; pass short='pad' or 'drop', or fewer seconds")
         if settings.short == "drop":
             found = found.select(~is_short)
+        rate = _rate(found, settings) if len(found) else 0
+        nbytes = _decoded_nbytes(found, settings, rate)
+        found, bombs = _without(found, _are_bombs(found, nbytes), functools.partial(_claim, found, nbytes), skip_bad=skip_bad)
+        left_out = "; ".join(bad + bombs)
         if not len(found):
             why = f" ({left_out})" if left_out else ""
             raise MissingDataError(f"{found.where}: no samples are left{why}; check the path, `seconds`, `short` and `between`")

@@ -94,6 +94,15 @@ def test_what_becomes_of_short_utterances(words: Path) -> None:
         dp.Audio(words, seconds=20, short="drop")
 
 
+def test_what_is_dropped_does_not_matter_for_the_rate(tmp_path: Path) -> None:
+    write_sound(tmp_path / "long.wav", sound(2))
+    write_sound(tmp_path / "short.wav", sound(0.5, rate=8000), rate=8000)
+    with pytest.raises(OptionError, match=r"recordings have rates of 8,000 to 16,000 Hz"):
+        dp.Audio(tmp_path, seconds=1)
+    assert dp.Audio(tmp_path, seconds=1, short="drop").samples.rate == RATE
+    assert dp.Audio(tmp_path, whole=True, between=(1, 9)).samples.rate == RATE
+
+
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_whole_utterances_come_beside_others_as_long(words: Path, shuffle: bool) -> None:
     loader = loader_of(words, whole=True, batch_size=3, shuffle=shuffle, fields=FIELDS)
