@@ -222,7 +222,7 @@ class TorchLoader:
         start = self._epochs.claim()
         keys = source.keys(start, seed)
         if isinstance(self._dataset, DeferringDataset):
-            self._dataset.seed_need.look_at(self._dataset.dataset)
+            self._dataset.prepare()
             keys = self._tally.paying.marked(keys) if self._dataset.may_leave_out else keys
         if isinstance(self._dataset, GatheredRows) and self._inner.num_workers:
             tell, num_ahead = self._dataset.announce, self._inner.num_workers * (self._inner.prefetch_factor or 2)

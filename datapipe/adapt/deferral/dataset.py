@@ -66,6 +66,12 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
         """Whether requests may say that nothing is recorded."""
         return self.defers and not self.encodes
 
+    def prepare(self) -> None:
+        """Find out in the training process what each of its workers would find out, before they are forked."""
+        self.seed_need.look_at(self.dataset)
+        if self.defers:
+            torchvision_seams.prepare()
+
     def __len__(self) -> int:
         return len(self.dataset)
 

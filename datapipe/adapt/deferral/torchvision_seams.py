@@ -9,9 +9,10 @@ kernels are replaced. What its `to_image` gives is a `tv_tensors.Image`, and so 
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from PIL import Image
@@ -28,62 +29,90 @@ _ON_TENSORS = "torchvision.transforms._functional_tensor"
 _V2 = "torchvision.transforms.v2.functional"
 _TV_TENSORS = "torchvision.tv_tensors"
 
-# The original functions, by the names of the steps. Empty until `install` finds torchvision.
+# The original functions, by the names of the steps. Empty until torchvision is found.
 TENSOR_STEPS: dict[str, Callable[..., Any]] = {}
-_replaced: dict[int, tuple[Any, Any]] = {}  # by id of the original: it, and what stands in its place
+_stand_ins: dict[int, tuple[Any, Any]] = {}  # by id of the original: it, and what is to stand in its place
+_places: list[_Place] = []  # found, and not taken yet
+_latest = [""]  # the module that had been imported last when they were looked for
+
+
+class _Place(NamedTuple):
+    """Where an original is held under a key."""
+
+    held: dict[Any, Any]
+    key: Any
+    original: Any
+    stand_in: Any
 
 
 def install() -> None:
     """Replace the functions if torchvision has been imported. Call it again whenever it may have been imported since."""
+    prepare()
+    if _places:
+        _find_names(after=_latest[0])
+    while _places:
+        place = _places.pop()
+        if place.held.get(place.key) is place.original:
+            place.held[place.key] = place.stand_in
+
+
+def prepare() -> None:
+    """Find what `install` will replace. To look through all modules costs a worker that was forked 80 ms, its parent 5."""
     if _FUNCTIONAL not in sys.modules or "to_image" in TENSOR_STEPS or (TENSOR_STEPS and _V2 not in sys.modules):
         return  # in a fraction of a microsecond
     functional, on_pillow, v2 = (sys.modules.get(name) for name in (_FUNCTIONAL, _ON_PILLOW, _V2))
+    is_new = False
     if not TENSOR_STEPS and on_pillow is not None and hasattr(functional, "normalize"):
         for name, plan in _IMAGE_STEPS.items():
             PILLOW_STEPS[name] = original = getattr(functional if name == "gaussian_blur" else on_pillow, name)
-            _replaced[id(original)] = (original, recording_method(original, plan))
+            _stand_ins[id(original)] = (original, recording_method(original, plan))
         for name in ("to_tensor", "pil_to_tensor", "normalize"):
-            _replace(name, getattr(functional, name))
-        _replace("pad", sys.modules[_ON_TENSORS].pad)
-        _replace_names()
+            _add(name, getattr(functional, name))
+        _add("pad", sys.modules[_ON_TENSORS].pad)
+        is_new = True
     if TENSOR_STEPS and "to_image" not in TENSOR_STEPS and hasattr(v2, "to_image") and hasattr(v2, "normalize"):
-        _install_v2(v2)
+        _prepare_v2(v2)
+        is_new = True
+    if is_new:
+        _find_names()
 
 
-def _install_v2(functional: Any) -> None:
-    """Replace v2's kernels once all of it is imported: those that it shares with v1, and its own."""
+def _prepare_v2(functional: Any) -> None:
+    """Find v2's kernels once all of it is imported: those that it shares with v1, and its own."""
     registry: dict[Any, dict[type, Any]] = functional._utils._KERNEL_REGISTRY
-    _replace("to_image", functional.to_image)
-    _replace("v2 to_dtype", functional.to_dtype_image)
-    _replace("v2 normalize", functional.normalize_image)
-    _replace("v2 pad", functional._geometry._pad_with_scalar_fill)
-    _replace("resize_image", functional.resize_image)
+    _add("to_image", functional.to_image)
+    _add("v2 to_dtype", functional.to_dtype_image)
+    _add("v2 normalize", functional.normalize_image)
+    _add("v2 pad", functional._geometry._pad_with_scalar_fill)
+    _add("resize_image", functional.resize_image)
     PILLOW_STEPS["resize_image"] = _resize_image
     image = sys.modules[_TV_TENSORS].Image
     for kernels in registry.values():
         for kind, kernel in kernels.items():
-            if id(kernel) in _replaced:
-                kernels[kind] = _replaced[id(kernel)][1]
-            elif kind is image and id(getattr(kernel, "__wrapped__", None)) in _replaced:
-                kernels[kind] = functional._utils._kernel_tv_tensor_wrapper(_replaced[id(kernel.__wrapped__)][1])
-    _replace_names()
+            if id(kernel) in _stand_ins:
+                _places.append(_Place(kernels, kind, kernel, _stand_ins[id(kernel)][1]))
+            elif kind is image and id(inner := getattr(kernel, "__wrapped__", None)) in _stand_ins:
+                wrapped = functional._utils._kernel_tv_tensor_wrapper(_stand_ins[id(inner)][1])
+                _places.append(_Place(kernels, kind, kernel, wrapped))
 
 
-def _replace(name: str, original: Callable[..., Any]) -> None:
-    """Note what stands in the place of a function that makes a tensor."""
+def _add(name: str, original: Callable[..., Any]) -> None:
+    """Note what is to stand in the place of a function that makes a tensor."""
     TENSOR_STEPS[name] = original
-    _replaced[id(original)] = (original, _recording_function(name, original))
+    _stand_ins[id(original)] = (original, _recording_function(name, original))
 
 
-def _replace_names() -> None:
-    """Put functions in place wherever a module holds the originals under a name."""
-    for module in list(sys.modules.values()):
-        names = getattr(module, "__dict__", None)
-        if not isinstance(names, dict):
+def _find_names(*, after: str = "") -> None:
+    """Find the names under which modules hold originals: all modules, or those that were imported `after` another."""
+    names = list(itertools.takewhile(lambda name: name != after, reversed(sys.modules)))
+    for module in map(sys.modules.get, names):
+        held = getattr(module, "__dict__", None)
+        if not isinstance(held, dict):
             continue
-        for name, value in list(names.items()):
-            if id(value) in _replaced and _replaced[id(value)][0] is value:
-                names[name] = _replaced[id(value)][1]
+        for key, value in list(held.items()):
+            if id(value) in _stand_ins and _stand_ins[id(value)][0] is value:
+                _places.append(_Place(held, key, value, _stand_ins[id(value)][1]))
+    _latest[:] = names[:1] or [after]
 
 
 # -- images that stay Pillow's ----------------------------------------------------------------------
