@@ -16,8 +16,9 @@ import torch
 import torch.utils.data
 
 from datapipe.adapt.deferral.dataset import DeferringDataset, WorkerStart
+from datapipe.adapt.deferral.paying import paying_of
 from datapipe.adapt.deferral.reports import DeliveringCollate, Tally
-from datapipe.adapt.deferral.requests import BatchRequest
+from datapipe.adapt.deferral.requests import BatchRequest, calculated
 from datapipe.adapt.explaining import lines_about, lines_about_rows
 from datapipe.adapt.keys import KeyPass, KeySource, SampleDataset
 from datapipe.adapt.loaders import TorchDataLoader, batch_size_of, length_of, rebuilt_loader, sampler_of
@@ -72,6 +73,8 @@ class TorchLoader:
         self._batches = _Batches(open_source, self._checksum, batch_size=batch_size_of(inner))
         changes = WHOLE_BATCHES if isinstance(dataset, GatheredRows) else {}
         self._tally = Tally()
+        if isinstance(dataset, DeferringDataset):
+            self._tally = Tally(paying=paying_of(dataset.dataset, inner.collate_fn), seed_need=dataset.seed_need)
         self._loader = rebuilt_loader(inner, dataset=dataset, batch_sampler=self._batches, changes=changes)
         if isinstance(dataset, DeferringDataset):
             for name in ("collate_fn", "worker_init_fn"):
@@ -222,8 +225,12 @@ class TorchLoader:
         start = self._epochs.claim()
         keys = source.keys(start, seed)
         if isinstance(self._dataset, DeferringDataset):
-            self._dataset.prepare()
-            keys = self._tally.paying.marked(keys) if self._dataset.may_leave_out else keys
+            self._dataset.prepare(decodes=any(one.is_deferred for one in self._tally.counts.values()))
+            keys = calculated(keys) if self._dataset.seed_need.drawn else keys
+            if self._dataset.may_leave_out:
+                num = source.num_steps * (self._batches.batch_size or 1)
+                self._tally.paying.begin(num, self._inner.num_workers, persist=self._inner.persistent_workers)
+                keys = self._tally.paying.marked(keys)
         if isinstance(self._dataset, GatheredRows) and self._inner.num_workers:
             tell, num_ahead = self._dataset.announce, self._inner.num_workers * (self._inner.prefetch_factor or 2)
             keys = announced(keys, lambda pair: tell(pair[0]), num_ahead=num_ahead)

@@ -11,8 +11,9 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from datapipe.adapt.asked import Asked
-from datapipe.adapt.deferral.dataset import DeferringDataset, reads_batches
+from datapipe.adapt.deferral.dataset import DeferringDataset
 from datapipe.adapt.deferral.device_decoding import DecodingByDali, choose_decoder
+from datapipe.adapt.deferral.own_code import reads_batches
 from datapipe.adapt.deferral.requests import request_of_picks
 from datapipe.adapt.explaining import lines_about
 from datapipe.adapt.introspection import Introspection

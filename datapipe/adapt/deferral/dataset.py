@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import sys
@@ -17,14 +16,16 @@ from datapipe.adapt.deferral import pillow_seams, tensors, torchvision_seams
 from datapipe.adapt.deferral.blocks import COUNTED_BY_ASKING, Block, holds_its_tensors
 from datapipe.adapt.deferral.encoded_rows import blocks_of
 from datapipe.adapt.deferral.engine import Engine, Wanted
+from datapipe.adapt.deferral.own_code import Bad, Call, OwnCode, bad_among, unless_alarmed, unless_changed
 from datapipe.adapt.deferral.paying import Cost
+from datapipe.adapt.deferral.preparing import counted_once, taken_seconds
 from datapipe.adapt.deferral.recorder import Fetch, PendingPixels, place_of, recording
 from datapipe.adapt.deferral.reports import FetchReport, OperationCount, leave_report
-from datapipe.adapt.deferral.requests import BatchRequest, SeedNeed
-from datapipe.kernel.bad_samples import MAX_ATTEMPTS
+from datapipe.adapt.deferral.requests import BatchRequest, SeedNeed, SeedsSeen
+from datapipe.adapt.deferral.rules import are_exact
+from datapipe.codecs.decode import default_decoder_name
 from datapipe.kernel.options import OnError
-from datapipe.kernel.random_state import RandomMark, RandomStates, random_mark, reseed
-from datapipe.order.draws import key64
+from datapipe.kernel.random_state import RandomStates, random_mark
 
 _HELD_BY_US = 2 + COUNTED_BY_ASKING  # references to a tensor that is still wanted: its holder's, the loop's name
 _MOST_FAILURES = 5  # samples of a process that raised only because they were recorded; then tensors are made at once
@@ -49,12 +50,13 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
         self.on_error = on_error
         self.encodes = encodes
         self.stacks = False  # whether default_collate will stack the samples
-        self._engine: Engine | None = None
+        self._engine = Engine()
         self._process = 0  # whose engine that is, as decoders do not survive a fork
+        self._is_ready = False  # whether it is made
         self.seed_need = SeedNeed()  # what is known of draws in this process
-        self._watched_fetch: Fetch | None = None  # one that has seen nothing, to be used again
-        self._has_images = False  # whether the latest fetch without recording had an image that would have been recorded
-        self._num_recorded = self._num_plain = self._num_failures = 0  # fetches of this process, and samples
+        self._watches = False  # whether images are traced where nothing is recorded
+        self._told: SeedsSeen | None = None  # what was told of draws
+        self._num_recorded = self._num_alone = self._num_failures = 0  # fetches of this process, and samples
         self._first_failure = ""
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -66,11 +68,17 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
         """Whether requests may say that nothing is recorded."""
         return self.defers and not self.encodes
 
-    def prepare(self) -> None:
-        """Find out in the training process what each of its workers would find out, before they are forked."""
+    def prepare(self, *, decodes: bool) -> None:
+        """Find out in the training process what each of its workers would find out, before they are forked.
+
+        `decodes`: whether they are known to open decoders. Where they do not, these are not imported: OpenCV begins slower then.
+        """
         self.seed_need.look_at(self.dataset)
+        random_mark()
         if self.defers:
             torchvision_seams.prepare()
+            if decodes:
+                default_decoder_name()
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -86,97 +94,79 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
     def __getitems__(self, request: Any) -> Any:
         """Return the samples of a batch. Raises what the user's code raises, as without deferral."""
         request = BatchRequest.of(request)
-        if request.seeds is None:
-            return self._fetch(request)
-        states = RandomStates() if torch.utils.data.get_worker_info() is None else None
+        states = RandomStates() if request.seeds is not None and torch.utils.data.get_worker_info() is None else None
         try:
-            before = None if not self._may_leave_seeds_out(request) else random_mark() if states is None else states.mark
-            return self._fetch(request) if before is None else self._with_seeds_as_needed(request, before)
+            if not self.defers or not pillow_seams.is_available():
+                made = self._own_code.samples(request)
+                self._leave_report(request, made)
+                return self._settled(made, request)
+            if self._process != os.getpid():
+                self._process, self._is_ready, self._num_recorded, self._num_alone = os.getpid(), False, 0, 0
+            made = None if request.is_recorded else self._alone(request)
+            return self._recorded(request) if made is None else made
         finally:
             if states is not None:
                 states.restore()
 
-    def _with_seeds_as_needed(self, request: BatchRequest, before: RandomMark) -> Any:
-        """Return the samples made with seeds of those states alone from which samples have drawn; with all if others changed.
+    @property
+    def _own_code(self) -> OwnCode:
+        return OwnCode(self.dataset, self.on_error, self.seed_need)
 
-        `before`: the mark of the states as they are.
-        """
-        need = self.seed_need
-        try:
-            made = self._with_few_seeds(request)
-        except Exception:
-            if before.changed(random_mark()) <= need.drawn:
-                raise
-            made = None
-        changed = before.changed(random_mark())
-        if made is not None and changed <= need.drawn:
-            return made
-        need.drawn |= changed
-        return self._fetch(request)
-
-    def _may_leave_seeds_out(self, request: BatchRequest) -> bool:
-        is_recorded = self.defers and (request.is_recorded or self._has_images)
-        return self.on_error == "raise" and not is_recorded and self.seed_need.may_leave_out()
-
-    def _with_few_seeds(self, request: BatchRequest) -> Any:
-        """Return the samples as the user's code makes them, as fast as torch does; None if an image is to be recorded."""
-        dataset, keys, seeds, drawn = self.dataset, request.keys, request.seeds or (), self.seed_need.drawn
-        watched, self._watched_fetch = self._watched_fetch or Fetch(is_plain=True), None
-        num_replaced = len(torchvision_seams.TENSOR_STEPS)
-        watches = self.defers and pillow_seams.is_available()
-        if watches:
+    @counted_once
+    def _be_ready(self) -> None:
+        """Make ready what this process needs to record, or to trace images."""
+        if not self._is_ready:
             pillow_seams.install()
-        with recording(watched) if watches else contextlib.nullcontext():
-            if reads_batches(dataset):
-                if drawn:
-                    reseed(seeds[0], drawn)
-                made = dataset.__getitems__(keys)
-            elif drawn:
-                made = []
-                for key, seed in zip(keys, seeds, strict=True):
-                    reseed(seed, drawn)
-                    made.append(dataset[key])
-            else:
-                made = [dataset[key] for key in keys]
-        self._has_images = watched.has_traced
-        self._watched_fetch = None if watched.has_traced or not watched.is_exact else watched
-        if watches:
-            torchvision_seams.install()
-            watched.end_sample()
-            if not watched.is_exact or num_replaced != len(torchvision_seams.TENSOR_STEPS):
-                return None
-        num = len(request)
-        cost = Cost(True, True, num, has_images=watched.has_traced) if watches else None
-        leave_report(FetchReport((), num, cost=cost, collation=request.collation))
-        return made
-
-    def _fetch(self, request: BatchRequest) -> Any:
-        began = time.thread_time()
-        calls = self._calls(request)
-        if not self.defers or not pillow_seams.is_available():
-            made = [self._plainly(call) for call in calls]
-            leave_report(FetchReport((), len(calls), bad=_bad_among(made), collation=request.collation))
-            return self._settled(made, calls)
-        pillow_seams.install()
+            tensors.install()
+            self._engine, self._is_ready = Engine(), True
         torchvision_seams.install()
-        tensors.install()
-        if self._process != os.getpid():
-            self._engine, self._process, self._num_recorded, self._num_plain = None, os.getpid(), 0, 0
-        collation, num = request.collation, len(request)
-        if not request.is_recorded:
-            watched = Fetch(is_plain=True)
-            made = self._watched(calls, watched)
-            if watched.is_exact:
-                self._has_images = watched.has_traced
-                cost, since = Cost(True, True, num, has_images=watched.has_traced), began if self._num_plain else None
-                self._num_plain += 1
-                leave_report(FetchReport((), num, bad=_bad_among(made), cost=cost, began=since, collation=collation))
-                return self._settled(made, calls)
+
+    def _alone(self, request: BatchRequest) -> Any:
+        """The samples as the user's code makes them; None if they must be recorded, so that their values are always the same."""
+        began = time.thread_time()
+        make = functools.partial(self._own_code.samples, request)
+        made, has_images = None, False  # is not known
+        if not (self._watches or request.is_watched):
+            made = unless_alarmed(make)
+            self._watches = made is None
+        if made is None:
+            self._be_ready()
+            made, has_images = unless_changed(make)
+        if made is None:
+            return None
+        since = began if self._num_alone else None
+        self._num_alone += 1
+        cost = Cost(True, True, len(request), has_images=has_images, is_watched=self._watches)
+        self._leave_report(request, made, cost, since)
+        return self._settled(made, request)
+
+    def _leave_report(self, request: BatchRequest, made: Any, cost: Cost | None = None, began: float | None = None) -> None:
+        """Leave the report of samples that were made by the user's code alone."""
+        bad, seeds = bad_among(made), self._news_of_seeds()
+        leave_report(FetchReport((), len(request), bad=bad, cost=cost, began=began, collation=request.collation, seeds=seeds))
+
+    def _news_of_seeds(self) -> SeedsSeen | None:
+        """What was seen of draws, if that is more than was told before."""
+        seen = self.seed_need.seen
+        if seen == self._told:
+            return None
+        self._told = seen
+        return seen
+
+    def _settled(self, made: Any, request: BatchRequest) -> Any:
+        return self._own_code.settled(made, request) if self.on_error != "raise" else made
+
+    def _recorded(self, request: BatchRequest) -> Any:
+        """The samples, their images made together when the user's code is done with them."""
+        began = time.thread_time()
+        self._be_ready()
+        own, num = self._own_code, len(request)
+        calls = own.calls(request)
         since, self._num_recorded = began if self._num_recorded else None, self._num_recorded + 1
-        engine = self._engine = self._engine or Engine()
+        engine = self._engine
         fetch = Fetch(notes_sites=self._num_recorded <= _FETCHES_WITH_SITES, engine=engine)
         fetch.mode = tensors.TensorMode(fetch)
-        made = []
+        made: list[Any] = []
         try:
             self._make(calls, fetch, made)
         except Exception:
@@ -195,62 +185,15 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
             for block in blocks:
                 block.ids.clear()  # ids of freed tensors are reused; the rows stay where they are
         for number in again:
-            made[number] = self._plainly(calls[number])
+            made[number] = own.sample(calls[number])
         make_again = functools.partial(self.__getitems__, request.with_values()) if encoded else None
         counts = (*_counts(engine, fetch, len(again)), *self._counts_of_failures(num))
-        cost = Cost(False, fetch.is_exact, num)
-        leave_report(FetchReport(counts, num, blocks, _bad_among(made), make_again, cost, since, collation))
-        return self._settled(made, calls)
+        cost = Cost(False, are_exact(fetch.doubtful), num, has_images=fetch.has_images, setup=taken_seconds())
+        bad, seeds = bad_among(made), self._news_of_seeds()
+        leave_report(FetchReport(counts, num, blocks, bad, make_again, cost, since, request.collation, seeds))
+        return made[0] if calls and calls[0].is_batch and type(made[0]) is not Bad else self._settled(made, request)
 
-    def _watched(self, calls: list[_Call], watched: Fetch) -> list[Any]:
-        """The samples without deferral, and in `watched` whether one would have other values with it."""
-        made: list[Any] = []
-        with recording(watched):
-            for number, call in enumerate(calls):
-                watched.begin_sample(number)
-                made.append(self._plainly(call))
-                torchvision_seams.install()  # the sample may have imported it
-                watched.end_sample()
-        return made
-
-    def _plainly(self, call: _Call) -> Any:
-        """The sample without deferral; a `_Bad` for one that raises and is not to."""
-        try:
-            return call()
-        except Exception as exc:
-            return self._raised(call, exc)
-
-    def _raised(self, call: _Call, exc: Exception) -> _Bad:
-        """Raise what the user's code raised, or return what stands for a bad sample."""
-        if self.on_error == "raise":
-            raise exc
-        return _Bad(call.key, exc)
-
-    def _settled(self, made: list[Any], calls: list[_Call]) -> Any:
-        """The samples without the bad ones, or with others in their places. Raises what the last one raised if none is left."""
-        bad = [number for number, sample in enumerate(made) if type(sample) is _Bad]
-        if not bad:
-            return made[0] if calls and calls[0].is_batch else made
-        if self.on_error == "replace":
-            for number in bad:
-                made[number] = self._replacement(calls[number], made[number])
-            return made
-        kept = [sample for sample in made if type(sample) is not _Bad]
-        if not kept:
-            raise made[-1].reason
-        return kept
-
-    def _replacement(self, call: _Call, bad: _Bad) -> Any:
-        """A sample for a bad one, by a function of its seed and the attempt."""
-        assert call.seed is not None
-        for attempt in range(MAX_ATTEMPTS):
-            word = int(key64(call.seed, attempt))
-            sample = self._plainly(_Call(call.function, word % len(self.dataset), word >> 1))
-            if type(sample) is not _Bad:
-                return sample
-        raise bad.reason
-
-    def _make(self, calls: list[_Call], fetch: Fetch, made: list[Any]) -> None:
+    def _make(self, calls: list[Call], fetch: Fetch, made: list[Any]) -> None:
         """Append the samples, with stand-ins in them, to `made`."""
         for number, call in enumerate(calls):
             made.append(self._sample(call, fetch, number))
@@ -259,7 +202,7 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
                 fetch.has_shared_tensors = not holds_its_tensors(made, fetch.tensors, number)
             torchvision_seams.install()  # the first sample may have imported it
 
-    def _sample(self, call: _Call, fetch: Fetch, number: int) -> Any:
+    def _sample(self, call: Call, fetch: Fetch, number: int) -> Any:
         """Return a sample with stand-ins in it. One that fails while it is recorded is made again.
 
         Where stand-ins of tensors may be what failed, it is made with true tensors. They have the same values, so that
@@ -271,17 +214,17 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
             _forget_sample(fetch)
             failure, made = made.reason, self._attempt(call, fetch, number, is_eager=True)
             if type(made) is _Failed and not fetch.has_failed:  # the error is the user's own
-                made = self._raised(call, made.reason)
-            if type(made) not in (_Failed, _Bad):
+                made = self._own_code.raised(call, made.reason)
+            if type(made) not in (_Failed, Bad):
                 self._num_failures += 1
                 where = f"{type(failure).__name__} at {place_of(failure)}"
                 self._first_failure = self._first_failure or f"{where}: {str(failure).strip().partition(os.linesep)[0]}"
         if type(made) is not _Failed:
             return made
         _forget_sample(fetch)
-        return self._plainly(call)
+        return self._own_code.sample(call)
 
-    def _attempt(self, call: _Call, fetch: Fetch, number: int, *, is_eager: bool) -> Any:
+    def _attempt(self, call: Call, fetch: Fetch, number: int, *, is_eager: bool) -> Any:
         """Return a sample that is recorded while it is made, or a `_Failed`. Raises what comes before anything is recorded."""
         fetch.begin_sample(number, is_eager=is_eager)
         try:
@@ -294,7 +237,7 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
         except Exception as exc:
             if fetch.has_recorded:
                 return _Failed(exc)
-            return self._raised(call, exc)
+            return self._own_code.raised(call, exc)
         return _Failed(RuntimeError("bytes that do not decode")) if fetch.has_failed else sample
 
     def _counts_of_failures(self, num: int) -> list[OperationCount]:
@@ -302,13 +245,6 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
             return []
         what = "samples whose tensors are made at once, not at the end of the batch"
         return [OperationCount(what, f"recording them failed: {self._first_failure}", num, num)]
-
-    def _calls(self, request: BatchRequest) -> list[_Call]:
-        dataset, keys, seeds = self.dataset, request.keys, request.seeds
-        need = self.seed_need if seeds is not None and self.seed_need.is_watching else None
-        if reads_batches(dataset):
-            return [_Call(dataset.__getitems__, keys, seeds[0] if seeds else None, need, is_batch=True)]
-        return [_Call(dataset.__getitem__, key, seeds[number] if seeds else None, need) for number, key in enumerate(keys)]
 
 
 def _forget_sample(fetch: Fetch) -> None:
@@ -372,45 +308,8 @@ class WorkerStart:
             self.worker_init_fn(worker)
 
 
-def reads_batches(dataset: Any) -> bool:
-    """Return whether torch would ask the dataset for whole batches, rather than for samples one by one."""
-    if type(dataset) is torch.utils.data.Subset:
-        return reads_batches(dataset.dataset)
-    return callable(getattr(dataset, "__getitems__", None))
-
-
-@dataclass(slots=True)
-class _Call:
-    """One call of the user's code, in the random state of its seed, if it has one."""
-
-    function: Any
-    key: Any
-    seed: int | None
-    need: SeedNeed | None = None  # to be told whether it draws
-    is_batch: bool = False
-
-    def __call__(self) -> Any:
-        if self.seed is not None:
-            reseed(self.seed)
-        return self.function(self.key) if self.need is None else self.need.watched(self.function, self.key)
-
-
-@dataclass(frozen=True, slots=True)
-class _Bad:
-    """In the place of a sample whose `__getitem__` raised."""
-
-    key: Any
-    reason: Exception
-
-
 @dataclass(frozen=True, slots=True)
 class _Failed:
     """In the place of a sample that raised while it was recorded."""
 
     reason: Exception
-
-
-def _bad_among(made: list[Any]) -> tuple[tuple[str, str], ...]:
-    """(sample, reason) of each bad one, as they are told."""
-    bad = [sample for sample in made if type(sample) is _Bad]
-    return tuple((f"sample {one.key!r}", f"{type(one.reason).__name__}: {one.reason}") for one in bad)

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 
 from datapipe.adapt.deferral import pillow_seams
-from datapipe.adapt.deferral.dataset import reads_batches
 from datapipe.adapt.deferral.encoded_rows import EncodedRows, PixelConversion
+from datapipe.adapt.deferral.own_code import reads_batches
 from datapipe.adapt.loaders import TorchDataLoader, has_collate_fn
 from datapipe.core.observe import Observer
 from datapipe.core.printable import get_logger

@@ -9,7 +9,9 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 
 from datapipe.adapt.deferral import execution
@@ -17,7 +19,7 @@ from datapipe.adapt.deferral.families import EXACT, FAST, PILLOW, Decoding, Fami
 from datapipe.adapt.deferral.graph import JpegSource, Node, Step, chain_of, image_and_conversion, signature_of
 from datapipe.adapt.deferral.recorder import recording
 from datapipe.adapt.deferral.reports import OperationCount
-from datapipe.adapt.deferral.rules import AMPLIFIED, NOT_BEGUN, RARE, reason_against, reason_against_decoding
+from datapipe.adapt.deferral.rules import AMPLIFIED, NOT_BEGUN, RARE, reason_against, reason_against_whole
 from datapipe.errors import DecodeError
 
 UNDECODABLE = (DecodeError, OSError, SyntaxError, ValueError)  # what executing a chain raises for bytes that are bad
@@ -91,8 +93,13 @@ class Engine:
         """
         with recording(None):
             source = chain_of(node)[0]
-            way = EXACT if reason_against_decoding(source.kind) is None else PILLOW
-            return self._open_family(source, way, needed).own_image(node)
+            return self._open_family(source, EXACT, needed).own_image(node)
+
+    def array_now(self, node: Node, needed: set[int]) -> NDArray[np.uint8] | None:
+        """Return (h, w, 3) of an image that is only cut out of its JPEG, as `image_now`; None for another."""
+        with recording(None):
+            source = chain_of(node)[0]
+            return None if reason_against_whole(source.kind) else self._open_family(source, EXACT, needed).array(node)
 
     def tensor_now(self, step: Step, needed: set[int], sample: int) -> torch.Tensor:
         """Return a tensor with the values that it would have if it were made when the fetch ends. Raises as `image_now`."""

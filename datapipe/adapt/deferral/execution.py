@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 from PIL import Image
@@ -43,6 +44,17 @@ def as_tensor(image: Image.Image, steps: list[Step]) -> torch.Tensor:
     for step in steps:
         value = (OPERATIONS.get(step.name) or TENSOR_STEPS[step.name])(value, *step.args)
     return value  # type: ignore[no-any-return]
+
+
+def image_over(pixels: NDArray[np.uint8]) -> Image.Image:
+    """Return an RGB image whose memory are (h, w, 4) RGBX pixels, contiguous and held by nobody else: nothing is copied.
+
+    Pillow has RGB images so in memory, and takes such memory as an Arrow array since 11.2.
+    """
+    height, width, _ = pixels.shape
+    buffer = pa.py_buffer(pixels)
+    values = pa.Array.from_buffers(pa.uint8(), buffer.size, [None, buffer])
+    return Image.fromarrow(pa.FixedSizeListArray.from_arrays(values, 4), "RGB", (width, height))
 
 
 # -- to a tensor, bit for bit as torchvision ---------------------------------------------------------

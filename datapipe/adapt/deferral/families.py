@@ -11,13 +11,17 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+import simplejpeg
 import torch
 from numpy.typing import NDArray
 from PIL import Image
 
+from datapipe.adapt.deferral import execution
 from datapipe.adapt.deferral.execution import as_batch, by_engine, by_pillow, planes_of
 from datapipe.adapt.deferral.graph import Front, JpegSource, Node, Step, chain_of, fold
 from datapipe.adapt.deferral.pillow_seams import replay
+from datapipe.adapt.deferral.preparing import counted_once
+from datapipe.adapt.deferral.rules import reason_against_decoding, reason_against_whole
 from datapipe.codecs import decode
 from datapipe.transforms.execute import RESIZES, cut, refuse_large
 
@@ -32,10 +36,31 @@ class Decoding:
     def __call__(self, source: JpegSource, region: list[int]) -> NDArray[np.uint8]:
         """Return (h, w, 3) of a region. Raises DecodeError."""
         if self._decoder is None:
-            self._decoder = decode.open_decoder()
+            self._decoder = counted_once(decode.open_decoder)()
         self.latest = None  # its memory is written to, also by a call that fails
         self.latest = self._decoder(source.data, source.header, region)
         return self.latest
+
+
+def whole_pixels(source: JpegSource) -> NDArray[np.uint8] | None:
+    """Return (h, w, 3) RGB bit for bit as Pillow decodes it, in memory of its own; None where only Pillow does."""
+    if reason_against_whole(source.kind) is not None:
+        return None
+    try:
+        return simplejpeg.decode_jpeg(source.data, "RGB")  # type: ignore[no-any-return]
+    except ValueError:  # Pillow decides about what is damaged
+        return None
+
+
+def whole_image(source: JpegSource) -> Image.Image:
+    """Return the image as Pillow decodes it, in less time where that is known to give the same. Raises what Pillow raises."""
+    if source.mode != "RGB" or reason_against_whole(source.kind) is not None:
+        return replay(source)
+    try:
+        pixels = simplejpeg.decode_jpeg(source.data, "RGBX")  # as Pillow's images lie in memory
+    except ValueError:
+        return replay(source)
+    return execution.image_over(pixels)
 
 
 class Way(NamedTuple):
@@ -69,6 +94,30 @@ class Family:
         """Return the pixels of a node, which nothing else shares, so that they may be changed. Raises as `image`."""
         return self._used(node).copy() if self._uses.keeps(node) else self._made(node)
 
+    def array(self, node: Node) -> NDArray[np.uint8] | None:
+        """Return (h, w, 3) of a node that is one cut, which nothing else shares; None for another. Raises DecodeError."""
+        if self._uses.keeps(node) or nearest_kept(node, self._uses)[0] is not None:
+            return None
+        source, steps = chain_of(node)
+        front = self.way.fold(source, steps)
+        if front is None or front.num_steps < len(steps) or front.resampled is not None:
+            return None
+        how = front.cut
+        if self._pixels is None and self._uses.is_only_look(how.region):
+            pixels = whole_pixels(source)
+            if pixels is None:
+                return None
+            top, left, height, width = how.region
+            pixels = pixels[top : top + height, left : left + width]
+        else:
+            if reason_against_decoding(source.kind) is not None:
+                return None
+            refuse_large((how,))
+            pixels = self._region_of(front).copy()
+        if how.flip[0] or how.flip[1]:
+            pixels = pixels[:: -1 if how.flip[0] else 1, :: -1 if how.flip[1] else 1]
+        return np.ascontiguousarray(pixels)
+
     def planes(self, node: Node, scratch: Scratch) -> torch.Tensor:
         """Return (c, h, w) uint8, perhaps in memory that the next call overwrites. Raises as `image`."""
         if not self._uses.keeps(node) and nearest_kept(node, self._uses)[0] is None:
@@ -92,14 +141,20 @@ class Family:
             return self.way.apply(self._used(base), steps)
         front = self.way.fold(self.source, steps)
         if front is None:
-            return self.way.apply(replay(self.source), steps)
+            return self.way.apply(self._whole_image(), steps)
         how = front.cut
         if self._pixels is None and self._uses.is_only_look(how.region):
-            return self.way.apply(replay(self.source), steps)
+            return self.way.apply(self._whole_image(), steps)
+        if reason_against_decoding(self.source.kind) is not None:
+            return self.way.apply(self._whole_image(), steps)
         refuse_large((how,))
         out = np.empty((how.window[2], how.window[3], 3), np.uint8)
         cut(self._region_of(front), how, out)
         return self.way.apply(Image.fromarray(out), steps[front.num_steps :])
+
+    def _whole_image(self) -> Image.Image:
+        """The source's image, which nothing else shares."""
+        return whole_image(self.source)
 
     def _region_of(self, front: Front) -> NDArray[np.uint8]:
         top, left, height, width = front.cut.region

@@ -16,7 +16,7 @@ from datapipe.codecs.probe import ImageHeader
 from datapipe.transforms.execute import RowCut
 from datapipe.transforms.protocols import Interpolation
 
-_INTERPOLATIONS: dict[int, Interpolation] = {
+INTERPOLATIONS: dict[int, Interpolation] = {
     int(Image.Resampling.BILINEAR): "bilinear",
     int(Image.Resampling.BICUBIC): "bicubic",
 }
@@ -150,9 +150,9 @@ def fold(source: JpegSource, steps: Sequence[Step], *, resizes: bool = True) -> 
             if step.name == "resize_image" and (across or down):  # is exact, and its rounding need not be symmetric
                 break
             if (to_width, to_height) != (now_width, now_height):
-                if not resizes or size is not None or filter_ not in _INTERPOLATIONS:
+                if not resizes or size is not None or filter_ not in INTERPOLATIONS:
                     break
-                size, window, interpolation = (to_width, to_height), (0, 0, to_width, to_height), _INTERPOLATIONS[filter_]
+                size, window, interpolation = (to_width, to_height), (0, 0, to_width, to_height), INTERPOLATIONS[filter_]
                 is_of_tensor = step.name == "resize_image"
         elif step.name == "transpose":
             if step.args[0] == _LEFT_RIGHT:

@@ -1,11 +1,13 @@
 """Find by measurement whether recording pays, where leaving it out changes no pixel.
 
-The training process decides for each batch, as it asks workers for it, by the CPU time of the batches that have come. So what was
-learned holds for all workers, and for the passes that follow.
+The training process decides for each batch, as it asks workers for it, by the CPU time of the batches that have come, made in
+both ways in turn. So what was learned holds for all workers, for the passes that follow, and for later loaders of the Dataset.
 """
 
 from __future__ import annotations
 
+import math
+import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -13,7 +15,8 @@ from typing import Any, NamedTuple
 from datapipe.adapt.deferral.requests import BatchRequest
 
 MIN_SAMPLES = 64  # made in each way before the cheaper way is taken
-TRIED_AGAIN = 32  # one batch in so many is made in the other way, so that the costs stay known
+MOST_SAMPLES = 512  # made in each way before it is taken although the costs differ by less than their errors
+TRIED_AGAIN = 64  # one batch in so many is made in the other way, so that the costs stay known
 
 
 class Cost(NamedTuple):
@@ -22,8 +25,10 @@ class Cost(NamedTuple):
     is_plain: bool  # whether it was made without recording
     is_exact: bool  # whether it has the pixels that the other way would give
     num_samples: int
-    seconds: float | None = None  # of CPU, of fetch and collation; None: the process was warming up
-    has_images: bool = True  # whether there was an image to record; False only of batches made without recording
+    seconds: float | None = None  # of CPU, of fetch and collation, without `setup`; None: the process was warming up
+    has_images: bool = True  # whether there was an image to record, as far as is known
+    is_watched: bool = False  # whether images have to be traced where nothing is recorded
+    setup: float = 0.0  # seconds of CPU for what a process needs once, in order to record
 
 
 @dataclass(slots=True)
@@ -32,11 +37,29 @@ class _Way:
     num_measured: int = 0  # samples
     num_samples: int = 0
     seconds: float = 0.0
+    num_batches: int = 0  # measured
+    squares: float = 0.0  # of seconds per sample, summed over the batches measured
+
+    def add(self, cost: Cost) -> None:
+        self.num_samples += cost.num_samples
+        if cost.seconds is not None and cost.num_samples:
+            self.num_measured += cost.num_samples
+            self.seconds += cost.seconds
+            self.num_batches += 1
+            self.squares += (cost.seconds / cost.num_samples) ** 2
 
     @property
     def mean(self) -> float:
         """Seconds of CPU per sample."""
         return self.seconds / self.num_measured
+
+    @property
+    def error(self) -> float:
+        """The standard error of the mean; infinite for one batch."""
+        if self.num_batches < 2:
+            return math.inf
+        variance = max(0.0, self.squares / self.num_batches - self.mean**2)
+        return math.sqrt(variance / (self.num_batches - 1))
 
 
 @dataclass(slots=True)
@@ -46,7 +69,16 @@ class Paying:
     is_exact: bool | None = None  # None: not known yet; once False, every batch is recorded
     recorded: _Way = field(default_factory=_Way)
     plain: _Way = field(default_factory=_Way)
-    num_without: int = 0  # latest samples that were made without recording and had no image to record
+    setup: float = 0.0  # seconds of CPU, of one process of a later pass than the first
+    num_passes: int = 0
+    has_images: bool = False  # whether any batch had an image to record
+    is_watched: bool = False
+    samples_of_process: float = math.inf  # that a process makes, by which its setup is shared
+
+    def begin(self, num_samples: int, num_processes: int, *, persist: bool) -> None:
+        """Begin a pass over so many samples in so many processes."""
+        self.num_passes += 1
+        self.samples_of_process = math.inf if persist or not num_processes else num_samples / num_processes
 
     def marked(self, keys: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
         """Yield the keys of a pass; those of batches that are made without recording as requests that say so."""
@@ -55,19 +87,17 @@ class Paying:
             (self.plain if is_plain else self.recorded).num_asked += 1
             if is_plain:
                 key = BatchRequest.of(key)
-                key.is_recorded = False
+                key.is_recorded, key.is_watched = False, self.is_watched
             yield key, after
 
     def take(self, cost: Cost) -> None:
         """Learn from a batch."""
         self.is_exact = cost.is_exact and self.is_exact is not False
-        way = self.plain if cost.is_plain else self.recorded
-        way.num_samples += cost.num_samples
-        if cost.is_plain:
-            self.num_without = 0 if cost.has_images else self.num_without + cost.num_samples
-        if cost.seconds is not None:
-            way.num_measured += cost.num_samples
-            way.seconds += cost.seconds
+        self.has_images = self.has_images or cost.has_images
+        self.is_watched = self.is_watched or cost.is_watched
+        if self.num_passes > 1:  # what processes of the first pass find out later ones take over
+            self.setup = max(self.setup, cost.setup)
+        (self.plain if cost.is_plain else self.recorded).add(cost)
 
     def lines(self) -> list[str]:
         """Return what was measured, once both ways were."""
@@ -76,27 +106,54 @@ class Paying:
         verdict = "pays" if self._is_recording_cheaper() else "does not pay"
         num = self.recorded.num_samples + self.plain.num_samples
         return [
-            f"deferring {verdict}: {_shown(self.recorded.mean)} of CPU per sample with it, {_shown(self.plain.mean)} without "
+            f"deferring {verdict}: {_shown(self._of_recorded)} of CPU per sample with it, {_shown(self.plain.mean)} without "
             f"({self.recorded.num_measured:,} and {self.plain.num_measured:,} samples measured); {self.plain.num_samples:,} of "
             f"{num:,} samples were made without it, with the same pixels"
         ]
 
     def _chooses_plain(self) -> bool:
-        if not self.is_exact or self.recorded.num_measured < MIN_SAMPLES:
+        if not self.is_exact:
             return False
-        if self.num_without >= MIN_SAMPLES:  # nothing to record, and where that changes these batches tell
-            return True
+        is_other = (self.plain.num_asked + self.recorded.num_asked) % TRIED_AGAIN == 0
+        if not self.has_images:  # nothing to record so far
+            return not is_other
         if not self._is_known():
             return self.plain.num_asked < self.recorded.num_asked
-        is_other = (self.plain.num_asked + self.recorded.num_asked) % TRIED_AGAIN == 0
         return self._is_recording_cheaper() == is_other
 
     def _is_known(self) -> bool:
-        return min(self.plain.num_measured, self.recorded.num_measured) >= MIN_SAMPLES
+        fewest = min(self.recorded.num_measured, self.plain.num_measured)
+        if fewest < MIN_SAMPLES:
+            return False
+        error = math.hypot(self.recorded.error, self.plain.error)
+        return fewest >= MOST_SAMPLES or abs(self._of_recorded - self.plain.mean) > 2 * error
 
     def _is_recording_cheaper(self) -> bool:
-        return self.recorded.mean <= self.plain.mean
+        return self._of_recorded < self.plain.mean
+
+    @property
+    def _of_recorded(self) -> float:
+        """Seconds of CPU per sample that is recorded, with its share of what its process needs once."""
+        return self.recorded.mean + self.setup / self.samples_of_process
 
 
 def _shown(seconds: float) -> str:
     return f"{seconds * 1e3:.3g} ms"
+
+
+# -- what is known of a Dataset ---------------------------------------------------------------------------
+
+_known: weakref.WeakKeyDictionary[Any, list[tuple[Any, Paying]]] = weakref.WeakKeyDictionary()
+
+
+def paying_of(dataset: Any, collate_fn: Any) -> Paying:
+    """Return what loaders of this Dataset and `collate_fn` have learned in this process."""
+    try:
+        there = _known.setdefault(dataset, [])
+    except TypeError:  # cannot be a key
+        return Paying()
+    found = next((paying for function, paying in there if function is collate_fn), None)
+    if found is None:
+        found = Paying()
+        there.append((collate_fn, found))
+    return found

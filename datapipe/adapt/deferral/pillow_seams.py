@@ -12,13 +12,14 @@ import io
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image, ImageFile, ImageFilter, JpegImagePlugin
 
-from datapipe.adapt.deferral.graph import JpegSource, Node, Step, chain_of
+from datapipe.adapt.deferral.graph import INTERPOLATIONS, JpegSource, Node, Step, chain_of
 from datapipe.adapt.deferral.recorder import APPROXIMATED, Fetch, current, recording, site_now
 from datapipe.codecs.jpeg import is_whole
 from datapipe.codecs.probe import probe
@@ -27,19 +28,22 @@ from datapipe.errors import DecodeError
 MAX_CAPTURED_NBYTES = 64 << 20  # larger files are left to Pillow, which reads them piece by piece
 
 _TURNS = (Image.Transpose.ROTATE_90, Image.Transpose.ROTATE_270, Image.Transpose.TRANSPOSE, Image.Transpose.TRANSVERSE)
+_NO_HEADER: Any = None  # of a source without bytes
+_ARRAY_INTERFACE: Any = Image.Image.__dict__.get("__array_interface__")
 _lock = threading.RLock()  # one thread at a time turns stand-ins into pixels
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
 
 
 class Deferred:
-    """The recorded steps of an image, held in place of its pixels."""
+    """The recorded steps of an image, held in place of its pixels. `pixels`: the image, once an array was made of it."""
 
-    __slots__ = ("fetch", "node", "sample")
+    __slots__ = ("fetch", "node", "pixels", "sample")
     readonly = 0
 
     def __init__(self, node: Node, fetch: Fetch) -> None:
         self.node, self.fetch, self.sample = node, fetch, fetch.sample
+        self.pixels: NDArray[np.uint8] | None = None
 
     def __bool__(self) -> bool:  # Pillow evaluates `_im and _im.readonly`
         return False
@@ -65,7 +69,8 @@ class DeferredPixels:
 
 def is_available() -> bool:
     """Return whether this Pillow reaches pixels as the seams need it: through a property `im` over `_im`."""
-    return isinstance(Image.Image.__dict__.get("im"), property) and hasattr(Image.Image(), "_im")
+    properties = Image.Image.__dict__.get("im"), _ARRAY_INTERFACE
+    return all(isinstance(one, property) for one in properties) and hasattr(Image.Image(), "_im")
 
 
 @functools.cache
@@ -77,8 +82,16 @@ def install() -> None:
     for name, plan in _PLANS.items():
         put(Image.Image, name, recording_method(PILLOW_STEPS[name], plan))
     put(Image.Image, "__copy__", Image.Image.copy)
+    put(Image.Image, "__array_interface__", property(functools.partial(_array_interface, _ARRAY_INTERFACE.fget)))
     put(Image.Image, "load", _lazy_load(Image.Image.load))
     put(ImageFile.ImageFile, "load", _lazy_load(ImageFile.ImageFile.load))
+
+
+def listen() -> None:
+    """Replace only the method that sets off the alarm, which costs a forked worker a fraction of what `install` does."""
+    put: Any = setattr
+    if Image.Image.resize is PILLOW_STEPS["resize"]:
+        put(Image.Image, "resize", _LISTENING)
 
 
 # -- from stand-in to pixels ------------------------------------------------------------------------
@@ -90,6 +103,28 @@ def _pixels(original: Callable[[Image.Image], Any], image: Image.Image) -> Any:
     elif (fetch := current()) is not None:
         fetch.traced.pop(id(image), None)  # its pixels would have been made at once, by Pillow's methods
     return original(image)
+
+
+def _array_interface(original: Callable[[Image.Image], Any], image: Image.Image) -> Any:
+    """What numpy makes an array of: of an image that is only cut out of its JPEG, without an image of Pillow's in between."""
+    fetch = current()
+    if fetch is None or fetch.is_plain:
+        return original(image)
+    deferred = deferred_of(image)
+    pixels = None if deferred is None else deferred.pixels
+    if pixels is None and image.mode == "RGB" and (node := node_of(image, fetch)) is not None:
+        try:
+            pixels = fetch.engine.array_now(node, fetch.needed_besides(node))
+        except DecodeError:  # of which Pillow says what is to be said
+            pixels = None
+        if pixels is not None:
+            fetch.note_array()
+            there: Any = image._im
+            there.pixels = pixels
+    if pixels is None:
+        return original(image)
+    data: Any = pixels.reshape(-1)
+    return {"shape": pixels.shape, "typestr": "|u1", "version": 3, "data": memoryview(data).toreadonly()}
 
 
 def deferred_of(image: Image.Image) -> Deferred | None:
@@ -105,10 +140,12 @@ def materialise(image: Image.Image) -> None:
         if type(deferred) is not Deferred:  # another thread was first
             return
         fetch = current()
-        if fetch is not None:
+        if fetch is not None and deferred.pixels is None:
             fetch.note_image()
         try:
-            if fetch is deferred.fetch:
+            if deferred.pixels is not None:
+                made = Image.fromarray(deferred.pixels)
+            elif fetch is deferred.fetch:
                 made = fetch.engine.image_now(deferred.node, fetch.needed_besides(deferred.node))
             else:  # another thread, which has no engine, or another fetch
                 made = replay(deferred.node)
@@ -136,16 +173,14 @@ def node_of(image: Image.Image, fetch: Fetch) -> Node | None:
     """Return the chain of an image; captures the bytes of a JPEG that was not read yet. None: it has pixels of its own."""
     there: Any = image._im
     if type(there) is Deferred:
-        return there.node if there.fetch is fetch else None
+        return there.node if there.fetch is fetch and there.pixels is None else None
     if there is None and type(image) is JpegImagePlugin.JpegImageFile:
         return _capture(image, fetch)
     return None
 
 
 def _capture(image: JpegImagePlugin.JpegImageFile, fetch: Fetch) -> JpegSource | None:
-    if ImageFile.LOAD_TRUNCATED_IMAGES or image.decoderconfig or image.mode not in ("RGB", "L") or image.fp is None:
-        return None
-    if len(image.tile) != 1 or tuple(image.tile[0]) != ("jpeg", (0, 0, *image.size), 0, (image.mode, "")):
+    if not _is_unread(image) or image.fp is None:
         return None
     try:
         if image.fp.seek(0, io.SEEK_END) > MAX_CAPTURED_NBYTES:
@@ -159,9 +194,7 @@ def _capture(image: JpegImagePlugin.JpegImageFile, fetch: Fetch) -> JpegSource |
         return None
     if (header.width, header.height) != image.size or {"RGB": 3, "L": 1}[image.mode] != header.num_channels:
         return None
-    layers = tuple(layer[:3] for layer in image.layer)
-    kind = (image.mode, layers, image.info.get("adobe_transform"), "progressive" in image.info, "jfif" in image.info)
-    source = JpegSource(data, header, image.mode, image.size, kind)
+    source = JpegSource(data, header, image.mode, image.size, _kind_of(image))
     image.tile = []
     image.readonly = 0
     image.map = None
@@ -172,11 +205,23 @@ def _capture(image: JpegImagePlugin.JpegImageFile, fetch: Fetch) -> JpegSource |
     return source
 
 
+def _is_unread(image: JpegImagePlugin.JpegImageFile) -> bool:
+    """Whether the image is a JPEG that nobody has decoded, of those that may be recorded."""
+    if ImageFile.LOAD_TRUNCATED_IMAGES or image.decoderconfig or image.mode not in ("RGB", "L") or image.fp is None:
+        return False
+    return len(image.tile) == 1 and tuple(image.tile[0]) == ("jpeg", (0, 0, *image.size), 0, (image.mode, ""))
+
+
+def _kind_of(image: JpegImagePlugin.JpegImageFile) -> Hashable:
+    layers = tuple(layer[:3] for layer in image.layer)
+    return (image.mode, layers, image.info.get("adobe_transform"), "progressive" in image.info, "jfif" in image.info)
+
+
 def _defer(image: Image.Image, node: Node, fetch: Fetch) -> None:
     image._im = Deferred(node, fetch)  # type: ignore[assignment]
     reference = fetch.holders[id(node)] = weakref.ref(image)
     fetch.images.append(reference)
-    fetch.has_recorded = True
+    fetch.has_recorded = fetch.has_images = True
 
 
 def stand_in(image: Image.Image, step: Step, fetch: Fetch) -> Image.Image:
@@ -201,9 +246,11 @@ def recording_method(original: Callable[..., Any], plan: Planner) -> Callable[..
     def method(self: Image.Image, *args: Any, **kwargs: Any) -> Any:
         fetch = current()
         if fetch is None or not isinstance(self, Image.Image):
+            if alarm.is_set:
+                alarm.listen(plan, self, *args, **kwargs)
             return original(self, *args, **kwargs)
         if fetch.is_plain:
-            return _watched(self, fetch, original, *args, **kwargs)
+            return _watched(self, fetch, plan, original, *args, **kwargs)
         parent = node_of(self, fetch)
         if parent is None:
             return original(self, *args, **kwargs)
@@ -216,24 +263,54 @@ def recording_method(original: Callable[..., Any], plan: Planner) -> Callable[..
     return method
 
 
-def watch(image: Image.Image, fetch: Fetch) -> bool | None:
-    """Trace an image in a plain fetch. Returns whether its pixels would be approximated; None: it would not be recorded."""
-    reference, is_approximated = fetch.traced.get(id(image), (None, False))
+def watch(image: Image.Image, fetch: Fetch) -> Node | None:
+    """Trace an image in a plain fetch. Returns as what it would be recorded, without its bytes; None: it would not be."""
+    reference, node = fetch.traced.get(id(image), (None, None))
     if reference is not None and reference() is image:
-        return is_approximated
-    if image._im is not None or type(image) is not JpegImagePlugin.JpegImageFile:
+        return node
+    if image._im is not None or type(image) is not JpegImagePlugin.JpegImageFile or not _is_unread(image):
         return None
-    fetch.trace(image, is_approximated=False)
-    return False
+    source = JpegSource(b"", _NO_HEADER, image.mode, image.size, _kind_of(image))
+    fetch.trace(image, source)
+    return source
 
 
-def _watched(image: Image.Image, fetch: Fetch, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    is_approximated = watch(image, fetch)
+def _watched(image: Image.Image, fetch: Fetch, plan: Planner, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    node = watch(image, fetch)
+    planned = None if node is None else plan(image, *args, **kwargs)
+    if planned is None:  # its pixels would be needed, and what is made of it not be recorded
+        fetch.traced.pop(id(image), None)
     with recording(None):
         made = original(image, *args, **kwargs)
-    if is_approximated is not None and isinstance(made, Image.Image):
-        fetch.trace(made, is_approximated=is_approximated or original.__name__ in APPROXIMATED)
+    if node is not None and planned is not None and isinstance(made, Image.Image):
+        name, given, mode, size, trait = planned
+        fetch.trace(made, Step(node, name, given, mode, size, trait))
     return made
+
+
+class _Alarm:
+    """Rings where the user's code alone comes to an operation whose result may depend on whether it is recorded."""
+
+    def __init__(self) -> None:
+        self.is_set = self.has_rung = False
+
+    def __enter__(self) -> _Alarm:
+        self.is_set, self.has_rung = True, False
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.is_set = False
+
+    def listen(self, plan: Planner, image: Any, *args: Any, **kwargs: Any) -> None:
+        """Ring if the operation is one of those."""
+        planned = plan(image, *args, **kwargs) if isinstance(image, Image.Image) and image.mode in ("RGB", "L") else None
+        if planned is None or planned[0] not in APPROXIMATED:
+            return
+        if planned[0] != "resize" or (planned[1][1] in INTERPOLATIONS and planned[3] != image.size):
+            self.has_rung = True
+
+
+alarm = _Alarm()
 
 
 def _lazy_load(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -330,3 +407,4 @@ _PLANS: dict[str, Planner] = {
 }
 # The original methods, by the names of the steps; `torchvision_seams` adds its functions.
 PILLOW_STEPS: dict[str, Callable[..., Any]] = {name: getattr(Image.Image, name) for name in _PLANS}
+_LISTENING = recording_method(PILLOW_STEPS["resize"], _resize)

@@ -53,8 +53,9 @@ class Fetch:
     has_shared_tensors: bool = False  # whether somebody besides a sample may hold its tensors, until their values are there
     has_recorded: bool = False  # in the sample that runs now
     has_recorded_tensors: bool = False  # in the sample that runs now
-    is_exact: bool = True  # whether no sample so far has values that depend on whether it was recorded
-    traced: dict[int, tuple[weakref.ref[Any], bool]] = field(default_factory=dict)  # see `trace`
+    has_images: bool = False  # whether an image was recorded
+    doubtful: list[Node] = field(default_factory=list)  # of images that samples hold, or made tensors of, with approximated steps
+    traced: dict[int, tuple[weakref.ref[Any], Node]] = field(default_factory=dict)  # see `trace`
     has_traced: bool = False  # whether a plain fetch had an image that would have been recorded
     has_failed: bool = False  # in the sample that runs now: bytes turned out bad where the user's code did not expect it
     # samples, by what was made at once, why by Pillow, and what needed it
@@ -68,23 +69,28 @@ class Fetch:
 
     def end_sample(self) -> None:
         """Forget the sample's images that nobody holds, and what was made during it."""
-        if self.is_plain and not self.traced:
-            return
         self.holders.clear()
         if self.engine is not None:
             self.engine.end_sample()
         kept = [image for reference in self.images[self.num_images :] if (image := reference()) is not None]
         self.images[self.num_images :] = map(weakref.ref, kept)
-        if any(approximates(image._im.node) for image in kept if hasattr(image._im, "node")):
-            self.is_exact = False
-        if any(is_approximated and image() is not None for image, is_approximated in self.traced.values()):
-            self.is_exact = False
+        for image in kept:
+            if hasattr(image._im, "node"):
+                self.doubt(image._im.node)
+        for image, node in self.traced.values():
+            if image() is not None:
+                self.doubt(node)
         self.traced.clear()
 
-    def trace(self, image: Any, *, is_approximated: bool) -> None:
-        """Note, in a plain fetch, an image that would have been recorded, and whether its pixels would be approximated."""
+    def trace(self, image: Any, node: Node) -> None:
+        """Note, in a plain fetch, an image that would have been recorded, and as what."""
         self.has_traced = True
-        self.traced[id(image)] = weakref.ref(image), is_approximated
+        self.traced[id(image)] = weakref.ref(image), node
+
+    def doubt(self, node: Node) -> None:
+        """Note an image whose pixels are a sample's, if they may depend on whether it was recorded."""
+        if any(step.name in APPROXIMATED for step in chain_of(node)[1]):
+            self.doubtful.append(node)
 
     def needed_besides(self, asked: Node) -> set[int]:
         """Return the ids of nodes that the sample's code may yet derive from, besides what `asked` alone derives from.
@@ -109,6 +115,11 @@ class Fetch:
         name, site = _operation("the code")
         self._note(f"an image{site}", f"{name} needs its pixels at once", name + site)
 
+    def note_array(self) -> None:
+        """Count an array that was decoded as such before the fetch ends, as `note_image`."""
+        name, site = _operation("the code")
+        self._note(f"an array for {name}, decoded at once{site}", None, name + site)
+
     def note_tensor(self, function: Any) -> None:
         """Count a tensor whose values a function needed before the fetch ends, as `note_image`."""
         name, site = _operation(getattr(function, "__name__", "the code"))
@@ -119,12 +130,7 @@ class Fetch:
 
 
 # Operations that the engine may carry out otherwise than Pillow does.
-APPROXIMATED = frozenset(["resize", "filter", "gaussian_blur", "adjust_hue"])
-
-
-def approximates(node: Node) -> bool:
-    """Return whether an image's chain has such an operation."""
-    return any(step.name in APPROXIMATED for step in chain_of(node)[1])
+APPROXIMATED = frozenset(["resize", "gaussian_blur", "adjust_hue"])
 
 
 class _LocalFetch(threading.local):

@@ -7,7 +7,7 @@ import dataclasses
 import threading
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -15,7 +15,8 @@ import torch.utils.data
 
 from datapipe.adapt.deferral.blocks import Block, collate_blocks
 from datapipe.adapt.deferral.paying import Cost, Paying
-from datapipe.adapt.deferral.requests import CollationKey
+from datapipe.adapt.deferral.preparing import Trial, learn, taken_news
+from datapipe.adapt.deferral.requests import CollationKey, SeedNeed, SeedsSeen
 from datapipe.core.printable import counted
 from datapipe.kernel.bad_samples import BadSample, BadSampleLog
 from datapipe.kernel.drawing import may_draw
@@ -47,9 +48,11 @@ class Delivered:
     num_samples: int
     bad: tuple[tuple[str, str], ...] = ()  # (sample, reason) of those that raised
     cost: Cost | None = None
+    seeds: SeedsSeen | None = None  # what its process has seen of draws, if that is new
+    trials: Mapping[Trial, str | None] | None = None  # what its process has found by trials, if that is new
 
     def __reduce__(self) -> tuple[Any, ...]:
-        about = self.batch, self.operations, self.num_samples, self.bad, self.cost
+        about = self.batch, self.operations, self.num_samples, self.bad, self.cost, self.seeds, self.trials
         return Delivered, about  # in a quarter of the time that dataclasses take
 
     def pin_memory(self, device: str | None = None) -> Delivered:
@@ -70,6 +73,7 @@ class FetchReport(NamedTuple):
     cost: Cost | None = None  # its seconds are counted until the collation ends
     began: float | None = None  # the CPU time of the thread when the fetch began; None: the process was warming up
     collation: CollationKey | None = None  # for the user's collate_fn; None: leave the random state alone
+    seeds: SeedsSeen | None = None
 
 
 class _LocalReport(threading.local):
@@ -112,8 +116,8 @@ class DeliveringCollate:
                 return self(report.make_again())
         cost = report.cost
         if cost is not None and report.began is not None:
-            cost = cost._replace(seconds=time.thread_time() - report.began)
-        return Delivered(batch, report.operations, report.num_samples, report.bad, cost)
+            cost = cost._replace(seconds=time.thread_time() - report.began - cost.setup)
+        return Delivered(batch, report.operations, report.num_samples, report.bad, cost, report.seeds, taken_news())
 
     def _collated(self, samples: Any, key: CollationKey | None) -> Any:
         """Call the user's function in the random state of its batch; in the training process that is restored afterwards."""
@@ -135,11 +139,16 @@ class Tally:
     bad: BadSampleLog = field(default_factory=BadSampleLog)
     has_warned: bool = False
     paying: Paying = field(default_factory=Paying)
+    seed_need: SeedNeed = field(default_factory=SeedNeed)
 
     def take(self, delivered: Delivered, *, epoch: int, step: int) -> Any:
         """Add the report that came with a batch, and return the batch. Warns once of trials of the engine that failed."""
         for where, raised in delivered.bad:
             self.bad.add(BadSample(epoch, step, -1, where, raised))
+        if delivered.trials is not None:
+            learn(delivered.trials)
+        if delivered.seeds is not None:
+            self.seed_need.learn(delivered.seeds)
         if delivered.cost is not None:
             self.paying.take(delivered.cost)
         if delivered.cost is None or not delivered.cost.is_plain:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -43,6 +43,7 @@ class BatchRequest:
     seeds: Sequence[int] | None
     may_be_encoded: bool = True  # whether images may be left to DALI, where the dataset does that
     is_recorded: bool = True  # whether images may be deferred, where the dataset does that
+    is_watched: bool = False  # whether images are traced if they are not
     collation: CollationKey | None = None  # for the user's collate_fn; None: leave the random state alone
 
     def __len__(self) -> int:
@@ -50,7 +51,7 @@ class BatchRequest:
         return len(self.keys) if isinstance(self.keys, Sized) else 1
 
     def __reduce__(self) -> tuple[Any, ...]:
-        about = self.keys, self.seeds, self.may_be_encoded, self.is_recorded, self.collation
+        about = self.keys, self.seeds, self.may_be_encoded, self.is_recorded, self.is_watched, self.collation
         return BatchRequest, about  # in a quarter of the time that dataclasses take
 
     @classmethod
@@ -83,10 +84,22 @@ class SampleSeeds(Sequence[int]):
 
     def __getitem__(self, number: Any) -> Any:
         if self._values is None:
-            places = np.asarray(self._places, np.int64).astype(np.uint64)
-            words = mix64(places * np.uint64(0x9E3779B97F4A7C15) ^ key64(self._seed, self._epoch, _SAMPLES))
-            self._values = (words >> np.uint64(1)).tolist()
+            self._values = self.values()
         return self._values[number]
+
+    def values(self) -> list[int]:
+        """Return the seeds."""
+        places = np.asarray(self._places, np.int64).astype(np.uint64)
+        words = mix64(places * np.uint64(0x9E3779B97F4A7C15) ^ key64(self._seed, self._epoch, _SAMPLES))
+        return (words >> np.uint64(1)).tolist()  # type: ignore[no-any-return]
+
+
+def calculated(keys: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
+    """Yield the keys of a pass, the seeds calculated already: a process that has just been forked takes longer for it."""
+    for key, after in keys:
+        if isinstance(key, BatchRequest) and isinstance(key.seeds, SampleSeeds):
+            key.seeds = key.seeds.values()
+        yield key, after
 
 
 def request_of_picks(picks: Picks, seed: int, rank: Rank, keys: Any = None) -> BatchRequest:
@@ -110,6 +123,13 @@ def request_of_keys(keys: Any, seed: int, epoch: int, step: int, rank: Rank) -> 
     return BatchRequest(keys, seeds, collation=CollationKey(seed, epoch, step, rank.rank, rank.world_size))
 
 
+class SeedsSeen(NamedTuple):
+    """What a process has seen of draws."""
+
+    drawn: frozenset[str]
+    num_watched: int  # samples
+
+
 class SeedNeed:
     """The random states from which samples of a Dataset have drawn in this process, and whether others need no seeds.
 
@@ -130,6 +150,16 @@ class SeedNeed:
     def is_watching(self) -> bool:
         """Whether samples that are seeded are to be made by `watched`."""
         return self._num_watched < MIN_WATCHED
+
+    @property
+    def seen(self) -> SeedsSeen:
+        """What is known, for other processes."""
+        return SeedsSeen(self.drawn, self._num_watched)
+
+    def learn(self, seen: SeedsSeen) -> None:
+        """Take over what another process has seen."""
+        self.drawn |= seen.drawn
+        self._num_watched = max(self._num_watched, seen.num_watched)
 
     def look_at(self, dataset: Any) -> None:
         """Look whether code of a Dataset may read the random state, if its attributes are others than before."""

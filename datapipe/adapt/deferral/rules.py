@@ -7,10 +7,9 @@ that conversions to tensors are exact. What colours make of a resize's tolerance
 
 from __future__ import annotations
 
-import functools
 import io
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from typing import Any, cast
 
 import numpy as np
@@ -20,8 +19,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from datapipe.adapt.deferral import execution
-from datapipe.adapt.deferral.graph import JpegSource, Step, fold
+from datapipe.adapt.deferral.graph import JpegSource, Node, Step, chain_of, fold
 from datapipe.adapt.deferral.pillow_seams import PILLOW_STEPS
+from datapipe.adapt.deferral.preparing import tried_once
 from datapipe.adapt.deferral.tensor_operations import ARITHMETIC, FILTERS
 from datapipe.codecs import decode
 from datapipe.codecs.probe import probe
@@ -59,6 +59,19 @@ def reason_against(source: JpegSource, steps: list[Step]) -> str | None:
     return reason
 
 
+def are_exact(nodes: Iterable[Node]) -> bool:
+    """Return whether images have the pixels that Pillow would give them, bit for bit, whatever computes them."""
+    return not any(_is_approximated(*chain_of(node)) for node in nodes)
+
+
+def _is_approximated(source: JpegSource, steps: list[Step]) -> bool:
+    front = fold(source, steps)
+    if front is None or reason_against(source, steps) is not None:
+        return False
+    is_resized = front.resampled is not None and not front.is_of_tensor
+    return is_resized or any(step.name in execution.FASTER for step in steps[front.num_steps :])
+
+
 def _amplification(step: Step) -> float:
     """Return how many times larger differences between pixels may become."""
     if step.name in ("adjust_brightness", "adjust_contrast", "adjust_saturation"):
@@ -72,7 +85,7 @@ def _amplification(step: Step) -> float:
 # -- trials on synthetic images ----------------------------------------------------------------------
 
 
-@functools.lru_cache(maxsize=256)
+@tried_once
 def reason_against_decoding(kind: Hashable) -> str | None:
     """Return why Pillow decodes JPEGs of a kind; None: datapipe's decoder gives the same pixels, whole and by regions."""
     data = _jpeg_of(kind)
@@ -91,7 +104,26 @@ def reason_against_decoding(kind: Hashable) -> str | None:
     return None
 
 
-@functools.lru_cache(maxsize=8)
+@tried_once
+def reason_against_whole(kind: Hashable) -> str | None:
+    """Return why Pillow decodes whole JPEGs of a kind; None: simplejpeg gives the same pixels, also in Pillow's layout."""
+    if not hasattr(Image, "fromarrow"):
+        return "this Pillow does not take images from memory"
+    data = _jpeg_of(kind)
+    if data is None:
+        return RARE
+    with Image.open(io.BytesIO(data)) as image:
+        exact = np.asarray(image.convert("RGB"))
+    made = simplejpeg.decode_jpeg(data, "RGB"), np.asarray(execution.image_over(simplejpeg.decode_jpeg(data, "RGBX")))
+    for ours in made:
+        reason = None if ours.shape == exact.shape else f"it decodes to {ours.shape}"
+        reason = reason or disagreement(ours, exact, 0)
+        if reason is not None:
+            return reason
+    return None
+
+
+@tried_once
 def _reason_against_resizing(interpolation: Interpolation, is_of_tensor: bool) -> str | None:
     resize, most = (PILLOW_STEPS["resize_image"], 0) if is_of_tensor else (PILLOW_STEPS["resize"], TOLERANCE[interpolation])
     pixels = _picture(96, 120)
@@ -110,7 +142,7 @@ def _resized(pixels: NDArray[np.uint8], height: int, width: int, interpolation: 
     return out[0].permute(1, 2, 0).numpy()
 
 
-@functools.lru_cache(maxsize=64)
+@tried_once
 def _reason_against_color(name: str) -> str | None:
     arguments = _TRIED_COLORS.get(name)
     if arguments is None:
@@ -120,7 +152,7 @@ def _reason_against_color(name: str) -> str | None:
     return disagreement(np.asarray(ours), np.asarray(theirs), 1)
 
 
-@functools.lru_cache(maxsize=256)
+@tried_once
 def _reason_against_conversion(mode: str, steps: tuple[tuple[str, tuple[Any, ...]], ...]) -> str | None:
     pixels = _picture(16, 17)
     image = Image.fromarray(pixels if mode == "RGB" else np.ascontiguousarray(pixels[:, :, 0]))

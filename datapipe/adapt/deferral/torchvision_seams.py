@@ -20,7 +20,7 @@ from PIL import Image
 from datapipe.adapt.deferral import tensors
 from datapipe.adapt.deferral.graph import Step
 from datapipe.adapt.deferral.pillow_seams import PILLOW_STEPS, Planned, node_of, recording_method, watch
-from datapipe.adapt.deferral.recorder import Fetch, PendingPixels, approximates, current, recording, site_now
+from datapipe.adapt.deferral.recorder import APPROXIMATED, Fetch, PendingPixels, current, recording, site_now
 from datapipe.adapt.deferral.tensor_operations import Derived, as_float, bordered, calculated, padded, resized, sides_of
 
 _FUNCTIONAL = "torchvision.transforms.functional"
@@ -33,6 +33,7 @@ _TV_TENSORS = "torchvision.tv_tensors"
 TENSOR_STEPS: dict[str, Callable[..., Any]] = {}
 _stand_ins: dict[int, tuple[Any, Any]] = {}  # by id of the original: it, and what is to stand in its place
 _places: list[_Place] = []  # found, and not taken yet
+_listening: list[_Place] = []  # those of them that set off the alarm
 _latest = [""]  # the module that had been imported last when they were looked for
 
 
@@ -49,15 +50,27 @@ def install() -> None:
     """Replace the functions if torchvision has been imported. Call it again whenever it may have been imported since."""
     prepare()
     if _places:
-        _find_names(after=_latest[0])
-    while _places:
-        place = _places.pop()
+        _take(_places)
+        _places.clear()
+
+
+def listen() -> None:
+    """Replace only the functions that set off the alarm, as `pillow_seams.listen`."""
+    prepare()
+    if _places:
+        _take(_listening)
+
+
+def _take(places: list[_Place]) -> None:
+    for place in places:
         if place.held.get(place.key) is place.original:
             place.held[place.key] = place.stand_in
 
 
 def prepare() -> None:
     """Find what `install` will replace. To look through all modules costs a worker that was forked 80 ms, its parent 5."""
+    if _places and next(reversed(sys.modules)) != _latest[0]:
+        _find_names(after=_latest[0])
     if _FUNCTIONAL not in sys.modules or "to_image" in TENSOR_STEPS or (TENSOR_STEPS and _V2 not in sys.modules):
         return  # in a fraction of a microsecond
     functional, on_pillow, v2 = (sys.modules.get(name) for name in (_FUNCTIONAL, _ON_PILLOW, _V2))
@@ -112,6 +125,7 @@ def _find_names(*, after: str = "") -> None:
         for key, value in list(held.items()):
             if id(value) in _stand_ins and _stand_ins[id(value)][0] is value:
                 _places.append(_Place(held, key, value, _stand_ins[id(value)][1]))
+    _listening[:] = [place for place in _places if place.original.__name__ in APPROXIMATED]
     _latest[:] = names[:1] or [after]
 
 
@@ -178,8 +192,8 @@ def _recording_function(name: str, original: Callable[..., Any]) -> Callable[...
         fetch = current()
         if fetch is not None and fetch.is_plain:
             image = next(iter((*args, *kwargs.values())), None)
-            if isinstance(image, Image.Image) and watch(image, fetch):
-                fetch.is_exact = False
+            if isinstance(image, Image.Image) and (node := watch(image, fetch)) is not None:
+                fetch.doubt(node)
             with recording(None):
                 return original(*args, **kwargs)
         recorded = None if fetch is None or not _can_record(fetch) else record(name, fetch, *args, **kwargs)
@@ -202,7 +216,7 @@ def _to_tensor(name: str, fetch: Fetch, *args: Any, **kwargs: Any) -> torch.Tens
     parent = node_of(image, fetch)
     if parent is None or image.mode not in ("RGB", "L"):
         return None
-    fetch.is_exact = fetch.is_exact and not approximates(parent)
+    fetch.doubt(parent)
     step = Step(parent, name, (), "tensor", image.size, (image.mode, None), site_now())
     channels, (width, height) = 3 if image.mode == "RGB" else 1, image.size
     strides = None if scales and channels == 3 else (1, width * channels, channels)

@@ -15,7 +15,7 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 import datapipe as dp
-from datapipe.adapt.deferral.paying import MIN_SAMPLES, TRIED_AGAIN, Cost, Paying
+from datapipe.adapt.deferral.paying import MIN_SAMPLES, MOST_SAMPLES, TRIED_AGAIN, Cost, Paying, paying_of
 from datapipe.adapt.deferral.requests import BatchRequest
 
 NUM, BATCH = 16, 8
@@ -28,24 +28,37 @@ def asked(paying: Paying, num: int) -> list[bool]:
     return [key.is_recorded for key, _ in paying.marked(keys)]
 
 
-def known(*, recorded: float, plain: float) -> Paying:
+def known(*, recorded: float, plain: float, **facts: Any) -> Paying:
     """Costs of both ways, in seconds per sample."""
     paying = Paying()
-    paying.take(Cost(False, True, MIN_SAMPLES, recorded * MIN_SAMPLES))
-    paying.take(Cost(True, True, MIN_SAMPLES, plain * MIN_SAMPLES))
+    for _ in range(2):
+        paying.take(Cost(False, True, MIN_SAMPLES // 2, recorded * MIN_SAMPLES / 2, **facts))
+        paying.take(Cost(True, True, MIN_SAMPLES // 2, plain * MIN_SAMPLES / 2))
     return paying
 
 
-def test_every_batch_is_recorded_at_first() -> None:
+def test_every_batch_is_recorded_until_one_has_come() -> None:
     assert asked(Paying(), 50) == [True] * 50
 
 
 def test_then_both_ways_are_tried_in_turn() -> None:
     paying = Paying()
-    paying.take(Cost(False, True, MIN_SAMPLES - 1, 1.0))
     assert asked(paying, 4) == [True] * 4
-    paying.take(Cost(False, True, 1, 1.0))
+    paying.take(Cost(False, True, 8))
     assert asked(paying, 8) == [False] * 4 + [True, False, True, False]
+
+
+def test_both_go_on_while_the_costs_differ_by_less_than_their_errors() -> None:
+    paying = Paying()
+    for seconds in (0.001, 0.003) * 4:
+        paying.take(Cost(False, True, MIN_SAMPLES // 4, seconds * MIN_SAMPLES))
+        paying.take(Cost(True, True, MIN_SAMPLES // 4, 1.01 * seconds * MIN_SAMPLES))
+    assert sum(asked(paying, 100)) == 50
+    assert paying.lines() == []
+    for seconds in (0.001, 0.003):
+        paying.take(Cost(False, True, MOST_SAMPLES // 2, seconds * MOST_SAMPLES))
+        paying.take(Cost(True, True, MOST_SAMPLES // 2, 1.01 * seconds * MOST_SAMPLES))
+    assert sum(asked(paying, 100)) >= 98
 
 
 @pytest.mark.parametrize("pays", [True, False])
@@ -58,7 +71,33 @@ def test_the_cheaper_way_is_taken_and_the_other_one_tried_again(pays: bool) -> N
 def test_a_cost_may_change() -> None:
     paying = known(recorded=0.001, plain=0.002)
     paying.take(Cost(False, True, 10 * MIN_SAMPLES, 10 * MIN_SAMPLES * 0.003))
+    paying.take(Cost(False, True, 10 * MIN_SAMPLES, 10 * MIN_SAMPLES * 0.003))
+    for _ in range(4):
+        paying.take(Cost(True, True, MIN_SAMPLES, MIN_SAMPLES * 0.002))
     assert sum(asked(paying, TRIED_AGAIN)) == 1
+
+
+def test_what_a_process_needs_once_counts_by_the_samples_that_it_makes() -> None:
+    paying = Paying()
+    paying.begin(1000, 2, persist=False)
+    paying.take(Cost(False, True, 8, setup=5.0))  # in the first pass, of which later processes take over what was found
+    paying.begin(100, 2, persist=False)
+    for _ in range(2):
+        paying.take(Cost(False, True, MIN_SAMPLES, 0.001 * MIN_SAMPLES, setup=0.1))
+        paying.take(Cost(True, True, MIN_SAMPLES, 0.002 * MIN_SAMPLES))
+    assert sum(asked(paying, TRIED_AGAIN)) == 1, "50 samples share 0.1 s"
+    paying.begin(1000, 2, persist=False)
+    assert sum(asked(paying, TRIED_AGAIN)) == TRIED_AGAIN - 1
+    paying.begin(100, 2, persist=True)
+    assert sum(asked(paying, TRIED_AGAIN)) == TRIED_AGAIN - 1
+
+
+def test_where_there_is_nothing_to_record_the_users_code_goes_on_alone() -> None:
+    paying = Paying()
+    paying.take(Cost(False, True, 8, has_images=False))
+    assert sum(asked(paying, TRIED_AGAIN)) == 1
+    paying.take(Cost(False, True, 8))  # there are images after all
+    assert sum(asked(paying, 200)) > 50
 
 
 def test_costs_of_a_process_that_warms_up_do_not_count() -> None:
@@ -66,6 +105,14 @@ def test_costs_of_a_process_that_warms_up_do_not_count() -> None:
     paying.take(Cost(False, True, 1000, None))
     assert paying.recorded.mean == pytest.approx(0.001)
     assert (paying.recorded.num_samples, paying.recorded.num_measured) == (1000 + MIN_SAMPLES, MIN_SAMPLES)
+
+
+def test_loaders_of_a_dataset_share_what_is_known() -> None:
+    one, other = data.Images([], None), data.Images([], None)
+    assert paying_of(one, as_given) is paying_of(one, as_given)
+    assert paying_of(one, as_given) is not paying_of(other, as_given)
+    assert paying_of(one, as_given) is not paying_of(one, resized_array)
+    assert paying_of([], as_given) is not paying_of([], as_given), "a list cannot be known again"
 
 
 @pytest.mark.parametrize("is_plain", [True, False])

@@ -28,20 +28,24 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 @pytest.fixture
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
-    """The regions that are decoded, by datapipe or, whole, by Pillow."""
+    """The regions that are decoded; [] for whole images."""
     regions: list[list[int]] = []
-    real, replay = Decoding.__call__, families.replay
+    real = Decoding.__call__
 
     def decode_(self: Decoding, source: Any, region: list[int]) -> Any:
         regions.append(region)
         return real(self, source, region)
 
-    def replay_(node: Any) -> Any:
-        regions.append([])
-        return replay(node)
+    def whole(function: Any) -> Any:
+        def decode_whole(source: Any) -> Any:
+            regions.append([])
+            return function(source)
+
+        return decode_whole
 
     monkeypatch.setattr(Decoding, "__call__", decode_)
-    monkeypatch.setattr(families, "replay", replay_)
+    for name in ("whole_image", "whole_pixels"):
+        monkeypatch.setattr(families, name, whole(getattr(families, name)))
     return regions
 
 
