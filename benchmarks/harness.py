@@ -112,14 +112,6 @@ def summarise(rounds: dict[str, list[dict[str, Any]]], *, against: str) -> dict[
     return {"contenders": contenders, "ratios": ratios}
 
 
-def lead(rounds: dict[str, list[dict[str, Any]]], name: str, other: str) -> dict[str, Any]:
-    """How many times as many images `name` makes as `other`, per second and per second of CPU (workers included)."""
-    both = rounds[name], rounds[other]
-    wall = [[measured["images_per_s"] for measured in one] for one in both]
-    cpu = [[measured["num_images"] / measured["all_cpu_s"] for measured in one] for one in both]
-    return {"wall": dataclasses.asdict(ratio_of(*wall)), "cpu": dataclasses.asdict(ratio_of(*cpu))}
-
-
 def save(name: str, module: str, result: dict[str, Any], *, results: Path = RESULTS) -> Path:
     """Write `results/NAME.json` with the machine and the command that makes it again."""
     results.mkdir(parents=True, exist_ok=True)

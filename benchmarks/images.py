@@ -15,12 +15,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks import harness
-from benchmarks.contenders import CONTENDERS, OWN_DATASETS
+from benchmarks import harness, passes
+from benchmarks.contenders import CONTENDERS
 from benchmarks.data import DEFAULT_DATA, ImageSet, Workshop, describe, prepare, warm
 from benchmarks.plots import plot_rates
 from benchmarks.task import Task
 
+ANY_DATASET = "any-dataset"  # a set of Datasets, of which passes are compared
 _PEERS = (
     "ours",
     "ours-again",
@@ -48,7 +49,6 @@ _LINE_UPS = {
         "from-torch-own-dataset",
         "torch-own-dataset",
     ),
-    "any-dataset": tuple(f"{whose}-any-{kind}" for kind in OWN_DATASETS for whose in ("from-torch", "torch")),
     "raw": ("ours", "ours-again", "ours-uint8", "ours-raw", "ours-raw-uint8", "ffcv-raw"),
 }
 # The set's images, where they are another's.
@@ -57,7 +57,6 @@ _DATA = {
     "dali": "photos",
     "dali-uint8": "photos",
     "from-torch": "photos",
-    "any-dataset": "photos",
 }
 _TITLES = {
     "photos": "Photographs of ImageNet's sizes",
@@ -66,12 +65,14 @@ _TITLES = {
     "dali-uint8": "Photographs, by DALI on the CPU, uint8",
     "raw": "The same at 256 pixels, decoded in advance",
     "from-torch": "Photographs, by a torch loader taken over",
-    "any-dataset": "Photographs, by Datasets as people write them, taken over",
 }
 
 
 def main() -> None:
     arguments = _parse()
+    if arguments.set == ANY_DATASET:
+        measure_passes(arguments)
+        return
     names = arguments.contenders.split(",") if arguments.contenders else list(_LINE_UPS[arguments.set])
     unknown = [name for name in names if name not in CONTENDERS]
     if unknown:
@@ -92,6 +93,17 @@ def main() -> None:
     cores = f"{arguments.threads} cores"
     plot_rates(result, path.with_suffix(".png"), title=f"{_TITLES[arguments.set]}: crop, flip, normalise on {cores}")
     show(result)
+
+
+def measure_passes(arguments: argparse.Namespace) -> None:
+    """Compare passes of torch's loader over Datasets as people write them with those of the same loader taken over."""
+    kinds = arguments.contenders.split(",") if arguments.contenders else list(passes.TITLES)
+    image_set = ImageSet("photos", arguments.source, arguments.files, arguments.copies)
+    root = prepare(Workshop(arguments.data, None), image_set, ("folder",))
+    warm([root / "folder"])
+    settings = {"batch_size": passes.BATCH_SIZE, "num_workers": 2, "lengths": [one._asdict() for one in passes.LENGTHS]}
+    result = {"dataset": describe(root), "settings": settings, "kinds": passes.measure(root / "folder", kinds)}
+    harness.save(arguments.name or f"images-{ANY_DATASET}", "benchmarks.images", result, results=arguments.results)
 
 
 def measure(root: Path, names: list[str], arguments: argparse.Namespace) -> dict[str, Any]:
@@ -122,20 +134,11 @@ def measure(root: Path, names: list[str], arguments: argparse.Namespace) -> dict
         "num_rounds": arguments.rounds,
     }
     rounds = harness.run_rounds(entries, arguments.rounds)
-    pairs = {f"{name} / {other}": harness.lead(rounds, name, other) for name, other in _pairs(names)}
     return {
         "dataset": describe(root),
         "settings": settings,
         **harness.summarise(rounds, against=names[0]),
-        **({"pairs": pairs} if pairs else {}),
     }
-
-
-def _pairs(names: list[str]) -> list[tuple[str, str]]:
-    """Contenders that are compared with the one that does the same without datapipe."""
-    return [
-        (name, other) for name in names if "-any-" in name and (other := name.removeprefix("from-")) != name and other in names
-    ]
 
 
 def _interpreter(name: str, ffcv_python: str | None) -> str:
@@ -149,18 +152,17 @@ def show(result: dict[str, Any]) -> None:
     for name, entry in result["contenders"].items():
         lead = f"{ratios[name]['ratio']:6.2f} [{ratios[name]['low']:.2f}, {ratios[name]['high']:.2f}]" if name in ratios else ""
         print(f"{entry['title']:<58} {entry['median']:8.0f} images/s  {lead}")
-    for name, pair in result.get("pairs", {}).items():
-        print(f"{name:<58} wall {pair['wall']['ratio']:.2f} [{pair['wall']['low']:.2f}, {pair['wall']['high']:.2f}]", end="")
-        print(f"  CPU {pair['cpu']['ratio']:.2f} [{pair['cpu']['low']:.2f}, {pair['cpu']['high']:.2f}]")
 
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.images", description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--set", choices=list(_LINE_UPS), required=True)
+    parser.add_argument("--set", choices=[*_LINE_UPS, ANY_DATASET], required=True)
     parser.add_argument("--source", default="generated", help="image folder to take JPEGs from (default: generated photographs)")
     parser.add_argument("--files", type=int, default=3000, help="different images")
     parser.add_argument("--copies", type=int, default=4, help="links to each, so that an epoch outlasts a round")
-    parser.add_argument("--contenders", help="comma-separated; the first is what the others are compared with")
+    parser.add_argument(
+        "--contenders", help="comma-separated; the first is what the others are compared with (of any-dataset: kinds)"
+    )
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--images", type=int, default=8192, help="measured in each round")
     parser.add_argument("--warmup-images", type=int, default=1024)

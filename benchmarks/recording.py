@@ -20,7 +20,7 @@ import torch
 from PIL import Image
 
 from benchmarks import harness
-from benchmarks.contenders.own_datasets import OwnDataset
+from benchmarks.contenders.own_datasets import OwnDataset, transform_of
 from benchmarks.contenders.torchvision_transforms import import_torchvision
 from benchmarks.data import DEFAULT_DATA, ImageSet, Workshop, describe, prepare, warm
 from datapipe.adapt.deferral.dataset import DeferringDataset
@@ -61,7 +61,7 @@ def measure(root: Path, *, num_batches: int, num_rounds: int) -> dict[str, Any]:
     """CPU time per sample by kind of Dataset, in us: medians over rounds."""
     kinds = {}
     for kind in _KINDS:
-        own = OwnDataset(root, kind)
+        own = OwnDataset(root, kind, transform_of(kind))
         timed = _Timed(own, defers=True)
         timed.stacks = kind != "two-crops"
         rounds = [_round(timed, own, num_batches, start=number * num_batches * _BATCH_SIZE) for number in range(num_rounds + 1)]

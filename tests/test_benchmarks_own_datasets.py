@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 import datapipe
 from benchmarks.contenders import OWN_DATASETS
-from benchmarks.contenders.own_datasets import OwnDataset
+from benchmarks.contenders.own_datasets import own_dataset
 from benchmarks.contenders.own_recipes import mixed
 from benchmarks.contenders.torchvision_transforms import import_torchvision
 from datapipe.adapt.deferral.paying import Paying
@@ -36,7 +36,7 @@ def shapes(batch: Any) -> Any:
 @pytest.mark.daily(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_kind_taken_over_gives_the_same_shapes(root: Path, kind: str) -> None:
-    loader: Any = DataLoader(OwnDataset(root, kind), batch_size=3, collate_fn=mixed if kind == "random-collate" else None)
+    loader: Any = DataLoader(own_dataset(root, kind, 100), batch_size=3, collate_fn=mixed if kind == "random-collate" else None)
     theirs = [shapes(batch) for batch in loader]
     assert [shapes(batch) for batch in datapipe.from_torch(loader, device="cpu")] == theirs
     assert len(theirs) == len(loader) > 1
@@ -52,7 +52,7 @@ def taken_over(root: Path, kind: str, num_workers: int) -> Any:
     """The kind's Dataset, with so little read ahead that 64 MB of shared memory hold the batches of ten workers."""
     collate = mixed if kind == "random-collate" else None
     loader: Any = DataLoader(
-        OwnDataset(root, kind),
+        own_dataset(root, kind, 100),
         4,
         shuffle=True,
         num_workers=num_workers,

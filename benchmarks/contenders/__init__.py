@@ -77,17 +77,6 @@ _ALL = (
     Contender("from-torch-own-chain", "from_torch, a function in the chain", "from_torch", "folder", _OWN_CHAIN),
     Contender("torch-own-dataset", "torch DataLoader, a Dataset of one's own", "from_torch", "folder", _OWN_DATASET | _AS_IT_IS),
     Contender("from-torch-own-dataset", "from_torch, a Dataset of one's own", "from_torch", "folder", _OWN_DATASET),
-    *(
-        Contender(
-            f"{'from-torch' if taken else 'torch'}-any-{kind}",
-            f"{'from_torch' if taken else 'torch DataLoader'}, {title}",
-            "own_datasets",
-            "folder",
-            {"kind": kind, "taken_over": taken},
-        )
-        for kind, title in OWN_DATASETS.items()
-        for taken in (True, False)
-    ),
     Contender("webdataset", "webdataset + PIL", "webdataset_pil", "webdataset"),
     Contender("dali-file", "DALI on the CPU, file reader", "dali_cpu", "folder", {"reader": "file"}),
     Contender("dali-webdataset", "DALI on the CPU, webdataset reader", "dali_cpu", "webdataset", {"reader": "webdataset"}),

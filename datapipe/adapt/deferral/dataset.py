@@ -115,11 +115,11 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
     @counted_once
     def _be_ready(self) -> None:
         """Make ready what this process needs to record, or to trace images."""
+        pillow_seams.install()
+        torchvision_seams.install()
         if not self._is_ready:
-            pillow_seams.install()
             tensors.install()
             self._engine, self._is_ready = Engine(), True
-        torchvision_seams.install()
 
     def _alone(self, request: BatchRequest) -> Any:
         """The samples as the user's code makes them; None if they must be recorded, so that their values are always the same."""

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from datapipe.adapt.deferral.requests import BatchRequest
 
 MIN_SAMPLES = 64  # made in each way before the cheaper way is taken
-MOST_SAMPLES = 512  # made in each way before it is taken although the costs differ by less than their errors
+MOST_SAMPLES = 256  # made in each way before it is taken although the costs differ by less than their errors
 TRIED_AGAIN = 64  # one batch in so many is made in the other way, so that the costs stay known
 
 

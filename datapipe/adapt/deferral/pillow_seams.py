@@ -16,6 +16,7 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 import numpy as np
+import torch.utils.data
 from numpy.typing import NDArray
 from PIL import Image, ImageFile, ImageFilter, JpegImagePlugin
 
@@ -29,7 +30,6 @@ MAX_CAPTURED_NBYTES = 64 << 20  # larger files are left to Pillow, which reads t
 
 _TURNS = (Image.Transpose.ROTATE_90, Image.Transpose.ROTATE_270, Image.Transpose.TRANSPOSE, Image.Transpose.TRANSVERSE)
 _NO_HEADER: Any = None  # of a source without bytes
-_ARRAY_INTERFACE: Any = Image.Image.__dict__.get("__array_interface__")
 _lock = threading.RLock()  # one thread at a time turns stand-ins into pixels
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
@@ -69,29 +69,57 @@ class DeferredPixels:
 
 def is_available() -> bool:
     """Return whether this Pillow reaches pixels as the seams need it: through a property `im` over `_im`."""
-    properties = Image.Image.__dict__.get("im"), _ARRAY_INTERFACE
+    properties = (_ORIGINALS.get((Image.Image, name)) for name in ("im", "__array_interface__"))
     return all(isinstance(one, property) for one in properties) and hasattr(Image.Image(), "_im")
 
 
-@functools.cache
 def install() -> None:
-    """Replace the methods, for the rest of the process."""
-    _im = Image.Image.__dict__["im"]
-    put: Any = setattr
-    put(Image.Image, "im", property(functools.partial(_pixels, _im.fget), _im.fset, _im.fdel))
-    for name, plan in _PLANS.items():
-        put(Image.Image, name, recording_method(PILLOW_STEPS[name], plan))
-    put(Image.Image, "__copy__", Image.Image.copy)
-    put(Image.Image, "__array_interface__", property(functools.partial(_array_interface, _ARRAY_INTERFACE.fget)))
-    put(Image.Image, "load", _lazy_load(Image.Image.load))
-    put(ImageFile.ImageFile, "load", _lazy_load(ImageFile.ImageFile.load))
+    """Replace the methods."""
+    _put(_recording_methods())
 
 
 def listen() -> None:
-    """Replace only the method that sets off the alarm, which costs a forked worker a fraction of what `install` does."""
+    """Replace only the method that sets off the alarm.
+
+    It costs a worker that was forked a fraction of what `install` does. In a worker this takes back what was installed, as other
+    methods cost small images a tenth of their time; elsewhere other threads may be recording.
+    """
+    if torch.utils.data.get_worker_info() is not None or Image.Image.resize is PILLOW_STEPS["resize"]:
+        _put(_listening_methods())
+
+
+_Methods = dict[tuple[type, str], Any]  # by class and name
+_there: list[_Methods] = []  # the methods that are in place; empty at first
+
+
+def _put(methods: _Methods) -> None:
+    if _there and _there[0] is methods:
+        return
     put: Any = setattr
-    if Image.Image.resize is PILLOW_STEPS["resize"]:
-        put(Image.Image, "resize", _LISTENING)
+    for (kind, name), method in methods.items():
+        if kind.__dict__.get(name) is not method:
+            put(kind, name, method)
+    _there[:] = [methods]
+
+
+@functools.cache
+def _recording_methods() -> _Methods:
+    _im = _ORIGINALS[Image.Image, "im"]
+    steps = {name: recording_method(PILLOW_STEPS[name], plan) for name, plan in _PLANS.items()}
+    array = property(functools.partial(_array_interface, _ORIGINALS[Image.Image, "__array_interface__"].fget))
+    return {
+        (Image.Image, "im"): property(functools.partial(_pixels, _im.fget), _im.fset, _im.fdel),
+        **{(Image.Image, name): method for name, method in steps.items()},
+        (Image.Image, "__copy__"): steps["copy"],
+        (Image.Image, "__array_interface__"): array,
+        (Image.Image, "load"): _lazy_load(_ORIGINALS[Image.Image, "load"]),
+        (ImageFile.ImageFile, "load"): _lazy_load(_ORIGINALS[ImageFile.ImageFile, "load"]),
+    }
+
+
+@functools.cache
+def _listening_methods() -> _Methods:
+    return _ORIGINALS | {(Image.Image, "resize"): recording_method(PILLOW_STEPS["resize"], _resize)}
 
 
 # -- from stand-in to pixels ------------------------------------------------------------------------
@@ -407,4 +435,10 @@ _PLANS: dict[str, Planner] = {
 }
 # The original methods, by the names of the steps; `torchvision_seams` adds its functions.
 PILLOW_STEPS: dict[str, Callable[..., Any]] = {name: getattr(Image.Image, name) for name in _PLANS}
-_LISTENING = recording_method(PILLOW_STEPS["resize"], _resize)
+_NAMES = ("im", "__copy__", "__array_interface__", "load", *_PLANS)
+_ORIGINALS: _Methods = {
+    (kind, name): kind.__dict__[name]
+    for kind, names in ((Image.Image, _NAMES), (ImageFile.ImageFile, ("load",)))
+    for name in names
+    if name in kind.__dict__
+}
