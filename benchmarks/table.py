@@ -66,6 +66,9 @@ def documents(found: dict[str, Any]) -> dict[Path, str]:
     marked = {path: replace_marked(path.read_text(), "table", table, where=str(path)) for path, table in tables(found).items()}
     stability = ROOT / "docs" / "stability.md"
     marked[stability] = replace_marked(marked[stability], "cpu-kinds", cpu_kinds.as_markdown(found), where=str(stability))
+    loader = ROOT / "docs" / "loader.md"
+    told = part(found, "images-any-dataset", images.own_datasets)
+    marked[loader] = replace_marked(loader.read_text(), "own-datasets", told, where=str(loader))
     readme = ROOT / "README.md"
     told = readme.read_text()
     for name, sentence in (
@@ -100,7 +103,6 @@ def as_markdown(found: dict[str, Any]) -> str:
     """The tables and sentences of docs/benchmarks.md, of those results that are there."""
     told = (
         images.peers(found),
-        images.own_datasets(found),
         *(part(found, name, shown) for name, shown in _PARTS.items()),
         gpu.as_markdown(found),
         machines.as_markdown(found),

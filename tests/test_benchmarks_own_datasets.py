@@ -15,11 +15,14 @@ import datapipe
 from benchmarks.contenders import OWN_DATASETS
 from benchmarks.contenders.own_datasets import own_dataset
 from benchmarks.contenders.own_recipes import mixed
+from benchmarks.contenders.public_styles import STYLES
 from benchmarks.contenders.torchvision_transforms import import_torchvision
 from datapipe.adapt.deferral.paying import Paying
 
 import_torchvision()
 KINDS = [kind for kind in OWN_DATASETS if kind != "timm"]
+MADE = [*KINDS, *(kind for kind, style in STYLES.items() if style.shuffles is not None and not style.missing())]
+NUM = 14
 
 
 @pytest.fixture(scope="module")
@@ -45,14 +48,17 @@ def test_a_kind_taken_over_gives_the_same_shapes(root: Path, kind: str) -> None:
 def tensors(value: Any) -> list[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         return [value.clone()]
+    if isinstance(value, dict):
+        value = [value[name] for name in sorted(value)]
     return [tensor for part in value for tensor in tensors(part)]
 
 
 def taken_over(root: Path, kind: str, num_workers: int) -> Any:
     """The kind's Dataset, with so little read ahead that 64 MB of shared memory hold the batches of ten workers."""
-    collate = mixed if kind == "random-collate" else None
+    style = STYLES.get(kind)
+    collate = style.collate_fn if style is not None else mixed if kind == "random-collate" else None
     loader: Any = DataLoader(
-        own_dataset(root, kind, 100),
+        own_dataset(root, kind, 100) if style is None else style.make(root, NUM),
         4,
         shuffle=True,
         num_workers=num_workers,
@@ -69,7 +75,7 @@ def same(ours: list[list[torch.Tensor]], theirs: list[list[torch.Tensor]]) -> bo
 
 @pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MADE)
 def test_batches_of_a_kind_are_the_same_for_any_number_of_workers_and_after_a_resume(
     root: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

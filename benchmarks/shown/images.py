@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.contenders import CONTENDERS, OWN_DATASETS
+from benchmarks.contenders import CONTENDERS
 from benchmarks.shown.cells import interval, line
 from benchmarks.shown.machines import cpu, day, maker, on_each_cpu
 
@@ -97,30 +97,24 @@ def taken_over(result: dict[str, Any]) -> str:
     )
 
 
-def own_datasets(found: dict[str, Any]) -> str:
-    """Datasets of one's own, each taken over against the same one in torch's loader, on each kind of CPU that has results."""
-    results = list(on_each_cpu(found, "images-any-dataset"))
-    if not results:
-        return ""
-    columns = [
-        title for result in results for title in (f"torch, {maker(result)}", "`from_torch`", "gain by the clock", "by CPU time")
-    ]
-    lines = [line("a Dataset of one's own, images/s", columns), "|---|" + "--:|" * len(columns)]
-    for kind, title in OWN_DATASETS.items():
-        cells = [_own_dataset(result, f"torch-any-{kind}", f"from-torch-any-{kind}") for result in results]
-        lines.append(line(title, [cell for of_cpu in cells for cell in of_cpu]))
-    told = "The Datasets are unchanged, and both loaders have the same workers; an image with two crops counts once."
-    if len(results) > 1:
-        told += " What is empty was not measured on that CPU."
+def own_datasets(result: dict[str, Any]) -> str:
+    """Datasets of one's own: passes of torch's loader against those of the same one taken over."""
+    lengths = result["settings"]["lengths"]
+    columns = [f"{_length(one)}: {what}" for one in lengths for what in ("CPU", "clock")]
+    lines = [line("a Dataset of one's own", columns), "|---|" + "--:|" * len(columns)]
+    for kind in result["kinds"].values():
+        of_kind = [kind["lengths"][one["name"]] for one in lengths]
+        lines.append(line(kind["title"], [f"{one[measure]['ratio']:.2f}" for one in of_kind for measure in ("cpu", "wall")]))
+    told = (
+        f"Times as fast as torch's own loader over the same Dataset ({cpu(result)}, {day(result)}): by the CPU time of all "
+        "processes from the beginning of a pass to its end, and by the clock, after the first passes. Two workers, batches of "
+        "32, passes of both loaders in turn. The stream is torch's own loader in both, so its row shows the noise."
+    )
     return "\n".join([*lines, "", told])
 
 
-def _own_dataset(result: dict[str, Any], theirs: str, ours: str) -> list[str]:
-    if ours not in result["contenders"]:
-        return [""] * 4
-    rates = [f"{result['contenders'][name]['median']:,.0f}" for name in (theirs, ours)]
-    gains = result["pairs"][f"{ours} / {theirs}"]
-    return [*rates, interval(gains["wall"]), interval(gains["cpu"])]
+def _length(one: dict[str, Any]) -> str:
+    return f"{one['num_samples']:,} samples a pass" + (", workers persist" if one["persists"] else "")
 
 
 def containers(result: dict[str, Any]) -> str:

@@ -39,10 +39,11 @@ def lines_about(
     lines = [f"workers   {_workers(loader)}", *_lines_about_calls(loader)]
     is_stream = isinstance(loader.dataset, torch.utils.data.IterableDataset)
     if deferral is not None and not is_stream:
+        alone = deferral.paying.runs_alone
         lines += [
-            *([] if decoding is None else _lines_about_backend(decoding, _place(loader))),
-            f"decoder   datapipe's ({default_decoder_name()}) for JPEGs that {dataset} opens with Pillow, in {_place(loader)}; "
-            "Pillow for the rest",
+            *([] if decoding is None or (alone and decoding.dali is None) else _lines_about_backend(decoding, _place(loader))),
+            _line_about_decoder(dataset, _place(loader), alone=alone),
+            *([f"measured  {deferral.paying.measured(dataset)}"] if decoding is None or decoding.dali is None else []),
             *[f"{'deferred' if number == 0 else '':<10}{line}" for number, line in enumerate(deferral.lines())],
         ]
     elif recipe is None:
@@ -59,6 +60,13 @@ def lines_about(
     seen = None if is_stream else deferral
     gains = [*_gains_of_workers(loader), _gain_of_loader(loader, recipe) if seen is None else seen.gain(dataset)]
     return lines + [f"{'to gain' if number == 0 else '':<10}{gain}" for number, gain in enumerate(gains)]
+
+
+def _line_about_decoder(dataset: str, place: str, *, alone: bool) -> str:
+    if alone:
+        return f"decoder   that of {dataset}'s code, in {place}, which runs alone"
+    own = default_decoder_name()
+    return f"decoder   datapipe's ({own}) for JPEGs that {dataset} opens with Pillow, in {place}; Pillow for the rest"
 
 
 def _lines_about_backend(decoding: Choice, place: str) -> list[str]:

@@ -53,10 +53,23 @@ def unwrap_torch_loader(loader: Any) -> TorchDataLoader:
     own = [what for what in _DECIDES if getattr(kind, what) is not getattr(torch.utils.data.DataLoader, what)]
     if own:
         raise OptionError(
-            f"from_torch: {name} has a {own[0]} of its own, which datapipe would ignore; "
-            "pass a torch.utils.data.DataLoader, or call datapipe.prefetch(loader), which leaves it unchanged"
+            f"from_torch: {name} has a {own[0]} of its own, which datapipe would ignore; leave it unchanged by "
+            f"datapipe.prefetch(loader), or take over what it is made of: {_as_plain_loader(loader)}"
         )
     return loader
+
+
+def _as_plain_loader(loader: TorchDataLoader) -> str:
+    """Return the line that takes over torch's own loader with the arguments of one of another class."""
+    order = f"batch_size={loader.batch_size}, sampler=loader.sampler, drop_last={loader.drop_last}"
+    if isinstance(loader.dataset, IterableDataset):
+        order = f"batch_size={loader.batch_size}, drop_last={loader.drop_last}"
+    elif loader.batch_size is None:
+        order = (
+            "batch_size=None, sampler=loader.sampler" if loader.batch_sampler is None else "batch_sampler=loader.batch_sampler"
+        )
+    rest = f"num_workers={loader.num_workers}, collate_fn=loader.collate_fn"
+    return f"datapipe.from_torch(torch.utils.data.DataLoader(loader.dataset, {order}, {rest}))"
 
 
 def arguments_kept(loader: TorchDataLoader) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -228,14 +229,24 @@ class TorchLoader:
             self._dataset.prepare(decodes=any(one.is_deferred for one in self._tally.counts.values()))
             keys = calculated(keys) if self._dataset.seed_need.drawn else keys
             if self._dataset.may_leave_out:
-                num = source.num_steps * (self._batches.batch_size or 1)
-                self._tally.paying.begin(num, self._inner.num_workers, persist=self._inner.persistent_workers)
+                self._tally.paying.begin(self._most_samples(source), self._num_fresh_workers())
                 keys = self._tally.paying.marked(keys)
         if isinstance(self._dataset, GatheredRows) and self._inner.num_workers:
             tell, num_ahead = self._dataset.announce, self._inner.num_workers * (self._inner.prefetch_factor or 2)
             keys = announced(keys, lambda pair: tell(pair[0]), num_ahead=num_ahead)
         walk = self._batches.walk = KeyPass(keys, start.epoch)
         return iter(self._loader), walk
+
+    def _most_samples(self, source: KeySource) -> float:
+        """Return how many samples a pass has at most, as far as that is known."""
+        try:
+            return source.num_steps * (self._batches.batch_size or 1)
+        except TypeError:  # a sampler without a length
+            return math.inf
+
+    def _num_fresh_workers(self) -> int:
+        """Return how many workers each pass starts."""
+        return 0 if self._inner.persistent_workers else self._inner.num_workers
 
     def _state(self) -> LoaderState:
         source = self._source

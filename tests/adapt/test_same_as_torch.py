@@ -262,6 +262,29 @@ def test_classes_with_batches_of_their_own_are_refused(root: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("dataset", "options"),
+    [
+        (Numbers(), {"batch_size": 2, "shuffle": True, "drop_last": True}),
+        (Numbers(), {"batch_sampler": [[0, 1], [2]]}),
+        (Numbers(), {"batch_size": None}),
+        (Stream(), {"batch_size": 2}),
+    ],
+    ids=["batches", "a batch sampler", "single samples", "a stream"],
+)
+def test_the_refusal_says_what_to_type(dataset: Any, options: dict[str, Any]) -> None:
+    class InThreads(DataLoader[Any]):
+        def __iter__(self) -> Any:
+            yield from super().__iter__()
+
+    loader = InThreads(dataset, **options)
+    with pytest.raises(dp.errors.OptionError) as refused:
+        dp.from_torch(loader)
+    line = str(refused.value).rpartition("what it is made of: ")[2]
+    taken = eval(line, {"datapipe": dp, "torch": torch, "loader": loader})
+    assert len(list(taken)) == len(list(loader))
+
+
+@pytest.mark.parametrize(
     ("loader", "reason"),
     [
         (DataLoader(Stream(), 2), "IterableDataset, which has no place that could be saved"),

@@ -75,10 +75,10 @@ class Paying:
     is_watched: bool = False
     samples_of_process: float = math.inf  # that a process makes, by which its setup is shared
 
-    def begin(self, num_samples: int, num_processes: int, *, persist: bool) -> None:
-        """Begin a pass over so many samples in so many processes."""
+    def begin(self, num_samples: float, num_fresh: int) -> None:
+        """Begin a pass over so many samples, in so many processes that start with it; 0: in those that there are."""
         self.num_passes += 1
-        self.samples_of_process = math.inf if persist or not num_processes else num_samples / num_processes
+        self.samples_of_process = num_samples / num_fresh if num_fresh else math.inf
 
     def marked(self, keys: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
         """Yield the keys of a pass; those of batches that are made without recording as requests that say so."""
@@ -99,17 +99,36 @@ class Paying:
             self.setup = max(self.setup, cost.setup)
         (self.plain if cost.is_plain else self.recorded).add(cost)
 
-    def lines(self) -> list[str]:
-        """Return what was measured, once both ways were."""
-        if not self.is_exact or not self._is_known():
-            return []
+    @property
+    def runs_alone(self) -> bool:
+        """Whether the Dataset's code runs alone, but for a batch now and then."""
+        return bool(self.is_exact) and (not self.has_images or (self._is_known() and not self._is_recording_cheaper()))
+
+    def measured(self, dataset: str) -> str:
+        """Return in one line what a sample of the Dataset costs in each way, and which one is taken."""
+        alone, num = self.plain.num_samples, self.recorded.num_samples + self.plain.num_samples
+        if self.is_exact is None:
+            return "nothing yet: ask again once batches have come"
+        if not self.is_exact:
+            cost = f"{_shown(self._of_recorded)} of CPU per sample; " if self.recorded.num_measured else ""
+            return (
+                f"{cost}{dataset}'s code alone would give other pixels, if only by a little, so that was not measured: "
+                "faithful=True runs it so"
+            )
+        if not self.has_images:
+            return (
+                f"{dataset} gave nothing to defer, so its code ran alone, as in torch's loader, for {alone:,} of {num:,} samples"
+            )
+        if not self._is_known():
+            samples = f"{self.recorded.num_measured:,} and {self.plain.num_measured:,} samples measured"
+            return f"not decided yet whether deferral pays: batches are made with it and without in turn ({samples})"
         verdict = "pays" if self._is_recording_cheaper() else "does not pay"
-        num = self.recorded.num_samples + self.plain.num_samples
-        return [
-            f"deferring {verdict}: {_shown(self._of_recorded)} of CPU per sample with it, {_shown(self.plain.mean)} without "
-            f"({self.recorded.num_measured:,} and {self.plain.num_measured:,} samples measured); {self.plain.num_samples:,} of "
-            f"{num:,} samples were made without it, with the same pixels"
-        ]
+        samples = f"{self.recorded.num_measured:,} and {self.plain.num_measured:,} samples"
+        return (
+            f"{_shown(self._of_recorded)} of CPU per sample with deferral, {_shown(self.plain.mean)} by {dataset}'s code alone "
+            f"({samples}): deferral {verdict}; its code ran alone, as in torch's loader, for {alone:,} of {num:,} samples, with "
+            "the same pixels"
+        )
 
     def _chooses_plain(self) -> bool:
         if not self.is_exact:

@@ -68,7 +68,16 @@ class DeferredPixels:
 
 
 def is_available() -> bool:
-    """Return whether this Pillow reaches pixels as the seams need it: through a property `im` over `_im`."""
+    """Return whether Pillow is as the seams need it: pixels are reached through a property `im` over `_im`.
+
+    And whether its methods are its own, or these: what others have put in their place would be passed over.
+    """
+    there = _there[0] if _there else _ORIGINALS
+    return _is_made_so() and all(kind.__dict__.get(name) is method for (kind, name), method in there.items())
+
+
+@functools.cache
+def _is_made_so() -> bool:
     properties = (_ORIGINALS.get((Image.Image, name)) for name in ("im", "__array_interface__"))
     return all(isinstance(one, property) for one in properties) and hasattr(Image.Image(), "_im")
 
@@ -316,18 +325,27 @@ def _watched(image: Image.Image, fetch: Fetch, plan: Planner, original: Callable
     return made
 
 
-class _Alarm:
-    """Rings where the user's code alone comes to an operation whose result may depend on whether it is recorded."""
+class _Alarm(threading.local):
+    """Rings where the user's code alone comes to an operation whose result may depend on whether it is recorded.
 
-    def __init__(self) -> None:
-        self.is_set = self.has_rung = False
+    Rings in the thread that fetches, as only there samples are recorded.
+    """
+
+    has_rung = False
+    _depth = 0  # a sample may be made of batches of another loader
+
+    @property
+    def is_set(self) -> bool:
+        """Whether the user's code runs alone now."""
+        return self._depth > 0
 
     def __enter__(self) -> _Alarm:
-        self.is_set, self.has_rung = True, False
+        self.has_rung = self.has_rung and self._depth > 0
+        self._depth += 1
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.is_set = False
+        self._depth -= 1
 
     def listen(self, plan: Planner, image: Any, *args: Any, **kwargs: Any) -> None:
         """Ring if the operation is one of those."""

@@ -180,8 +180,8 @@ class Tally:
             return ["nothing seen yet: operations are listed once batches have come"]
         ranked = sorted(self.counts.values(), key=lambda one: -one.num)
         if not ranked:
-            return [*self.paying.lines(), "its samples hold no JPEG images that Pillow opened inside __getitem__"]
-        lines = [*self.paying.lines(), f"in {counted(self.num_samples, 'sample')} that were recorded in epoch {self.epoch}:"]
+            return ["its samples hold no JPEG images that Pillow opened inside __getitem__"]
+        lines = [f"in {counted(self.num_samples, 'sample')} that were recorded in epoch {self.epoch}:"]
         for one in ranked[:most]:
             several = f", {one.num / one.num_samples:.3g} in each" if one.num > one.num_samples else ""
             by, why = ("", "") if one.reason is None else (", by Pillow", f" ({one.reason})")
@@ -198,9 +198,11 @@ class Tally:
         if not self.counts:
             return f"nothing by deferral: {dataset} opens no JPEGs with Pillow. `datapipe diagnose` names its slowest stage"
         left = [one for one in self.counts.values() if not one.is_deferred]
-        if not left:
+        if not left and not self.paying.runs_alone:
             return f"nothing more in {dataset}: all of its images are deferred"
         needed = [one for one in left if one.needed_by is not None]
+        if self.paying.runs_alone and not needed:
+            return f"nothing by deferral in {dataset}: Pillow would do the most of the work all the same"
         if needed:
             first = max(needed, key=lambda one: one.num)
             return (

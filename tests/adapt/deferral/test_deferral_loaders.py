@@ -454,6 +454,24 @@ def test_functions_that_record_are_still_known_by_their_names(paths: list[str]) 
     assert dp.transforms.Recipe.of(chain, input_kind="pil").rest == ()
 
 
+def test_what_others_have_put_in_the_place_of_methods_is_called(paths: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = Images(paths, TRAIN)
+    batches(loaded(dataset, num_workers=0))  # puts the seams in place
+    resized: list[Any] = []
+    original = Image.Image.resize
+
+    def theirs(self: Any, *args: Any, **kwargs: Any) -> Any:
+        resized.append(self.size)
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(Image.Image, "resize", theirs)
+    batches(loaded(dataset, num_workers=0))
+    assert len(resized) == len(paths)
+    monkeypatch.undo()
+    batches(loaded(dataset, num_workers=0))
+    assert len(resized) == len(paths)
+
+
 @pytest.fixture
 def tried_again() -> Any:
     """Forget what was tried on synthetic images, before a test that breaks what is tried and after it."""

@@ -54,7 +54,7 @@ def test_both_go_on_while_the_costs_differ_by_less_than_their_errors() -> None:
         paying.take(Cost(False, True, MIN_SAMPLES // 4, seconds * MIN_SAMPLES))
         paying.take(Cost(True, True, MIN_SAMPLES // 4, 1.01 * seconds * MIN_SAMPLES))
     assert sum(asked(paying, 100)) == 50
-    assert paying.lines() == []
+    assert "not decided yet" in paying.measured("Own")
     for seconds in (0.001, 0.003):
         paying.take(Cost(False, True, MOST_SAMPLES // 2, seconds * MOST_SAMPLES))
         paying.take(Cost(True, True, MOST_SAMPLES // 2, 1.01 * seconds * MOST_SAMPLES))
@@ -79,16 +79,16 @@ def test_a_cost_may_change() -> None:
 
 def test_what_a_process_needs_once_counts_by_the_samples_that_it_makes() -> None:
     paying = Paying()
-    paying.begin(1000, 2, persist=False)
+    paying.begin(1000, 2)
     paying.take(Cost(False, True, 8, setup=5.0))  # in the first pass, of which later processes take over what was found
-    paying.begin(100, 2, persist=False)
+    paying.begin(100, 2)
     for _ in range(2):
         paying.take(Cost(False, True, MIN_SAMPLES, 0.001 * MIN_SAMPLES, setup=0.1))
         paying.take(Cost(True, True, MIN_SAMPLES, 0.002 * MIN_SAMPLES))
     assert sum(asked(paying, TRIED_AGAIN)) == 1, "50 samples share 0.1 s"
-    paying.begin(1000, 2, persist=False)
+    paying.begin(1000, 2)
     assert sum(asked(paying, TRIED_AGAIN)) == TRIED_AGAIN - 1
-    paying.begin(100, 2, persist=True)
+    paying.begin(100, 0)
     assert sum(asked(paying, TRIED_AGAIN)) == TRIED_AGAIN - 1
 
 
@@ -121,18 +121,27 @@ def test_what_is_not_exact_once_is_recorded_for_ever(is_plain: bool) -> None:
     paying.take(Cost(is_plain, False, 8, 0.1))
     paying.take(Cost(False, True, 1000, 5.0))
     assert asked(paying, 40) == [True] * 40
-    assert paying.lines() == []
+    assert "would give other pixels" in paying.measured("Own")
 
 
-def test_both_costs_are_told() -> None:
-    paying = known(recorded=0.002, plain=0.001)
-    assert paying.lines() == [
-        "deferring does not pay: 2 ms of CPU per sample with it, 1 ms without (64 and 64 samples measured); 64 of 128 samples "
-        "were made without it, with the same pixels"
-    ]
-    assert (
-        known(recorded=0.001, plain=0.002).lines()[0].startswith("deferring pays: 1 ms of CPU per sample with it, 2 ms without")
+def test_what_was_measured_is_told_in_one_line() -> None:
+    assert Paying().measured("Own") == "nothing yet: ask again once batches have come"
+    assert known(recorded=0.002, plain=0.001).measured("Own") == (
+        "2 ms of CPU per sample with deferral, 1 ms by Own's code alone (64 and 64 samples): deferral does not pay; its code ran "
+        "alone, as in torch's loader, for 64 of 128 samples, with the same pixels"
     )
+    assert "1 ms of CPU per sample with deferral, 2 ms by Own's" in known(recorded=0.001, plain=0.002).measured("Own")
+    undecided = Paying()
+    undecided.take(Cost(False, True, 8, 0.1))
+    assert undecided.measured("Own").endswith("in turn (8 and 0 samples measured)")
+    nothing = Paying()
+    nothing.take(Cost(False, True, 8, 0.1, has_images=False))
+    nothing.take(Cost(True, True, 24, 0.1, has_images=False))
+    assert nothing.measured("Own").startswith("Own gave nothing to defer, so its code ran alone")
+    assert nothing.measured("Own").endswith("for 24 of 32 samples")
+    changed = Paying()
+    changed.take(Cost(False, False, 8, 0.016))
+    assert changed.measured("Own").startswith("2 ms of CPU per sample; Own's code alone would give other pixels")
 
 
 # -- loaders ------------------------------------------------------------------------------------------
@@ -190,7 +199,10 @@ def test_the_users_code_goes_on_alone_where_recording_costs_more(paths: list[str
     assert paying.plain.num_samples > MIN_SAMPLES
     expected = passes(load(Images(paths, resized_array), defer=False))
     assert all(torch.equal(one, other) for a, b in zip(found, expected, strict=True) for one, other in zip(a, b, strict=True))
-    assert any("deferring does not pay: 2 ms of CPU per sample with it, 1 ms without" in line for line in loader.explanation)
+    lines = loader.explanation
+    assert any("measured  2 ms of CPU per sample with deferral, 1 ms by Images's code alone" in line for line in lines)
+    assert not any(line.startswith("backend") for line in lines), "nothing is decoded by us"
+    assert "decoder   that of Images's code, in the training process, which runs alone" in lines
 
 
 @pytest.mark.nightly
