@@ -23,8 +23,8 @@ from benchmarks import harness
 from benchmarks.contenders.own_datasets import OwnDataset, transform_of
 from benchmarks.contenders.torchvision_transforms import import_torchvision
 from benchmarks.data import DEFAULT_DATA, ImageSet, Workshop, describe, prepare, warm
-from datapipe.adapt.deferral.dataset import DeferringDataset
-from datapipe.adapt.deferral.requests import BatchRequest
+from datapipe.deferral.dataset import DeferringDataset
+from datapipe.deferral.requests import BatchRequest
 
 _KINDS = ("path", "functional", "two-crops")
 _WAYS = ("recording", "opening", "eager")

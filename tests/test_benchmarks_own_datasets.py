@@ -17,7 +17,7 @@ from benchmarks.contenders.own_datasets import own_dataset
 from benchmarks.contenders.own_recipes import mixed
 from benchmarks.contenders.public_styles import STYLES
 from benchmarks.contenders.torchvision_transforms import import_torchvision
-from datapipe.adapt.deferral.paying import Paying
+from datapipe.deferral.paying import Paying
 
 import_torchvision()
 KINDS = [kind for kind in OWN_DATASETS if kind != "timm"]

@@ -13,10 +13,10 @@ import torch
 import torch.utils.data
 from numpy.typing import NDArray
 
-from datapipe.adapt.deferral.requests import BatchRequest
 from datapipe.adapt.loaders import length_of
 from datapipe.adapt.number_rows import inside_of_subsets
 from datapipe.core.readahead import announce
+from datapipe.deferral.requests import BatchRequest
 from datapipe.formulas.evaluation import RowFormula, formula_of
 
 CHECKED = 64  # one batch in so many has a sample compared with what `__getitem__` gives

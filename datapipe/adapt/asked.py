@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from datapipe.adapt.deferral.dataset import is_switched_off
+from datapipe.deferral.dataset import is_switched_off
 from datapipe.errors import OptionError
 from datapipe.kernel.options import OnError
 from datapipe.kinds.former import listed, with_capacity

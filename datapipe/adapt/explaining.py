@@ -9,13 +9,13 @@ from typing import Any
 import torch.utils.data
 
 from datapipe.adapt.array_rows import ArrayRows
-from datapipe.adapt.deferral.reports import Tally
 from datapipe.adapt.hub_columns import ListColumn
 from datapipe.adapt.introspection import handover_point
 from datapipe.adapt.loaders import TorchDataLoader, has_collate_fn
 from datapipe.adapt.number_rows import NumberRows
 from datapipe.codecs.decode import default_decoder_name
 from datapipe.core.printable import counted
+from datapipe.deferral.reports import Tally
 from datapipe.formulas.values import Position, RowValues
 from datapipe.kernel.options import default_num_workers
 from datapipe.kinds.images.choice import Choice

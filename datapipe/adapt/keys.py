@@ -13,10 +13,10 @@ import torch
 import torch.utils.data
 from torch.utils.data import DistributedSampler
 
-from datapipe.adapt.deferral.requests import BatchRequest, request_of_keys, request_of_picks
 from datapipe.adapt.introspection import arguments_of
 from datapipe.adapt.loaders import TorchDataLoader, length_of, sampler_of
 from datapipe.datasets import Original
+from datapipe.deferral.requests import BatchRequest, request_of_keys, request_of_picks
 from datapipe.fetch.local import LocalFiles
 from datapipe.index.concat import AnyIndex, Repeats
 from datapipe.kernel.bad_samples import located

@@ -6,9 +6,9 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
-from datapipe.adapt.deferral import lending
-from datapipe.adapt.deferral.reports import Delivered, Tally
 from datapipe.adapt.keys import KeyPass
+from datapipe.deferral import lending
+from datapipe.deferral.reports import Delivered, Tally
 from datapipe.errors import LifecycleError
 from datapipe.kernel.guarding import OneThread, without_stop
 from datapipe.kernel.state import Epochs

@@ -16,10 +16,6 @@ from typing import Any
 import torch
 import torch.utils.data
 
-from datapipe.adapt.deferral.dataset import DeferringDataset, WorkerStart
-from datapipe.adapt.deferral.paying import paying_of
-from datapipe.adapt.deferral.reports import DeliveringCollate, Tally
-from datapipe.adapt.deferral.requests import BatchRequest, calculated
 from datapipe.adapt.explaining import lines_about, lines_about_rows
 from datapipe.adapt.keys import KeyPass, KeySource, SampleDataset
 from datapipe.adapt.loaders import TorchDataLoader, batch_size_of, length_of, rebuilt_loader, sampler_of
@@ -28,6 +24,10 @@ from datapipe.adapt.torch_iteration import TorchIterator
 from datapipe.adapt.whole_batches import GatheredRows
 from datapipe.core.printable import counted
 from datapipe.core.readahead import announced
+from datapipe.deferral.dataset import DeferringDataset, WorkerStart
+from datapipe.deferral.paying import paying_of
+from datapipe.deferral.reports import DeliveringCollate, Tally
+from datapipe.deferral.requests import BatchRequest, calculated
 from datapipe.errors import OptionError
 from datapipe.kernel.bad_samples import BadSample
 from datapipe.kernel.options import FIXED, SETTABLE

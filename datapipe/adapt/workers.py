@@ -11,10 +11,7 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from datapipe.adapt.asked import Asked
-from datapipe.adapt.deferral.dataset import DeferringDataset
-from datapipe.adapt.deferral.device_decoding import DecodingByDali, choose_decoder
-from datapipe.adapt.deferral.own_code import reads_batches
-from datapipe.adapt.deferral.requests import request_of_picks
+from datapipe.adapt.device_decoding import DecodingByDali, choose_decoder
 from datapipe.adapt.explaining import lines_about
 from datapipe.adapt.introspection import Introspection
 from datapipe.adapt.keys import KeyOf, KeySource, SampleDataset, given_keys, keys_of, picked_keys, places_of, request_of_samples
@@ -23,6 +20,9 @@ from datapipe.adapt.number_rows import NumberRows, picked_rows
 from datapipe.adapt.torch_loader import TorchLoader
 from datapipe.adapt.whole_batches import GatheredRows, gathered_rows
 from datapipe.datasets import Original, Unseen
+from datapipe.deferral.dataset import DeferringDataset
+from datapipe.deferral.own_code import reads_batches
+from datapipe.deferral.requests import request_of_picks
 from datapipe.errors import OptionError
 from datapipe.index.concat import Repeats
 from datapipe.kernel.loader import Loader

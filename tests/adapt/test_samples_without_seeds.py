@@ -14,8 +14,8 @@ from fixtures import mostly_nightly
 from torch.utils.data import DataLoader, Dataset
 
 import datapipe as dp
-from datapipe.adapt.deferral.paying import TRIED_AGAIN
-from datapipe.adapt.deferral.requests import MIN_WATCHED
+from datapipe.deferral.paying import TRIED_AGAIN
+from datapipe.deferral.requests import MIN_WATCHED
 from datapipe.kernel.random_state import RandomStates, random_mark
 from datapipe.kernel.state_readers import may_read_state
 from datapipe.testing.loaders.kind import copies, same
@@ -75,7 +75,7 @@ def loader(dataset: Any, **arguments: Any) -> Any:
 def all_seeded(dataset: Any, monkeypatch: pytest.MonkeyPatch, **arguments: Any) -> list[Any]:
     """The batches of a loader that seeds for each sample."""
     with monkeypatch.context() as patch:
-        patch.setattr("datapipe.adapt.deferral.requests.may_read_state", lambda dataset: "everything")
+        patch.setattr("datapipe.deferral.requests.may_read_state", lambda dataset: "everything")
         return [copies(made) for made in [loader(dataset, **arguments)] for _ in range(3)]
 
 
@@ -123,7 +123,7 @@ def test_training_draws_what_it_would_draw_without(draw: Any) -> None:
 
 def test_seeds_are_left_out_where_nothing_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     seeded: list[int] = []
-    monkeypatch.setattr("datapipe.adapt.deferral.own_code.reseed", seeded.append)
+    monkeypatch.setattr("datapipe.deferral.own_code.reseed", seeded.append)
     ours = loader(Rows())
     copies(ours)
     assert MIN_WATCHED <= len(seeded) < NUM
@@ -183,7 +183,7 @@ def test_another_transform_is_looked_at() -> None:
 
 def test_a_collate_fn_that_certainly_draws_nothing_needs_no_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     seeded: list[int] = []
-    monkeypatch.setattr("datapipe.adapt.deferral.reports.reseed", seeded.append)
+    monkeypatch.setattr("datapipe.deferral.reports.reseed", seeded.append)
     copies(loader(Rows(), collate_fn=stacked))
     assert not seeded
     copies(loader(Rows(), collate_fn=mixed))

@@ -12,7 +12,7 @@ import torch
 from fixtures import NUM_SAMPLES, make_folder, write_webdataset
 
 from datapipe import transforms as T
-from datapipe.adapt.deferral.dataset import DeferringDataset
+from datapipe.deferral.dataset import DeferringDataset
 from datapipe.errors import OptionError
 from datapipe.instruments.trials.process import num_samples_of, resized_side, trials
 from datapipe.instruments.trials.sample import Shards, pickled_sample, sample_of

@@ -146,10 +146,10 @@ def _measured(loader: Any, *, seconds: float) -> dict[str, Any]:
     from torch.utils.data._utils import worker
 
     from datapipe.adapt import from_torch
-    from datapipe.adapt.deferral.dataset import DeferringDataset
-    from datapipe.adapt.deferral.reports import DeliveringCollate
-    from datapipe.adapt.deferral.requests import BatchRequest
     from datapipe.adapt.torch_loader import TorchLoader
+    from datapipe.deferral.dataset import DeferringDataset
+    from datapipe.deferral.reports import DeliveringCollate
+    from datapipe.deferral.requests import BatchRequest
 
     taken = from_torch(loader, device="cpu")
     dataset = taken.read_dataset if isinstance(taken, TorchLoader) else None

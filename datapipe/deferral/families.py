@@ -16,13 +16,13 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from datapipe.adapt.deferral import execution
-from datapipe.adapt.deferral.execution import as_batch, by_engine, by_pillow, planes_of
-from datapipe.adapt.deferral.graph import Front, JpegSource, Node, Step, chain_of, fold
-from datapipe.adapt.deferral.pillow_seams import replay
-from datapipe.adapt.deferral.preparing import counted_once
-from datapipe.adapt.deferral.rules import reason_against_decoding, reason_against_whole
 from datapipe.codecs import decode
+from datapipe.deferral import execution
+from datapipe.deferral.execution import as_batch, by_engine, by_pillow, planes_of
+from datapipe.deferral.graph import Front, JpegSource, Node, Step, chain_of, fold
+from datapipe.deferral.pillow_seams import replay
+from datapipe.deferral.preparing import counted_once
+from datapipe.deferral.rules import reason_against_decoding, reason_against_whole
 from datapipe.transforms.execute import RESIZES, cut, refuse_large
 
 

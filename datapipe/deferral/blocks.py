@@ -17,8 +17,8 @@ import torch
 import torch.utils.data
 from torch.utils.data._utils.collate import collate, collate_tensor_fn, default_collate_fn_map
 
-from datapipe.adapt.deferral.lending import Lent, lend
-from datapipe.adapt.deferral.recorder import PendingPixels
+from datapipe.deferral.lending import Lent, lend
+from datapipe.deferral.recorder import PendingPixels
 
 Held = dict[int, tuple[torch.Tensor, PendingPixels]]  # by id
 

@@ -11,7 +11,7 @@ import torch
 from deferral_datasets import MEAN, NUM, STD, F, Images, T, both_ways, v2
 from PIL import Image
 
-from datapipe.adapt.deferral.recorder import Fetch
+from datapipe.deferral.recorder import Fetch
 
 SCALED = v2.Compose([v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)])
 V2 = v2.functional
@@ -166,7 +166,7 @@ def test_views_that_nobody_looked_at_share_memory_afterwards(paths: list[str]) -
 
 
 def test_only_the_part_that_remains_is_decoded(paths: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    from datapipe.adapt.deferral.engine import Decoding
+    from datapipe.deferral.engine import Decoding
 
     regions: list[list[int]] = []
     real = Decoding.__call__

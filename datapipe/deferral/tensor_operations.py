@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from datapipe.adapt.deferral.graph import Step, before_conversion, image_and_conversion
-from datapipe.adapt.deferral.recorder import PendingPixels, site_now
+from datapipe.deferral.graph import Step, before_conversion, image_and_conversion
+from datapipe.deferral.recorder import PendingPixels, site_now
 
 _FLIPS = {-1: Image.Transpose.FLIP_LEFT_RIGHT, 2: Image.Transpose.FLIP_LEFT_RIGHT} | dict.fromkeys(
     (-2, 1), Image.Transpose.FLIP_TOP_BOTTOM

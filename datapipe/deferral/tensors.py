@@ -15,10 +15,10 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch.overrides import TorchFunctionMode
 
-from datapipe.adapt.deferral.blocks import COUNTED_BY_ASKING
-from datapipe.adapt.deferral.graph import Step
-from datapipe.adapt.deferral.recorder import Fetch, PendingPixels, SharedMemory, current
-from datapipe.adapt.deferral.tensor_operations import PLANS, Derived, planned
+from datapipe.deferral.blocks import COUNTED_BY_ASKING
+from datapipe.deferral.graph import Step
+from datapipe.deferral.recorder import Fetch, PendingPixels, SharedMemory, current
+from datapipe.deferral.tensor_operations import PLANS, Derived, planned
 
 _TV_TENSORS = "torchvision.tv_tensors"
 _OF_NOBODY = 1 + COUNTED_BY_ASKING  # references to a tensor that only the loop's name holds

@@ -12,18 +12,18 @@ from typing import Any
 
 import torch.utils.data
 
-from datapipe.adapt.deferral import pillow_seams, tensors, torchvision_seams
-from datapipe.adapt.deferral.blocks import COUNTED_BY_ASKING, Block, holds_its_tensors
-from datapipe.adapt.deferral.encoded_rows import blocks_of
-from datapipe.adapt.deferral.engine import Engine, Wanted
-from datapipe.adapt.deferral.own_code import Bad, Call, OwnCode, bad_among, unless_alarmed, unless_changed
-from datapipe.adapt.deferral.paying import Cost
-from datapipe.adapt.deferral.preparing import counted_once, taken_seconds
-from datapipe.adapt.deferral.recorder import Fetch, PendingPixels, place_of, recording
-from datapipe.adapt.deferral.reports import FetchReport, OperationCount, leave_report
-from datapipe.adapt.deferral.requests import BatchRequest, SeedNeed, SeedsSeen
-from datapipe.adapt.deferral.rules import are_exact
 from datapipe.codecs.decode import default_decoder_name
+from datapipe.deferral import pillow_seams, tensors, torchvision_seams
+from datapipe.deferral.blocks import COUNTED_BY_ASKING, Block, holds_its_tensors
+from datapipe.deferral.encoded_rows import blocks_of
+from datapipe.deferral.engine import Engine, Wanted
+from datapipe.deferral.own_code import Bad, Call, OwnCode, bad_among, unless_alarmed, unless_changed
+from datapipe.deferral.paying import Cost
+from datapipe.deferral.preparing import counted_once, taken_seconds
+from datapipe.deferral.recorder import Fetch, PendingPixels, place_of, recording
+from datapipe.deferral.reports import FetchReport, OperationCount, leave_report
+from datapipe.deferral.requests import BatchRequest, SeedNeed, SeedsSeen
+from datapipe.deferral.rules import are_exact
 from datapipe.kernel.options import OnError
 from datapipe.kernel.random_state import RandomStates, random_mark
 

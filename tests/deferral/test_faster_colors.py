@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torchvision_reference import torchvision_v2
 
-from datapipe.adapt.deferral.execution import blurred, hue_shifted
+from datapipe.deferral.execution import blurred, hue_shifted
 
 torchvision_v2()  # skips these tests where torchvision is not installed
 

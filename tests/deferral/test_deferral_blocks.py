@@ -10,8 +10,8 @@ import torch
 from deferral_datasets import F, Images, loaded
 from torch.utils.data._utils import collate
 
-from datapipe.adapt.deferral import blocks
-from datapipe.adapt.deferral import engine as engine_module
+from datapipe.deferral import blocks
+from datapipe.deferral import engine as engine_module
 
 
 @pytest.fixture(scope="module")

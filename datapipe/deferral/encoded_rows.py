@@ -16,11 +16,11 @@ import torch
 import torch.utils.data
 from numpy.typing import NDArray
 
-from datapipe.adapt.deferral.blocks import Block, Held, block_of_rows, places_of
-from datapipe.adapt.deferral.engine import Engine
-from datapipe.adapt.deferral.graph import Front, JpegSource, Node, Step, chain_of, fold, signature_of
-from datapipe.adapt.deferral.lending import Lent, lend
 from datapipe.codecs.probe import MAX_PIXELS, ImageHeader
+from datapipe.deferral.blocks import Block, Held, block_of_rows, places_of
+from datapipe.deferral.engine import Engine
+from datapipe.deferral.graph import Front, JpegSource, Node, Step, chain_of, fold, signature_of
+from datapipe.deferral.lending import Lent, lend
 from datapipe.kinds.images.dali.gate import can_decode
 from datapipe.kinds.images.images_cpu import EncodedSample
 from datapipe.transforms.protocols import Cuts, Interpolation

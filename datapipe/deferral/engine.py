@@ -14,12 +14,12 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from datapipe.adapt.deferral import execution
-from datapipe.adapt.deferral.families import EXACT, FAST, PILLOW, Decoding, Family, KnownUses, OpenUses, Scratch, Way
-from datapipe.adapt.deferral.graph import JpegSource, Node, Step, chain_of, image_and_conversion, signature_of
-from datapipe.adapt.deferral.recorder import recording
-from datapipe.adapt.deferral.reports import OperationCount
-from datapipe.adapt.deferral.rules import AMPLIFIED, NOT_BEGUN, RARE, reason_against, reason_against_whole
+from datapipe.deferral import execution
+from datapipe.deferral.families import EXACT, FAST, PILLOW, Decoding, Family, KnownUses, OpenUses, Scratch, Way
+from datapipe.deferral.graph import JpegSource, Node, Step, chain_of, image_and_conversion, signature_of
+from datapipe.deferral.recorder import recording
+from datapipe.deferral.reports import OperationCount
+from datapipe.deferral.rules import AMPLIFIED, NOT_BEGUN, RARE, reason_against, reason_against_whole
 from datapipe.errors import DecodeError
 
 UNDECODABLE = (DecodeError, OSError, SyntaxError, ValueError)  # what executing a chain raises for bytes that are bad

@@ -14,10 +14,10 @@ import torch
 from deferral_datasets import NUM, F, Images, T
 from PIL import Image
 
-from datapipe.adapt.deferral import families
-from datapipe.adapt.deferral.execution import by_engine
-from datapipe.adapt.deferral.families import Decoding
 from datapipe.codecs import decode
+from datapipe.deferral import families
+from datapipe.deferral.execution import by_engine
+from datapipe.deferral.families import Decoding
 from datapipe.transforms import execute
 
 
@@ -201,7 +201,7 @@ def test_what_several_derive_from_is_made_once_and_then_freed(paths: list[str], 
 
     made: list[Any] = []
     monkeypatch.setattr(families, "FAST", families.FAST._replace(apply=apply))
-    from datapipe.adapt.deferral import engine
+    from datapipe.deferral import engine
 
     monkeypatch.setattr(engine, "FAST", families.FAST)
     data.samples_of(Images(paths, chain), [0], defers=True)

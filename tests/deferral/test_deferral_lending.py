@@ -12,7 +12,7 @@ import torch
 from deferral_datasets import loaded
 from fixtures import mostly_nightly
 
-from datapipe.adapt.deferral import lending
+from datapipe.deferral import lending
 
 ROW = 8192  # values of a sample: 32 KB
 

@@ -18,12 +18,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from datapipe.adapt.deferral import pillow_seams
-from datapipe.adapt.deferral.encoded_rows import EncodedRows, PixelConversion
-from datapipe.adapt.deferral.own_code import reads_batches
 from datapipe.adapt.loaders import TorchDataLoader, has_collate_fn
 from datapipe.core.observe import Observer
 from datapipe.core.printable import get_logger
+from datapipe.deferral import pillow_seams
+from datapipe.deferral.encoded_rows import EncodedRows, PixelConversion
+from datapipe.deferral.own_code import reads_batches
 from datapipe.errors import DependencyError, OptionError
 from datapipe.fetch.local import LocalFiles
 from datapipe.kernel.device import Uploader

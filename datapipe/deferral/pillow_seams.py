@@ -20,10 +20,10 @@ import torch.utils.data
 from numpy.typing import NDArray
 from PIL import Image, ImageFile, ImageFilter, JpegImagePlugin
 
-from datapipe.adapt.deferral.graph import INTERPOLATIONS, JpegSource, Node, Step, chain_of
-from datapipe.adapt.deferral.recorder import APPROXIMATED, Fetch, current, recording, site_now
 from datapipe.codecs.jpeg import is_whole
 from datapipe.codecs.probe import probe
+from datapipe.deferral.graph import INTERPOLATIONS, JpegSource, Node, Step, chain_of
+from datapipe.deferral.recorder import APPROXIMATED, Fetch, current, recording, site_now
 from datapipe.errors import DecodeError
 
 MAX_CAPTURED_NBYTES = 64 << 20  # larger files are left to Pillow, which reads them piece by piece

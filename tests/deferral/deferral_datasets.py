@@ -23,8 +23,8 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision_reference import torchvision_v2
 
 import datapipe as dp
-from datapipe.adapt.deferral.dataset import DeferringDataset
-from datapipe.adapt.deferral.requests import BatchRequest
+from datapipe.deferral.dataset import DeferringDataset
+from datapipe.deferral.requests import BatchRequest
 
 v2: Any = torchvision_v2()
 T: Any = importlib.import_module("torchvision.transforms")

@@ -99,8 +99,8 @@ def sometimes_unseen(image: Any) -> Any:
 
 def test_samples_do_not_depend_on_what_failed_before(paths: list[str]) -> None:
     def samples(keys: list[int]) -> dict[int, torch.Tensor]:
-        from datapipe.adapt.deferral.dataset import DeferringDataset
-        from datapipe.adapt.deferral.requests import BatchRequest
+        from datapipe.deferral.dataset import DeferringDataset
+        from datapipe.deferral.requests import BatchRequest
 
         dataset = DeferringDataset(Images(paths, sometimes_unseen), defers=True)
         made = {}

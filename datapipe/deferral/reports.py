@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 import torch.utils.data
 
-from datapipe.adapt.deferral.blocks import Block, collate_blocks
-from datapipe.adapt.deferral.paying import Cost, Paying
-from datapipe.adapt.deferral.preparing import Trial, learn, taken_news
-from datapipe.adapt.deferral.requests import CollationKey, SeedNeed, SeedsSeen
 from datapipe.core.printable import counted
+from datapipe.deferral.blocks import Block, collate_blocks
+from datapipe.deferral.paying import Cost, Paying
+from datapipe.deferral.preparing import Trial, learn, taken_news
+from datapipe.deferral.requests import CollationKey, SeedNeed, SeedsSeen
 from datapipe.kernel.bad_samples import BadSample, BadSampleLog
 from datapipe.kernel.drawing import may_draw
 from datapipe.kernel.random_state import random_state_kept, reseed

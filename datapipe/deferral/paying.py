@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from datapipe.adapt.deferral.requests import BatchRequest
+from datapipe.deferral.requests import BatchRequest
 
 MIN_SAMPLES = 64  # made in each way before the cheaper way is taken
 MOST_SAMPLES = 256  # made in each way before it is taken although the costs differ by less than their errors

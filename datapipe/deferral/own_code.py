@@ -14,10 +14,10 @@ from typing import Any
 
 import torch.utils.data
 
-from datapipe.adapt.deferral import pillow_seams, torchvision_seams
-from datapipe.adapt.deferral.recorder import Fetch, recording
-from datapipe.adapt.deferral.requests import BatchRequest, SeedNeed
-from datapipe.adapt.deferral.rules import are_exact
+from datapipe.deferral import pillow_seams, torchvision_seams
+from datapipe.deferral.recorder import Fetch, recording
+from datapipe.deferral.requests import BatchRequest, SeedNeed
+from datapipe.deferral.rules import are_exact
 from datapipe.kernel.bad_samples import MAX_ATTEMPTS
 from datapipe.kernel.options import OnError
 from datapipe.kernel.random_state import random_mark, reseed

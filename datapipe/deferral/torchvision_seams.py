@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 import torch
 from PIL import Image
 
-from datapipe.adapt.deferral import tensors
-from datapipe.adapt.deferral.graph import Step
-from datapipe.adapt.deferral.pillow_seams import PILLOW_STEPS, Planned, node_of, recording_method, watch
-from datapipe.adapt.deferral.recorder import APPROXIMATED, Fetch, PendingPixels, current, recording, site_now
-from datapipe.adapt.deferral.tensor_operations import Derived, as_float, bordered, calculated, padded, resized, sides_of
+from datapipe.deferral import tensors
+from datapipe.deferral.graph import Step
+from datapipe.deferral.pillow_seams import PILLOW_STEPS, Planned, node_of, recording_method, watch
+from datapipe.deferral.recorder import APPROXIMATED, Fetch, PendingPixels, current, recording, site_now
+from datapipe.deferral.tensor_operations import Derived, as_float, bordered, calculated, padded, resized, sides_of
 
 _FUNCTIONAL = "torchvision.transforms.functional"
 _ON_PILLOW = "torchvision.transforms._functional_pil"

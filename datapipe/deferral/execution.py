@@ -12,10 +12,10 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from datapipe.adapt.deferral.graph import Step
-from datapipe.adapt.deferral.pillow_seams import PILLOW_STEPS
-from datapipe.adapt.deferral.tensor_operations import ARITHMETIC, OPERATIONS
-from datapipe.adapt.deferral.torchvision_seams import TENSOR_STEPS
+from datapipe.deferral.graph import Step
+from datapipe.deferral.pillow_seams import PILLOW_STEPS
+from datapipe.deferral.tensor_operations import ARITHMETIC, OPERATIONS
+from datapipe.deferral.torchvision_seams import TENSOR_STEPS
 from datapipe.transforms.pixels.blur import blur_planes, gaussian_kernels
 from datapipe.transforms.pixels.planar import to_planes
 

@@ -17,8 +17,8 @@ import torch
 from deferral_datasets import NUM, F, Holder, Images, Point, Sample, T, both_ways, samples_of
 from PIL import Image, ImageFile, JpegImagePlugin
 
-from datapipe.adapt.deferral.dataset import DeferringDataset
-from datapipe.adapt.deferral.requests import BatchRequest
+from datapipe.deferral.dataset import DeferringDataset
+from datapipe.deferral.requests import BatchRequest
 
 NORMALISED = ("erasing", "training", "evaluation", "functional", "lambda", "v2", "v2 of tensors")
 CONVERTED = T.Compose([T.RandomCrop(32), T.ToTensor()])  # nothing is resampled

@@ -15,8 +15,8 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 import datapipe as dp
-from datapipe.adapt.deferral.paying import MIN_SAMPLES, MOST_SAMPLES, TRIED_AGAIN, Cost, Paying, paying_of
-from datapipe.adapt.deferral.requests import BatchRequest
+from datapipe.deferral.paying import MIN_SAMPLES, MOST_SAMPLES, TRIED_AGAIN, Cost, Paying, paying_of
+from datapipe.deferral.requests import BatchRequest
 
 NUM, BATCH = 16, 8
 PASSES = 3 * MIN_SAMPLES // NUM + 2  # enough to know both ways

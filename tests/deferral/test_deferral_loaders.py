@@ -19,8 +19,8 @@ from PIL import Image
 from torch.utils.data import DataLoader, Subset, WeightedRandomSampler, default_collate, get_worker_info
 
 import datapipe as dp
-from datapipe.adapt.deferral import execution, preparing
 from datapipe.codecs import decode
+from datapipe.deferral import execution, preparing
 
 
 @pytest.fixture(scope="module")

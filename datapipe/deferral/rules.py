@@ -18,13 +18,13 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from datapipe.adapt.deferral import execution
-from datapipe.adapt.deferral.graph import JpegSource, Node, Step, chain_of, fold
-from datapipe.adapt.deferral.pillow_seams import PILLOW_STEPS
-from datapipe.adapt.deferral.preparing import tried_once
-from datapipe.adapt.deferral.tensor_operations import ARITHMETIC, FILTERS
 from datapipe.codecs import decode
 from datapipe.codecs.probe import probe
+from datapipe.deferral import execution
+from datapipe.deferral.graph import JpegSource, Node, Step, chain_of, fold
+from datapipe.deferral.pillow_seams import PILLOW_STEPS
+from datapipe.deferral.preparing import tried_once
+from datapipe.deferral.tensor_operations import ARITHMETIC, FILTERS
 from datapipe.transforms.execute import RESIZES
 from datapipe.transforms.protocols import Interpolation
 

@@ -19,8 +19,9 @@ from test_deferral_blocks import Bare
 from torch.utils.data import DataLoader
 
 import datapipe as dp
-from datapipe.adapt.deferral import device_decoding, lending
-from datapipe.adapt.deferral.device_decoding import DecodingByDali
+from datapipe.adapt import device_decoding
+from datapipe.adapt.device_decoding import DecodingByDali
+from datapipe.deferral import lending
 from datapipe.kernel.prefetching import PrefetchedLoader
 from datapipe.kernel.pytree import tensors_of
 from datapipe.kinds.images.dali.pipeline import DaliPipeline, RunError

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from datapipe.adapt.deferral.graph import Node, Step, chain_of
+from datapipe.deferral.graph import Node, Step, chain_of
 
 
 @dataclass(slots=True)
@@ -138,7 +138,7 @@ class _LocalFetch(threading.local):
 
 
 _local = _LocalFetch()
-_OURS = f"{os.sep}{os.path.join('datapipe', 'adapt', 'deferral')}{os.sep}"
+_OURS = f"{os.sep}{os.path.join('datapipe', 'deferral')}{os.sep}"
 _NOT_THE_USERS = (_OURS, *(f"{os.sep}{package}{os.sep}" for package in ("PIL", "torchvision", "torch")))
 _KNOWN_AS = {"__array_interface__": "numpy.array", "__getitem__": "indexing", "__setitem__": "assignment"}
 

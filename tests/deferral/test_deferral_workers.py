@@ -14,8 +14,8 @@ from deferral_datasets import MEAN, STD, F, Images, T, loaded, v2
 from fixtures import mostly_nightly
 from PIL import Image, ImageFilter, ImageOps
 
-from datapipe.adapt.deferral.dataset import DeferringDataset
-from datapipe.adapt.deferral.requests import BatchRequest
+from datapipe.deferral.dataset import DeferringDataset
+from datapipe.deferral.requests import BatchRequest
 
 NUM = 24
 BICUBIC = T.InterpolationMode.BICUBIC
