@@ -21,7 +21,15 @@ from datapipe.deferral.paying import Paying
 
 import_torchvision()
 KINDS = [kind for kind in OWN_DATASETS if kind != "timm"]
-MADE = [*KINDS, *(kind for kind, style in STYLES.items() if style.shuffles is not None and not style.missing())]
+_OWN_GENERATORS = ("albumentations",)  # draws from generators of its own, which from_torch does not seed
+MADE = [
+    *KINDS,
+    *(
+        kind
+        for kind, style in STYLES.items()
+        if style.shuffles is not None and kind not in _OWN_GENERATORS and not style.missing()
+    ),
+]
 NUM = 14
 
 
