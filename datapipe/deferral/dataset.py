@@ -50,9 +50,8 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
         self.on_error = on_error
         self.encodes = encodes
         self.stacks = False  # whether default_collate will stack the samples
-        self._engine = Engine()
+        self._engine: Engine | None = None
         self._process = 0  # whose engine that is, as decoders do not survive a fork
-        self._is_ready = False  # whether it is made
         self.seed_need = SeedNeed()  # what is known of draws in this process
         self._watches = False  # whether images are traced where nothing is recorded
         self._told: SeedsSeen | None = None  # what was told of draws
@@ -101,7 +100,7 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
                 self._leave_report(request, made)
                 return self._settled(made, request)
             if self._process != os.getpid():
-                self._process, self._is_ready, self._num_recorded, self._num_alone = os.getpid(), False, 0, 0
+                self._engine, self._process, self._num_recorded, self._num_alone = None, os.getpid(), 0, 0
             made = None if request.is_recorded else self._alone(request)
             return self._recorded(request) if made is None else made
         finally:
@@ -113,13 +112,13 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
         return OwnCode(self.dataset, self.on_error, self.seed_need)
 
     @counted_once
-    def _be_ready(self) -> None:
-        """Make ready what this process needs to record, or to trace images."""
+    def _ready_engine(self) -> Engine:
+        """Return the engine, after making ready what else this process needs to record, or to trace images."""
         pillow_seams.install()
         torchvision_seams.install()
-        if not self._is_ready:
-            tensors.install()
-            self._engine, self._is_ready = Engine(), True
+        tensors.install()
+        self._engine = self._engine or Engine()
+        return self._engine
 
     def _alone(self, request: BatchRequest) -> Any:
         """The samples as the user's code makes them; None if they must be recorded, so that their values are always the same."""
@@ -130,7 +129,7 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
             made = unless_alarmed(make)
             self._watches = made is None
         if made is None:
-            self._be_ready()
+            self._ready_engine()
             made, has_images = unless_changed(make)
         if made is None:
             return None
@@ -146,7 +145,7 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
         leave_report(FetchReport((), len(request), bad=bad, cost=cost, began=began, collation=request.collation, seeds=seeds))
 
     def _news_of_seeds(self) -> SeedsSeen | None:
-        """What was seen of draws, if that is more than was told before."""
+        """Return what this process has seen of the samples' draws; None if it was told before."""
         seen = self.seed_need.seen
         if seen == self._told:
             return None
@@ -159,11 +158,10 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
     def _recorded(self, request: BatchRequest) -> Any:
         """The samples, their images made together when the user's code is done with them."""
         began = time.thread_time()
-        self._be_ready()
+        engine = self._ready_engine()
         own, num = self._own_code, len(request)
         calls = own.calls(request)
         since, self._num_recorded = began if self._num_recorded else None, self._num_recorded + 1
-        engine = self._engine
         fetch = Fetch(notes_sites=self._num_recorded <= _FETCHES_WITH_SITES, engine=engine)
         fetch.mode = tensors.TensorMode(fetch)
         made: list[Any] = []

@@ -44,23 +44,23 @@ class Decoding:
 
 def whole_pixels(source: JpegSource) -> NDArray[np.uint8] | None:
     """Return (h, w, 3) RGB bit for bit as Pillow decodes it, in memory of its own; None where only Pillow does."""
-    if reason_against_whole(source.kind) is not None:
-        return None
-    try:
-        return simplejpeg.decode_jpeg(source.data, "RGB")  # type: ignore[no-any-return]
-    except ValueError:  # Pillow decides about what is damaged
-        return None
+    return _decoded(source, "RGB")
 
 
 def whole_image(source: JpegSource) -> Image.Image:
     """Return the image as Pillow decodes it, in less time where that is known to give the same. Raises what Pillow raises."""
-    if source.mode != "RGB" or reason_against_whole(source.kind) is not None:
-        return replay(source)
+    pixels = _decoded(source, "RGBX") if source.mode == "RGB" else None
+    return replay(source) if pixels is None else execution.image_over(pixels)
+
+
+def _decoded(source: JpegSource, layout: str) -> NDArray[np.uint8] | None:
+    """All pixels in a layout of simplejpeg's; None where only Pillow decodes them, or says what is damaged."""
+    if reason_against_whole(source.kind) is not None:
+        return None
     try:
-        pixels = simplejpeg.decode_jpeg(source.data, "RGBX")  # as Pillow's images lie in memory
+        return simplejpeg.decode_jpeg(source.data, layout)  # type: ignore[no-any-return]
     except ValueError:
-        return replay(source)
-    return execution.image_over(pixels)
+        return None
 
 
 class Way(NamedTuple):
@@ -141,20 +141,15 @@ class Family:
             return self.way.apply(self._used(base), steps)
         front = self.way.fold(self.source, steps)
         if front is None:
-            return self.way.apply(self._whole_image(), steps)
+            return self.way.apply(whole_image(self.source), steps)
         how = front.cut
-        if self._pixels is None and self._uses.is_only_look(how.region):
-            return self.way.apply(self._whole_image(), steps)
-        if reason_against_decoding(self.source.kind) is not None:
-            return self.way.apply(self._whole_image(), steps)
+        is_only_look = self._pixels is None and self._uses.is_only_look(how.region)
+        if is_only_look or reason_against_decoding(self.source.kind) is not None:
+            return self.way.apply(whole_image(self.source), steps)
         refuse_large((how,))
         out = np.empty((how.window[2], how.window[3], 3), np.uint8)
         cut(self._region_of(front), how, out)
         return self.way.apply(Image.fromarray(out), steps[front.num_steps :])
-
-    def _whole_image(self) -> Image.Image:
-        """The source's image, which nothing else shares."""
-        return whole_image(self.source)
 
     def _region_of(self, front: Front) -> NDArray[np.uint8]:
         top, left, height, width = front.cut.region

@@ -143,7 +143,7 @@ def _pixels(original: Callable[[Image.Image], Any], image: Image.Image) -> Any:
 
 
 def _array_interface(original: Callable[[Image.Image], Any], image: Image.Image) -> Any:
-    """What numpy makes an array of: of an image that is only cut out of its JPEG, without an image of Pillow's in between."""
+    """Return the memory that numpy reads: decoded as an array where the image is only cut out of its JPEG, else Pillow's."""
     fetch = current()
     if fetch is None or fetch.is_plain:
         return original(image)

@@ -1,4 +1,4 @@
-"""What a process finds out once before it records: trials of the engine, whose results other processes take over.
+"""Keep the results of the engine's trials, which each process needs before it records; other processes take them over.
 
 The CPU time of that is counted, as short passes of fresh workers pay it again and again.
 """

@@ -124,7 +124,7 @@ def request_of_keys(keys: Any, seed: int, epoch: int, step: int, rank: Rank) -> 
 
 
 class SeedsSeen(NamedTuple):
-    """What a process has seen of draws."""
+    """The random states from which samples drew in a process, and how many samples it watched."""
 
     drawn: frozenset[str]
     num_watched: int  # samples
@@ -153,7 +153,7 @@ class SeedNeed:
 
     @property
     def seen(self) -> SeedsSeen:
-        """What is known, for other processes."""
+        """Return what other processes are to learn of it."""
         return SeedsSeen(self.drawn, self._num_watched)
 
     def learn(self, seen: SeedsSeen) -> None:

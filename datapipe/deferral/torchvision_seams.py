@@ -38,7 +38,7 @@ _latest = [""]  # the module that had been imported last when they were looked f
 
 
 class _Place(NamedTuple):
-    """Where an original is held under a key."""
+    """A dictionary that holds an original function under a key, and what is to stand there."""
 
     held: dict[Any, Any]
     key: Any
