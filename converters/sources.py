@@ -13,12 +13,12 @@ from typing import TypeVar
 from converters.index_source import IndexSource
 from converters.options import ConvertOptions
 from datapipe.containers.field_names import AUDIO_FIELD, SPOKEN
-from datapipe.containers.forms import AUDIO, AUTO, FORMS
+from datapipe.containers.forms import AUDIO, AUTO, FORMS, TABLE
 from datapipe.errors import OptionError
 from datapipe.index.listed import ListedSample, ScanNotes, Source, SourceFacts, Workspace
-from datapipe.opening.recognise import Recognition, recognise_form
+from datapipe.opening.recognise import Recognition
+from datapipe.opening.recognise import recognise as recognise_place
 from datapipe.opening.recordings.shards import are_sound_shards, spoken_fields
-from datapipe.sources.documents import DOCUMENTS_ARE, holds_documents
 from datapipe.sources.fields import in_order
 from datapipe.stores.location import Location
 
@@ -26,19 +26,11 @@ _Value = TypeVar("_Value")
 
 
 def recognise(options: ConvertOptions) -> Recognition:
-    """Return the form of `options.source`. Where tokens are wanted, JSON lines and text files are documents.
+    """Return the form of `options.source`, as every command recognises it.
 
     Raises OptionError if it may be several forms, or none; MissingDataError or StorageError if it cannot be read.
     """
-    why = holds_documents(options.source) if options.tokens is not None else None
-    if why is not None:
-        return Recognition("documents", why)
-    if options.tokens is None and not isinstance(options.source, Location) and are_sound_shards(str(options.source)):
-        return Recognition(AUDIO, "its shards hold sound")
-    try:
-        return recognise_form(options.source, options.class_from)
-    except OptionError as exc:
-        raise exc if options.tokens is None else OptionError(f"{exc}; {DOCUMENTS_ARE}") from None
+    return recognise_place(options.source, options.how, target=options.to)
 
 
 def resolved(options: ConvertOptions) -> ConvertOptions:
@@ -48,13 +40,17 @@ def resolved(options: ConvertOptions) -> ConvertOptions:
 
 def open_source(options: ConvertOptions) -> Source:
     """Return the source that `options` name; its form must be known. Raises errors that are known without listing it."""
+    facts = FORMS[options.form]
+    if options.form == TABLE:
+        raise OptionError(f"{options.source}: is a table; convert it with `datapipe convert {options.source} DST --from table`")
+    if facts.targets == ():
+        raise OptionError(f"{options.source}: {facts.title}, to be read in place: nothing to convert")
     if options.form == AUDIO and not isinstance(options.source, Location) and are_sound_shards(str(options.source)):
         shards = IndexSource(options.source, options.how.named(AUTO))
         return _SpokenSource(shards, *spoken_fields(shards.fields, str(options.source)), to=options.to)
-    module = FORMS[options.form].source
-    if not module:
+    if not facts.source:
         return IndexSource(options.source, options.how)
-    source: Source = importlib.import_module(module).open_source(options.source, options.how)
+    source: Source = importlib.import_module(facts.source).open_source(options.source, options.how)
     return _SpokenSource(source, AUDIO_FIELD.name, SPOKEN.name, to=options.to) if options.form == AUDIO else source
 
 

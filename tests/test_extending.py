@@ -19,6 +19,7 @@ from converters import ConvertOptions, OnError, convert
 from converters.verify import verify
 from datapipe import transforms as T
 from datapipe.containers.forms import FORMS, FormFacts
+from datapipe.opening.recognise import recognise
 from datapipe.order.draws import Draws
 from datapipe.testing.synthetic_images import make_image_folder
 from datapipe.transforms.protocols import PixelOp
@@ -128,6 +129,9 @@ def test_a_form_that_lists_is_converted_and_loaded_as_any_other(photos: Path, tm
         in_place[12]
     labels = torch.cat([labels for _, labels in dp.DataLoader(in_place, on_error="skip", transform=[T.Resize((8, 8))])])
     assert labels.tolist() == [number % 4 for number in range(12)]
+    named = (photos / "list.txt").rename(photos / "photos.list")
+    assert len(dp.Images(named)) == 13
+    assert recognise(named, target="parquet").form == "list"
 
 
 ZIP = """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import glob
 import os
 import re
 import threading
@@ -20,15 +19,12 @@ from converters.tables import BadTableRow, Kinds, Member, Parsed, RowBlock, RowS
 from converters.tables.json_rows import JsonSource
 from converters.tables.text_rows import DELIMITERS, CsvSource
 from datapipe.codecs.npy import read_npy_header
-from datapipe.containers.formats import container_of, scanner_of
-from datapipe.containers.listing import is_audio_name, is_image_name, is_video_name
 from datapipe.containers.tables.files import SUFFIXES, open_table
 from datapipe.containers.tables.partitions import partition_root, partitions_of
 from datapipe.containers.tables.rows import GroupReader
-from datapipe.containers.tables.types import holds_bytes
+from datapipe.core.directories import files_below, matching
 from datapipe.core.regular_files import open_file, refuse_irregular
 from datapipe.errors import DecodeError, FormatError, IntegrityError, MissingDataError, OptionError
-from datapipe.index.manifest import MANIFEST_NAME
 from datapipe.index.tables import TableIndex
 
 JSON_SUFFIXES = (".jsonl", ".ndjson")
@@ -40,7 +36,6 @@ _FORMS = {
 }
 _MATRIX_ROWS = 1 << 17  # of a block
 _NPY_HEAD = 1 << 16  # bytes that hold the header of a .npy file
-_LOOKED_AT = 5  # rows that decide whether a text lists files
 _NO_TYPES: Mapping[str, str] = MappingProxyType({})
 _PART = re.compile(r"^(.*?)[-_.]\d+$")
 
@@ -80,62 +75,15 @@ def open_rows(
     return PartitionedSource(rows, named) if any(named) else rows
 
 
-def is_table(path: Path) -> bool:
-    """Return True if a source looks like a table: files of rows that neither hold images or sound nor name files."""
-    if os.path.lexists(path / MANIFEST_NAME):  # a converted set: its indexes are Arrow files
-        return False
-    try:
-        files = _files(os.fspath(path))
-    except (MissingDataError, FormatError):
-        return False
-    form = _FORMS[Path(files[0].name).suffix.lower()]
-    if form == "npy":
-        return not path.is_dir()  # a folder of arrays is samples, unless it is said to be a table
-    if form == "parquet":
-        return not _holds_samples(files[0].name)
-    source = open_rows(files[0].name)
-    block = next(iter(source.blocks()), None)
-    columns = {} if block is None else source.parse(block, {}, {}).columns
-    cells = [value for array in columns.values() for value in array[:_LOOKED_AT].to_pylist() if isinstance(value, str)]
-    folder = Path(files[0].name).parent
-    return not any(_names_a_sample(cell) or (cell and _is_file(folder / cell)) for cell in cells)
-
-
-def _holds_samples(path: str) -> bool:
-    """Return True if a file of columns is a shard of images or sound."""
-    columns = open_table([path]).columns
-    if any(column.name.endswith(".bytes") for column in columns):
-        return True
-    container = container_of(path)
-    if container is None or not any(map(holds_bytes, columns)):
-        return False
-    try:
-        scanner_of(container)(Path(path))
-    except FormatError:
-        return False
-    return True
-
-
-def _names_a_sample(cell: str) -> bool:
-    name = os.fsencode(cell)
-    return is_image_name(name) or is_audio_name(name) or is_video_name(name)
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except (OSError, ValueError):
-        return False
-
-
 def _files(source: str) -> list[SourceFile]:
     if os.path.isdir(source):
-        found = sorted(str(path) for path in Path(source).rglob("*") if path.suffix.lower() in _FORMS and _is_shown(path, source))
+        paths = (Path(path) for path in files_below(source))
+        found = [str(path) for path in paths if path.suffix.lower() in _FORMS and _is_shown(path, source)]
         nothing = f"{source}: holds no .csv, .tsv, .jsonl, .parquet, .arrow or .npy files"
     elif os.path.exists(source):
         found, nothing = [source], ""
     else:
-        found, nothing = sorted(glob.glob(source, recursive=True)), f"{source}: no such file or directory"
+        found, nothing = matching(source), f"{source}: no such file or directory"
     if not found:
         raise MissingDataError(nothing)
     for name in found:

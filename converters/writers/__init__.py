@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 from datapipe.codecs.field_values import FieldSpec
 from datapipe.codecs.probe import ImageHeader
 from datapipe.containers.field_names import checked_fields
-from datapipe.containers.listing import AUDIO_SUFFIXES
+from datapipe.containers.forms import AUDIO_SUFFIXES
 from datapipe.index.open_sidecars import Sidecar
 from datapipe.index.sidecar import FieldExtent, SidecarRows
 from datapipe.index.tokens import TOKENS_CONTAINER

@@ -201,12 +201,10 @@ def add_demo(subparsers: Commands) -> None:
     parser.set_defaults(run="datapipe.cli.demo:run")
 
 
-def add_form_options(parser: argparse.ArgumentParser, title: str, *, more: tuple[str, ...] = ()) -> None:
-    """Add the options that say what a path is, and how its files make samples. `more`: names of forms that no loader has."""
+def add_form_options(parser: argparse.ArgumentParser, title: str) -> None:
+    """Add the options that say what a path is, and how its files make samples."""
     group = parser.add_argument_group(title)
-    group.add_argument(
-        "--from", dest="form", default=AUTO, choices=(AUTO, *FORMS, *more), help="auto (default) recognises the form"
-    )
+    group.add_argument("--from", dest="form", default=AUTO, choices=(AUTO, *FORMS), help="auto (default) recognises the form")
     group.add_argument(
         "--root", type=Path, metavar="DIR", help="where the file names in a manifest or COCO file start (its folder)"
     )

@@ -13,18 +13,18 @@ from datapipe.diagnostics.ceilings.of_loader import roofline_of
 from datapipe.diagnostics.ceilings.roofline import Roofline, as_json, as_text
 from datapipe.errors import OptionError
 from datapipe.kinds.loader import DataLoader
-from datapipe.kinds.registry import part, recognise
+from datapipe.kinds.registry import open_path, part
 
 _OF_THE_PARSER = ("run", "parser")  # no options
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure and print. Returns 0. Raises OptionError for counts below 1, and what `recognise` and the loader raise."""
+    """Measure and print. Returns 0. Raises OptionError for counts below 1, and what `open_path` and the loader raise."""
     for name in ("batch_size", "table_batch_size", "size", "images", "rounds"):
         whole_number(getattr(args, name), f"--{name.replace('_', '-')}", least=1)
     if args.demand is not None and not (args.ceilings and args.demand > 0):
         raise OptionError(f"--demand {args.demand:g}: pass samples per second above 0, with --ceilings")
-    kind, index = recognise(args.path, form_of(args))
+    kind, index = open_path(args.path, form_of(args))
     bench = part(kind, "bench")
     if args.ceilings:
         found = _ceilings(bench.loader(index, args), args)

@@ -17,11 +17,13 @@ from converters import Advance, Check, ConvertOptions, OnError, Phase, Preview, 
 from converters.report import Overview, SampleShown
 from converters.to_store import convert_to_store
 from converters.tokenizer import Tokenizing
-from datapipe.cli.convert_table import convert_table, wants_table
+from datapipe.cli.convert_table import convert_table, has_table_options
 from datapipe.cli.progress import Progress
 from datapipe.containers.foreign import INDEX_DIRECTORY_NAME
 from datapipe.containers.form import ClassFrom
+from datapipe.containers.forms import AUTO, TABLE
 from datapipe.core.printable import counted, say
+from datapipe.core.remembering import remembered
 from datapipe.errors import OptionError
 from datapipe.index.manifest import read_manifest
 from datapipe.index.pack_plan import open_plan
@@ -36,8 +38,13 @@ def run(args: argparse.Namespace) -> int:
 
     Raises what `converters.convert` raises.
     """
-    is_table = wants_table(args)
-    options = None if is_table else _recognised(_options(args))
+    with remembered():
+        return _run(args)
+
+
+def _run(args: argparse.Namespace) -> int:
+    options = _recognised(args)
+    is_table = options is None
     try:
         with _terminable(), _Display("rows" if is_table else "samples") as display:
             if options is None:
@@ -116,13 +123,16 @@ def _tokenizing(args: argparse.Namespace) -> Tokenizing | None:
     return None
 
 
-def _recognised(options: ConvertOptions) -> ConvertOptions:
-    """Recognise the form of the source, and print it, unless the user gave one."""
-    if options.form != "auto":
+def _recognised(args: argparse.Namespace) -> ConvertOptions | None:
+    """Return the options with the form of the source, None for a table. Recognises it, and says so, unless the user named it."""
+    if args.form == TABLE or (args.form == AUTO and has_table_options(args) and args.to in ("parquet", "hdf5")):
+        return None
+    options = _options(args)
+    if options.form != AUTO:
         return options
-    taken = recognise(options)
-    say(f"{options.source}: recognised as {taken}", file=sys.stderr)
-    return dataclasses.replace(options, form=taken.form)
+    found = recognise(options)
+    say(f"{options.source}: recognised as {found}", file=sys.stderr)
+    return None if found.form == TABLE else dataclasses.replace(options, form=found.form)
 
 
 @contextlib.contextmanager

@@ -14,8 +14,6 @@ example:
 
 what SRC may be, with an example each (docs/convert.md has the details):
 {forms}
-  table: CSV, JSON lines, many Parquet files, a .npy matrix: rows of numbers
-    datapipe convert clicks.csv tables/clicks --to parquet
 
 --dry-run shows which form SRC was recognised as, its fields and its first samples. The
 same command resumes a killed or interrupted run; after a finished one it
@@ -51,7 +49,7 @@ def add_convert(subparsers: Commands) -> None:
         choices=("webdataset", "hdf5", "parquet", "tfrecord", "tokens"),
         help="format of the shards (docs/formats.md)",
     )
-    add_form_options(parser, "what SRC is", more=("table",))
+    add_form_options(parser, "what SRC is")
     _add_token_options(parser)
     _add_table_options(parser)
     _add_video_options(parser)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,12 @@ from converters import Advance, OnError
 from converters.tables import conversion
 from converters.tables.conversion import TablePreview, TableReport
 from converters.tables.options import GROUP_ROWS, TableConversion
-from converters.tables.sources import is_table
 from converters.tables.types import read_schema
+from datapipe.containers.forms import FORMS, TABLE
 from datapipe.core.printable import counted, say
 from datapipe.errors import OptionError
 from datapipe.stores.location import is_url, redacted
 
-FORM = "table"
 _MAX_SHOWN = 12  # columns in a report
 # Options that mean something for files of samples only.
 _FOR_SAMPLES = (
@@ -29,27 +27,14 @@ _FOR_SAMPLES = (
 )  # fmt: skip
 
 
-def wants_table(args: argparse.Namespace) -> bool:
-    """Whether SRC is a table: because the command says so, or by a look at it."""
-    if is_url(args.source):
-        if args.form == FORM:
-            raise OptionError(f"{redacted(args.source)}: tables are not converted from stores; copy the files to a disk")
-        return False
-    if args.form == FORM:
-        return True
-    if args.form != "auto" or args.to not in ("parquet", "hdf5"):
-        return False
-    if any(getattr(args, name) is not None for name in ("schema", "names", "delimiter", "compression", "group_rows")):
-        return True
-    is_for_samples = args.field or args.root or args.class_from or args.class_map or args.resize
-    return not is_for_samples and is_table(Path(args.source))
+def has_table_options(args: argparse.Namespace) -> bool:
+    """Return True if options were given that mean something for tables alone."""
+    return any(getattr(args, name) is not None for name in ("schema", "names", "delimiter", "compression", "group_rows"))
 
 
 def convert_table(args: argparse.Namespace, show: Callable[[Advance], None]) -> Callable[[], None]:
     """Convert the table, or look at it for --dry-run; return what prints how it ended. Raises as `converters.tables` does."""
     options = _options(args)
-    if args.form != FORM:
-        say(f"{options.source}: recognised as a table (--from table)", file=sys.stderr)
     if args.dry_run:
         preview = conversion.preview_table(options, show)
         return lambda: _print_preview(preview, options, as_json=args.json)
@@ -58,6 +43,10 @@ def convert_table(args: argparse.Namespace, show: Callable[[Advance], None]) -> 
 
 
 def _options(args: argparse.Namespace) -> TableConversion:
+    if is_url(args.source):
+        raise OptionError(f"{redacted(args.source)}: tables are not converted from stores; copy the files to a disk")
+    if args.to not in (FORMS[TABLE].targets or ()):
+        raise OptionError(f"--to {args.to}: {args.source} is a table, which is written as parquet or hdf5")
     defaults = args.parser.parse_args(["SRC", "DST", "--to", args.to])
     for name in _FOR_SAMPLES:
         if getattr(args, name) != getattr(defaults, name):

@@ -9,15 +9,15 @@ from datapipe.cli.arguments import form_of
 from datapipe.core.atomic import refuse_to_replace
 from datapipe.core.checks import whole_number
 from datapipe.core.printable import say_text
-from datapipe.kinds.registry import part, recognise
+from datapipe.kinds.registry import open_path, part
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the description. Returns 0. Raises OptionError for wrong options, and what `recognise` raises."""
+    """Print the description. Returns 0. Raises OptionError for wrong options, and what `open_path` raises."""
     whole_number(args.num, "--num", least=1)
     if args.grid is not None:
         refuse_to_replace(args.grid)
-    kind, index = recognise(args.path, form_of(args))
+    kind, index = open_path(args.path, form_of(args))
     inspection = part(kind, "inspection")
     facts = inspection.describe(index, args)
     say_text(json.dumps(facts, indent=1) if args.json else inspection.as_text(args.path, facts))

@@ -10,14 +10,14 @@ import time
 from datapipe.cli.arguments import form_of
 from datapipe.diagnostics.ceilings.costs import iterate
 from datapipe.diagnostics.ceilings.lock_watch import offer, report_span
-from datapipe.kinds.registry import part, recognise
+from datapipe.kinds.registry import open_path, part
 
 
 def main() -> None:
     """Report one span of time with the seconds per sample."""
     offer()
     args = argparse.Namespace(**json.loads(sys.argv[1]))
-    kind, index = recognise(args.path, form_of(args))
+    kind, index = open_path(args.path, form_of(args))
     loader = part(kind, "bench").loader(index, args)
     iterate(loader, args.images // 4, 0.5)
     started_s = time.perf_counter()

@@ -11,7 +11,7 @@ from typing import Any
 from datapipe.codecs.field_values import IMAGE_FIELD, LABEL_FIELD, FieldKind, FieldSpec
 from datapipe.codecs.npy import read_npy_header
 from datapipe.codecs.probe import encoding_of
-from datapipe.containers.listing import AUDIO_SUFFIXES, VIDEO_SUFFIXES
+from datapipe.containers.forms import AUDIO_SUFFIXES, VIDEO_SUFFIXES
 from datapipe.core.printable import get_logger
 from datapipe.errors import DecodeError, OptionError
 

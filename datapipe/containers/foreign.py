@@ -144,7 +144,6 @@ class ForeignShards:
     container: str  # a form of FORMS
     directory: Path
     names: tuple[str, ...]  # in order
-    is_recognised: bool = False  # by a look at them, where names do not tell the form
 
     @property
     def where(self) -> str:
@@ -171,7 +170,7 @@ class ForeignShards:
         paths = ((name, self.directory / name) for name in progress(self.names, self.where, total=len(self.names), unit="shard"))
         scanned = (ScannedShard(name, str(path), *index_shard(path), *stats[name]) for name, path in paths)
         write_index(home, self.container, scanned, where=self.where)
-        return {"shards": stats, "is_recognised": self.is_recognised}
+        return {"shards": stats}
 
     def _stats(self) -> dict[str, list[int]]:
         """Return size (bytes) and modification time (ns) of every shard."""

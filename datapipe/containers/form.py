@@ -144,6 +144,12 @@ def refuse_root(form: Form) -> None:
         )
 
 
+def refuse_choices(path: str, form: Form, what: str) -> None:
+    """Raise OptionError for choices of fields and classes, which have no effect on `what` lies at a path."""
+    if form.has_choices:
+        raise OptionError(f"{path}: --root, --field, --class-from and --class-map have no effect on {what}; leave them out")
+
+
 def on_disk(place: Place, form: Form) -> Path:
     """Return the path of a source whose form is read from disks alone. Raises OptionError for one in a store."""
     if isinstance(place, Location):

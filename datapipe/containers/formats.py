@@ -44,9 +44,9 @@ def container_of(name: str) -> str | None:
     return next((form for form, facts in FORMS.items() if facts.shards and facts.files and facts.files.fullmatch(name)), None)
 
 
-def form_of_name(name: str) -> str | None:
-    """Return the form whose files have such a name, whatever its case; None if that says nothing."""
-    return next((form for form, facts in FORMS.items() if facts.files and facts.files.fullmatch(name.lower())), None)
+def is_file_name(name: str) -> bool:
+    """Return True if files of some form have such a name, whatever its case."""
+    return any(facts.files and facts.files.fullmatch(name.lower()) for facts in FORMS.values())
 
 
 def only_format(names: Sequence[str], where: str, *, pattern: str) -> str:

@@ -1,8 +1,11 @@
 """The forms of data: what a path may hold, each with the modules that know it. Adding a form is a module, and a line in FORMS.
 
 A form whose files are shards has a module with `index_shard(path)`, which says where the fields of the samples in one file lie;
-the samples are those of its files, in the order of the files' names. Any other form has a module with
+the samples are those of its files, in the order of the files' names. Any other form of samples has a module with
 `open_source(place, form) -> Source` (`index/listed`), whose scan lists the samples of a place. Both are loaded and converted.
+
+Every command asks the same question of all forms: is this place of yours? (`opening/recognise`). A form is known by the names of
+its `files`, or by `recognise(look, form) -> Evidence | None` in its module, where names do not tell (`containers/look`).
 """
 
 from __future__ import annotations
@@ -11,8 +14,21 @@ import re
 from dataclasses import dataclass
 
 IMAGES = "images"
-VIDEOS, AUDIO = "videos", "audio"  # the names of the forms of these
+VIDEOS, AUDIO, TABLE, DOCUMENTS, CONVERTED, LEROBOT = (
+    "videos",
+    "audio",
+    "table",
+    "documents",
+    "dataset",
+    "lerobot",
+)  # names of forms
 AUTO = "auto"  # the name of a form that is to be recognised
+VIDEO_SUFFIXES = (
+    ".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".ts", ".m2ts", ".mts", ".wmv", ".flv", ".3gp", ".ogv",
+)  # fmt: skip
+AUDIO_SUFFIXES = (
+    ".flac", ".wav", ".mp3", ".ogg", ".oga", ".opus", ".aif", ".aiff", ".aifc", ".au", ".caf", ".w64", ".rf64",
+)  # fmt: skip
 FIELD_KINDS = (
     "image", "mask", "boxes", "text", "json", "array", "bytes", "label", "int", "float", "text-file", "json-file", "none",
 )  # fmt: skip
@@ -25,11 +41,14 @@ class FormFacts:
     title: str  # "an image folder"
     source: str = ""  # module of `open_source`; "" for shards, whose samples are those of their index
     shards: str = ""  # module of `index_shard`
-    files: re.Pattern[str] | None = None  # the names of its files
+    known_by: str = ""  # module of `recognise`; "": the one above, if it has that, else the names of files
+    files: re.Pattern[str] | None = None  # the names of its files; those of shards in this case alone
     rows: str = ""  # module that reads row groups by `read_rows`, and names the errors by which it finds DAMAGE
     kind: str = IMAGES  # the kind of data that it holds, of `kinds/registry`
     takes_root: bool = False  # names files, which may lie in a folder that is not its own
     in_stores: bool = False  # is converted from object stores, too
+    targets: tuple[str, ...] | None = None  # the formats that it is converted to; None: all
+    made_for: tuple[str, ...] = ()  # formats for which a place that may be several forms is taken for this one
     help: str = ""  # a line for `datapipe convert --help`
     examples: tuple[str, ...] = ()  # of commands: SRC, DST and options
     about: tuple[str, str, str, str] = ("", "", "", "")  # what SRC is; what a sample is; its fields; what ids follow
@@ -92,7 +111,8 @@ FORMS: dict[str, FormFacts] = {
         examples=("ILSVRC2012_img_train.tar shards/train --to webdataset", "photos.zip/train shards/train --to webdataset"),
         about=("a zip, a tar, a folder of class tars", "an image in it", "`image`, `label`", "folder, name"),
         source="datapipe.sources.archives.source",
-        files=re.compile(r".+\.zip", re.IGNORECASE),
+        known_by="datapipe.sources.archives.recognise",
+        files=re.compile(r".+\.(zip|t(ar\.)?(gz|bz2|xz|zst|lz4)|tbz)", re.IGNORECASE),
         in_stores=True,
     ),
     "lmdb": FormFacts(
@@ -140,13 +160,31 @@ FORMS: dict[str, FormFacts] = {
         shards="datapipe.containers.arrow",
         files=re.compile(r"(?!.+\.index\.).+\.arrow"),
     ),
-    "documents": FormFacts(
+    DOCUMENTS: FormFacts(
         title="documents",
         help="JSON lines with a text each, or text files; also compressed, in archives and in stores",
         examples=("corpus.jsonl tokens --to tokens --tokenizer tokenizer.json",),
         about=("JSON lines, text files, a folder", "a line, or a text file", "`text`, or as chosen", "files by name, then lines"),
         source="datapipe.sources.documents",
+        files=re.compile(r".+\.(jsonl|ndjson|json|txt|text|md)(\.(gz|bz2|xz|zst))?", re.IGNORECASE),
         in_stores=True,
+        made_for=("tokens",),
+    ),
+    TABLE: FormFacts(
+        title="a table",
+        help="rows of numbers and texts: CSV, JSON lines, many Parquet files, a .npy matrix",
+        examples=("clicks.csv tables/clicks --to parquet",),
+        about=(
+            "CSV, JSON lines, Parquet, Arrow, `.npy` matrices",
+            "a row of values",
+            "its columns",
+            "see [tables.md](tables.md#conversion)",
+        ),
+        known_by="datapipe.opening.tables",
+        files=re.compile(r".+\.(parquet|pq|arrow|feather|ipc|h5|csv|tsv|jsonl|ndjson|npy)", re.IGNORECASE),
+        kind="tables",
+        targets=("parquet", "hdf5"),
+        made_for=("parquet", "hdf5"),
     ),
     VIDEOS: FormFacts(
         title="videos",
@@ -157,6 +195,7 @@ FORMS: dict[str, FormFacts] = {
         ),
         about=("a folder of videos, a video, a list", "a video, or a part", "`mp4`, `label`", "class, folder, name; the rows"),
         source="datapipe.opening.videos.opening",
+        files=re.compile(rf".+({'|'.join(map(re.escape, VIDEO_SUFFIXES))})", re.IGNORECASE),
         takes_root=True,
         kind="clips",
         in_stores=True,
@@ -175,14 +214,29 @@ FORMS: dict[str, FormFacts] = {
             "class, folder, name; the rows",
         ),
         source="datapipe.opening.recordings.opening",
+        files=re.compile(rf".+({'|'.join(map(re.escape, AUDIO_SUFFIXES))})", re.IGNORECASE),
         takes_root=True,
         kind="audio",
     ),
-    "dataset": FormFacts(
+    LEROBOT: FormFacts(
+        title="a dataset of LeRobot's",
+        known_by="datapipe.opening.videos.lerobot",
+        kind="clips",
+        targets=(),
+    ),
+    "tokens": FormFacts(
+        title="token ids",
+        known_by="datapipe.opening.tokens.opening",
+        files=re.compile(r".+\.(ds|bin|idx)"),
+        kind="tokens",
+        targets=(),
+    ),
+    CONVERTED: FormFacts(
         title="a converted dataset",
         help="a set that convert made, to be stored otherwise",
         examples=("shards/train small --to webdataset --resize shorter:256",),
         about=("a set that `convert` made", "a sample of it", "those of the set", "the ids of the set"),
+        known_by="datapipe.opening.converted",
         in_stores=True,
     ),
 }  # fmt: skip

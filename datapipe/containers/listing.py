@@ -18,18 +18,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from datapipe.containers.forms import AUDIO_SUFFIXES, VIDEO_SUFFIXES
+from datapipe.core.directories import read_directory
 from datapipe.core.printable import counted
 from datapipe.core.regular_files import file_type, is_within
 from datapipe.errors import MissingDataError, StorageError
 from datapipe.index.listed import ScanNotes, ScanProblem
 
 IMAGE_SUFFIXES = (b".jpg", b".jpeg", b".png", b".ppm", b".bmp", b".pgm", b".tif", b".tiff", b".webp", b".gif")
-VIDEO_SUFFIXES = (
-    ".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".ts", ".m2ts", ".mts", ".wmv", ".flv", ".3gp", ".ogv",
-)  # fmt: skip
-AUDIO_SUFFIXES = (
-    ".flac", ".wav", ".mp3", ".ogg", ".oga", ".opus", ".aif", ".aiff", ".aifc", ".au", ".caf", ".w64", ".rf64",
-)  # fmt: skip
 _JUNK = frozenset((b"thumbs.db", b"desktop.ini", b"__macosx"))
 _TOOLS_FOLDERS = frozenset((b"__pycache__", b"node_modules", b"site-packages"))
 _TOOLS_MARKS = (b"pyvenv.cfg", b"conda-meta", b"CACHEDIR.TAG")  # in virtual environments, and in caches (bford.info/cachedir)
@@ -91,8 +87,7 @@ def list_folders(root: Path, *, otherwise: str) -> list[bytes]:
     Raises MissingDataError, with the remedy `otherwise` if it is not a directory, or StorageError.
     """
     try:
-        with os.scandir(os.fsencode(root)) as entries:
-            return sorted(entry.name for entry in entries if not is_junk(entry.name) and is_folder(entry))
+        return sorted(entry.name for entry in read_directory(root) if not is_junk(entry.name) and is_folder(entry))
     except FileNotFoundError as exc:
         raise MissingDataError(f"{root}: no such file or directory; check the path of the source") from exc
     except NotADirectoryError as exc:
@@ -104,7 +99,8 @@ def list_folders(root: Path, *, otherwise: str) -> list[bytes]:
 def held_apart(root: Path, classes: list[bytes]) -> tuple[bytes, ...]:
     """Return the names among `classes` that are whole sets, as in a folder of `train/` and `val/`; empty if it is one set."""
     top = os.fsencode(root)
-    found = held_apart_names(os.fsdecode(name) for name in classes if _has_folders(os.path.join(top, name)))
+    named = held_apart_names(map(os.fsdecode, classes))
+    found = held_apart_names(name for name in named if _has_folders(os.path.join(top, os.fsencode(name))))
     return tuple(map(os.fsencode, found))
 
 
@@ -133,21 +129,20 @@ def walk(root: Path, start: bytes, notes: ScanNotes, is_wanted: Callable[[bytes]
         directory, parents = waiting.pop()
         path = os.path.join(top, directory)
         try:
-            status = os.stat(path)
-            here = (*parents, (status.st_dev, status.st_ino))
-            notes.directories[directory] = status.st_mtime_ns
-            with os.scandir(path) as entries:
-                for entry in entries:
-                    if is_junk(entry.name):
-                        notes.num_junk += 1
-                    elif is_folder(entry):
-                        child = directory + b"/" + entry.name if directory else entry.name
-                        if _may_descend(entry.path, top, here, child, notes, is_link=entry.is_symlink()):
-                            waiting.append((child, here))
-                    elif not is_wanted(entry.name):
-                        notes.num_ignored += 1
-                    else:
-                        yield _listed_file(entry, top, directory)
+            entries = read_directory(path)
+            here = (*parents, (entries.status.st_dev, entries.status.st_ino))
+            notes.directories[directory] = entries.status.st_mtime_ns
+            for entry in entries:
+                if is_junk(entry.name):
+                    notes.num_junk += 1
+                elif is_folder(entry):
+                    child = directory + b"/" + entry.name if directory else entry.name
+                    if _may_descend(entry.path, top, here, child, notes, is_link=entry.is_symlink()):
+                        waiting.append((child, here))
+                elif not is_wanted(entry.name):
+                    notes.num_ignored += 1
+                else:
+                    yield _listed_file(entry, top, directory)
         except OSError as exc:
             notes.problems.append(ScanProblem(directory or b".", f"directory cannot be read: {exc.strerror}"))
 
@@ -214,18 +209,6 @@ def _leads_out(target: bytes) -> str:
 
 def _has_folders(path: bytes) -> bool:
     try:
-        with os.scandir(path) as entries:
-            return any(is_folder(entry) and not is_junk(entry.name) for entry in entries)
+        return any(is_folder(entry) and not is_junk(entry.name) for entry in read_directory(path))
     except OSError:
         return False
-
-
-def holds_files(path: str, is_wanted: Callable[[bytes], bool], *, unless: Callable[[bytes], bool]) -> bool:
-    """Return True if some files in a folder, or in folders in it, are wanted by name, and none is of the other kind."""
-    is_found = False
-    for _, folders, names in os.walk(os.fsencode(path)):
-        folders[:] = [name for name in folders if not name.startswith(b".")]
-        if any(map(unless, names)):
-            return False
-        is_found = is_found or any(map(is_wanted, names))
-    return is_found

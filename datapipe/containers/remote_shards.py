@@ -20,10 +20,11 @@ from datapipe.containers.foreign import ScannedShard, index_stamp, write_index, 
 from datapipe.containers.formats import container_of, only_format, refuse_several_sets, scanner_of
 from datapipe.containers.forms import FORMS
 from datapipe.core.printable import counted
+from datapipe.core.remembering import recall
 from datapipe.core.user_cache import INDEXES, index_directory, one_at_a_time
 from datapipe.core.waiting import reported_wait
 from datapipe.errors import FormatError, MissingDataError, StorageError, UnfinishedError
-from datapipe.index.manifest import BUILDING_NAME, read_manifest
+from datapipe.index.manifest import BUILDING_NAME, Manifest, read_manifest
 from datapipe.index.remote_set import RemoteSet, nothing_there
 from datapipe.index.sample_index import SampleIndex
 from datapipe.stores.location import Location, parse_location
@@ -43,6 +44,17 @@ class ShardListing:
     location: Location  # of the prefix
     objects: tuple[ListedObject, ...]
     container: str
+
+
+def listed_shards(url: str) -> ShardListing:
+    """Return the shards that a URL names, or that lie under it; listed once within `remembered`. Raises as `shards_under`."""
+    return recall(("shards", url), lambda: named_shards(url) or shards_under(parse_location(url)))
+
+
+def kept_manifest(listing: ShardListing) -> Manifest | None:
+    """Return the manifest of the index of shards that is kept, if it is still true; None if it has to be made."""
+    home = _home(listing)
+    return read_manifest(home) if index_stamp(home).get("objects") == _facts(listing) else None
 
 
 def named_shards(url: str) -> ShardListing | None:
@@ -94,7 +106,7 @@ def open_remote_shards(listing: ShardListing) -> SampleIndex:
     for name, one in objects.items():
         pin_object(str(listing.location / name), etag=one.etag, nbytes=one.nbytes)
     home = _home(listing)
-    facts = {name: [one.nbytes, one.etag] for name, one in objects.items()}
+    facts = _facts(listing)
     if index_stamp(home).get("objects") != facts:
         with one_at_a_time(home / ".lock"):
             if index_stamp(home).get("objects") != facts:
@@ -104,6 +116,10 @@ def open_remote_shards(listing: ShardListing) -> SampleIndex:
     manifest = read_manifest(home)
     remote = RemoteSet(listing.location, home, {name: one.etag for name, one in objects.items()})
     return SampleIndex(manifest, data_directory=home / "shards", sidecar_directory=home, remote=remote)
+
+
+def _facts(listing: ShardListing) -> dict[str, Any]:
+    return {one.name: [one.nbytes, one.etag] for one in listing.objects}
 
 
 def expanded(url: str) -> Iterator[str]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from datapipe.core import atomic
+from datapipe.core.remembering import recall
 from datapipe.core.user_cache import REMOTE_INDEXES, index_directory
 from datapipe.errors import FormatError, MissingDataError, StorageError
 from datapipe.index.manifest import MANIFEST_NAME, Manifest, ShardInfo, parse_document
@@ -84,10 +85,14 @@ class RemoteSet:
 
 
 def read_manifest_text(location: Location) -> bytes | None:
-    """Return the manifest of a converted dataset in a store, or None if there is none.
+    """Return the manifest of a converted dataset in a store, read once within `remembered`, or None if there is none.
 
     Raises StorageError, and MissingDataError if there is no such bucket.
     """
+    return recall(("manifest", location), lambda: _manifest_text(location))
+
+
+def _manifest_text(location: Location) -> bytes | None:
     try:
         return read_object(location / MANIFEST_NAME)
     except MissingDataError as exc:

@@ -1,12 +1,12 @@
 """The kinds of data: loaders and commands tell by this which kind something is, and find the modules that each kind has.
 
-A kind is a folder beside this module. It has `inspection` (`claim(path)`: the index of what lies at a path or URL, None if it is
-not of this kind; `claim(path, form)` too, if it has forms of its own; `describe(index, args)`: facts, JSON-safe;
-`as_text(path, facts)`), `data` (`of(source, index)`: the data object of what was claimed, or of an object that is no path, with
-None for the index; None if that is not of this kind) and `bench` (`measure(index, args)`: rates, JSON-safe; `as_text(result)`;
-`loader(index, args)`: the loader whose ceilings are measured). Each but images, whose photographs lie in `datapipe/testing`, has
-`trial_data` (`TITLE`, what its file or folder is called; `make(path)`: generated data; `convert_options(path)`: those of
-`datapipe convert` where that makes what is loaded). Inspections work without torch.
+What lies at a path, and of which kind it is, says `opening/recognise` for all of them. A kind is a folder beside this module. It
+has `inspection` (`open_place(path, form)`: the index of what lies at a path or URL, read as that form; `describe(index, args)`:
+facts, JSON-safe; `as_text(path, facts)`), `data` (`of(source, index)`: the data object of what was opened, or of an object that
+is no path, with None for the index; None if that is not of this kind) and `bench` (`measure(index, args)`: rates, JSON-safe;
+`as_text(result)`; `loader(index, args)`: the loader whose ceilings are measured). Each but images, whose photographs lie in
+`datapipe/testing`, has `trial_data` (`TITLE`, what its file or folder is called; `make(path)`: generated data;
+`convert_options(path)`: those of `datapipe convert` where that makes what is loaded). Inspections work without torch.
 """
 
 from __future__ import annotations
@@ -16,20 +16,19 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from datapipe.containers.form import errors_in_python
-from datapipe.containers.forms import FORMS, IMAGES
+from datapipe.containers.form import Form, errors_in_python
+from datapipe.containers.forms import AUTO, FORMS
 from datapipe.core.checks import path_name
-from datapipe.errors import FormatError, MissingDataError, OptionError
-from datapipe.stores.location import is_url
+from datapipe.core.remembering import remembered
+from datapipe.errors import OptionError
+from datapipe.opening.recognise import recognise
+from datapipe.stores.location import is_url, parse_place
 from datapipe.stores.requests import apply_settings
 from datapipe.stores.settings import Remote
 
 if TYPE_CHECKING:
-    from datapipe.containers.form import Form
     from datapipe.kernel.kind import Data
 
-# Where each kind is. Asked in this order whether a local path is theirs: images last, as they keep an index next to shards that
-# others wrote. What lies in a store is asked for in reverse, since no index is kept there.
 KINDS = {
     "tokens": "datapipe.kinds.tokens",
     "clips": "datapipe.kinds.clips",
@@ -44,27 +43,21 @@ def part(kind: str, name: str) -> Any:
     return importlib.import_module(f"{KINDS[kind]}.{name}")
 
 
-def recognise(path: str | os.PathLike[str], form: Form | None = None) -> tuple[str, Any]:
-    """Return the kind of what lies at a path or URL, and its index. Raises what the kinds' `claim` raise if it is of none.
+def open_path(path: str | os.PathLike[str], form: Form | None = None) -> tuple[str, Any]:
+    """Return the kind of what lies at a path or URL, and its index. Raises what recognising and opening it raise.
 
     `form`: how the path is read, which also says the kind; None: that is recognised.
     """
     text = path_name(path, "the path to the dataset")
-    if form is not None:
-        kind = FORMS[form.name].kind if form.name in FORMS else IMAGES
-        return kind, part(kind, "inspection").claim(text, form)
-    problem: FormatError | MissingDataError | None = None
-    for kind in reversed(KINDS) if is_url(text) else KINDS:
-        try:
-            index = part(kind, "inspection").claim(text)
-        except (FormatError, MissingDataError) as exc:
-            if not is_url(text):
-                raise
-            problem = problem or exc
-            continue
-        if index is not None:
-            return kind, index
-    raise problem or FormatError(f"{text}: no data of the kinds that datapipe knows: {', '.join(KINDS)}")
+    if not text:
+        raise OptionError("the path to the dataset is empty")
+    form = form or Form()
+    with remembered():
+        kind = FORMS[form.name].kind if form.name != AUTO else ""
+        if not kind:
+            found = recognise(parse_place(text), form)
+            kind, form = found.kind, form.named(found.form)
+        return kind, part(kind, "inspection").open_place(text, form)
 
 
 def open_data(source: Any) -> Data:
@@ -76,7 +69,7 @@ def open_data(source: Any) -> Data:
         if isinstance(source, str) and is_url(source):
             apply_settings(Remote())  # another loader may have applied others
         with errors_in_python():
-            kind, index = recognise(source)
+            kind, index = open_path(source)
         return part(kind, "data").of(source, index)  # type: ignore[no-any-return]
     for kind in KINDS:
         found: Data | None = part(kind, "data").of(source, None)

@@ -23,11 +23,12 @@ from crc32c import crc32c
 
 from datapipe.codecs.field_values import LABEL_FIELD, NO_LABEL, FieldKind, FieldSpec, encode_value
 from datapipe.codecs.stored import PLAIN, absent, why_absent
-from datapipe.containers.foreign import cached_home, kept_index, progress
+from datapipe.containers.foreign import cached_home, progress
 from datapipe.containers.form import Form, refuse_root
 from datapipe.containers.forms import FORMS
 from datapipe.containers.listing import told_of_loops
 from datapipe.core.database import open_database
+from datapipe.core.directories import status_of
 from datapipe.core.printable import counted, get_logger
 from datapipe.errors import DecodeError, FormatError, MissingDataError, StorageError
 from datapipe.index.listed import ListedSample, ScanNotes, Source, SourceFacts, Workspace, join, missing_fields
@@ -89,7 +90,7 @@ class ForeignPlace:
     def make_index(self, home: Path) -> dict[str, Any]:
         _clear(home)
         own = {str(path): _file_stamp("", str(path)) for path in (self.place, self.form.class_map) if path and path.is_file()}
-        top_ns = _directory_stamp("", str(self.place)) if self.place.is_dir() else None  # before anything in it is looked at
+        top_ns = status_of(self.place).st_mtime_ns if self.place.is_dir() else None  # before anything in it was seen
         source, notes, holders = self._source(), ScanNotes(), dict[bytes, list[int]]()
         root = str(source.root)
         path = home / _LISTING_NAME
@@ -116,7 +117,7 @@ class ForeignPlace:
             logger.warning("%s: %s", self.where, warning)
         if notes.loops:
             logger.warning("%s: %s", self.where, told_of_loops(sorted(map(os.fsdecode, notes.loops))))
-        return {"root": root, "files": {**own, **held}, "directories": directories, "is_recognised": self.is_recognised}
+        return {"root": root, "files": {**own, **held}, "directories": directories}
 
     def _write_parts(self, home: Path, facts: SourceFacts, rows: Iterator[tuple[Any, ...]], *, version: int) -> Manifest:
         """Write the sidecars of the sorted samples, and the files of their values; return the manifest, which is not written.
@@ -176,17 +177,6 @@ class ForeignPlace:
             raise (FormatError if problem.is_damaged else StorageError)(f"{where}: {problem.reason}")
         if connection.execute("SELECT 1 FROM samples LIMIT 1").fetchone() is None:
             raise MissingDataError(f"{self.where}: {facts.nothing} ({notes.num_ignored} other files); {facts.remedy}")
-
-
-def recognised_before(place: Path, form: Form) -> tuple[ForeignPlace, Path, dict[str, Any]] | None:
-    """Return what a place was recognised as, if it has not changed since, with its index; None: look at it again."""
-    for name, facts in FORMS.items():
-        if facts.source and not facts.shards:
-            data = ForeignPlace(place, form.named(name), is_recognised=True)
-            kept = kept_index(data)
-            if kept is not None and kept[1].get("is_recognised"):
-                return data, *kept
-    return None
 
 
 def _row(sample: ListedSample, holders: dict[bytes, list[int]]) -> tuple[object, ...]:

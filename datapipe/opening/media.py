@@ -13,6 +13,7 @@ from datapipe.codecs.field_values import LABEL_FIELD
 from datapipe.containers.form import Form
 from datapipe.containers.formats import container_of
 from datapipe.containers.remote_shards import expanded
+from datapipe.core.directories import matching, names_in
 from datapipe.errors import FormatError, MissingDataError, StorageError
 from datapipe.index.concat import AnyIndex
 from datapipe.index.entries import Entries
@@ -37,7 +38,7 @@ def parts_of_files(names: Sequence[str], kind: FileKind) -> ListedParts:
 def _matching(name: str) -> list[str]:
     if is_url(name) or os.path.exists(name) or not glob.has_magic(name):
         return [name]
-    found = sorted(glob.glob(name, recursive=True))
+    found = matching(name)
     if not found:
         raise MissingDataError(f"{name}: no file matches")
     return found
@@ -61,7 +62,7 @@ def parts_of_folder(root: Place, form: str, kind: FileKind) -> ListedParts:
 
 def parts_to_convert(path: Path) -> tuple[Path, ListedParts]:
     """Return the folder in which the files of a path or a pattern lie, and the files, a part each. Raises MissingDataError."""
-    found = [str(path)] if path.exists() else sorted(glob.glob(str(path)))
+    found = [str(path)] if path.exists() else matching(str(path))
     if not found:
         raise MissingDataError(f"{path}: no such file, or none that matches")
     paths = tuple(map(os.path.abspath, found))
@@ -100,11 +101,11 @@ def _first_shard(name: str, containers: Collection[str]) -> str | None:
         return None if first is None else str(location / first)
     if os.path.isdir(name):
         try:
-            found = [os.path.join(name, one) for one in sorted(os.listdir(name))]
+            found = [os.path.join(name, one) for one in names_in(name)]
         except OSError as exc:
             raise StorageError(exc.errno, f"{name}: cannot be read ({exc.strerror}); check its permissions") from exc
     else:
-        found = [name] if os.path.isfile(name) else sorted(glob.glob(name))
+        found = [name] if os.path.isfile(name) else matching(name)
     return next(filter(is_wanted, found), None)
 
 

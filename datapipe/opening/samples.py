@@ -4,29 +4,25 @@ from __future__ import annotations
 
 import glob
 import os
-import re
 from pathlib import Path
-from typing import Any
 
-from datapipe.containers.foreign import ForeignShards, kept_index, open_foreign, open_kept
+from datapipe.containers.foreign import ForeignShards, open_foreign
 from datapipe.containers.form import Form
 from datapipe.containers.formats import container_of, only_format, refuse_several_sets
-from datapipe.containers.forms import AUTO, FORMS, IMAGES
-from datapipe.containers.remote_shards import named_shards, open_remote_shards, shards_under
+from datapipe.containers.forms import AUTO, CONVERTED, FORMS, IMAGES
+from datapipe.containers.remote_shards import listed_shards, open_remote_shards
 from datapipe.core.checks import path_name
+from datapipe.core.directories import matching, names_in
+from datapipe.core.remembering import remembered
 from datapipe.errors import FormatError, MissingDataError, OptionError, StorageError
 from datapipe.index.manifest import MANIFEST_NAME, read_manifest, refuse_unfinished
-from datapipe.index.remote_set import open_set, read_manifest_text
+from datapipe.index.remote_set import nothing_there, open_set, read_manifest_text
 from datapipe.index.sample_index import SampleIndex
-from datapipe.index.tables import TABLE_NAME
-from datapipe.opening.listed import ForeignPlace, recognised_before
-from datapipe.opening.recognise import recognise_form
+from datapipe.opening.listed import ForeignPlace
+from datapipe.opening.recognise import recognise
 from datapipe.sources.archives.members import split_archive_path
-from datapipe.sources.archives.recognise import archive_of_file, archives_of_folder
 from datapipe.sources.spool import compressed_tar, compression_of
-from datapipe.stores.location import is_url, parse_location
-
-_CONVERTED = "dataset"  # the form of what `convert` made
+from datapipe.stores.location import is_url, parse_location, parse_place
 
 
 def open_index(path: str | os.PathLike[str], form: Form | None = None) -> SampleIndex:
@@ -41,38 +37,36 @@ def open_index(path: str | os.PathLike[str], form: Form | None = None) -> Sample
     if not text:
         raise OptionError("the path to the dataset is empty")
     form = (Form() if form is None else form).absolute()
-    if is_url(text):
-        if form.name in FORMS and FORMS[form.name].source and not FORMS[form.name].shards:
-            raise OptionError(f"{text}: {form.name} is not read from stores by loaders; convert it, or copy it to a disk")
-        index = _open_remote(text)
-        _refuse_misfit(form, index.manifest.container, text)
-        return index
-    here = Path(text)
-    if here.is_dir() and form.name in (AUTO, _CONVERTED):
-        if (here / MANIFEST_NAME).exists():
-            index = _converted(here)
-            _refuse_misfit(form, index.manifest.container, text)
-            return index
+    with remembered():
+        is_recognised = form.name == AUTO
+        if is_recognised:
+            form = form.named(recognise(parse_place(text), form, kind=IMAGES).form)
+        if is_url(text):
+            return _open_remote(text, form)
+        return _open_local(Path(text), text, form, is_recognised=is_recognised)
+
+
+def _open_local(here: Path, text: str, form: Form, *, is_recognised: bool) -> SampleIndex:
+    facts = FORMS[form.name]
+    if form.name == CONVERTED:
         refuse_unfinished(here)
-        if (here / TABLE_NAME).is_file():
-            raise FormatError(f"{text}: a converted table, which holds no samples; read it with datapipe.Table")
-    shards = _shards_at(here, text, form) if form.name == AUTO or FORMS[form.name].shards else None
-    if shards is not None:
-        kept = kept_index(shards)
-        if not _are_archives(shards, kept, of_folder=here.is_dir()):
-            _refuse_misfit(form, shards.container, text)
-            return open_foreign(shards) if kept is None else open_kept(shards, *kept)
-    known = recognised_before(here.absolute(), form) if form.name == AUTO else None
-    if known is not None:
-        return open_kept(*known)
-    place = ForeignPlace(here.absolute(), _recognised(here, text, form), is_recognised=form.name == AUTO)
-    return open_foreign(place)
+        index = _converted(here)
+        _refuse_choices(form, index.manifest.container, text)
+        return index
+    if facts.shards:
+        shards = _shards_at(here, text, form)
+        if shards is not None and shards.container != form.name:
+            title = FORMS[shards.container].title
+            raise FormatError(f"{text}: holds {title}, not the form {form.name}; pass that form, or none")
+        if shards is not None:
+            _refuse_choices(form, shards.container, text)
+            return open_foreign(shards)
+    _refuse_unread(here, text, form)
+    return open_foreign(ForeignPlace(here.absolute(), form, is_recognised=is_recognised))
 
 
-def _refuse_misfit(form: Form, container: str, text: str) -> None:
-    """Raise FormatError for shards of another form, and OptionError for choices that have no effect on any shards."""
-    if form.name not in (AUTO, _CONVERTED, container):
-        raise FormatError(f"{text}: holds {FORMS[container].title}, not the form {form.name}; pass that form, or none")
+def _refuse_choices(form: Form, container: str, text: str) -> None:
+    """Raise OptionError for choices that have no effect on any shards."""
     if form.has_choices:
         raise OptionError(
             f"{text}: root, fields, class_from and class_map of a form have no effect on {FORMS[container].title}; leave"
@@ -88,84 +82,68 @@ def _converted(here: Path) -> SampleIndex:
 
 
 def _shards_at(here: Path, text: str, form: Form) -> ForeignShards | None:
-    """Return the shards that a path names; None if it names none. Of a directory, those of the form, if it is named."""
+    """Return the shards of a form that a path names; None if it names none."""
     if not here.exists() and glob.has_magic(text):
-        return _shards(sorted(Path(match) for match in glob.glob(text)), text)
-    paths = [here] if here.is_file() and container_of(here.name) else []
+        return _shards([Path(match) for match in matching(text)], text)
+    paths = [here] if here.is_file() and container_of(here.name) == form.name else []
     if here.is_dir():
-        paths = sorted(here / name for name in _names_in(here) if container_of(name) and not os.path.isdir(here / name))
-        paths = [path for path in paths if form.name in (AUTO, container_of(path.name))]
+        paths = [here / name for name in _names_in(here) if container_of(name) == form.name and not os.path.isdir(here / name)]
     if not paths:
         return None
     refuse_several_sets([path.name for path in paths], text)
-    return _shards(paths, text, is_recognised=form.name == AUTO)
+    return _shards(paths, text)
 
 
 def _names_in(directory: Path) -> list[str]:
     """Return the names in a directory. Raises StorageError if it cannot be read."""
     try:
-        return os.listdir(directory)
+        return names_in(directory)
     except OSError as exc:
         raise StorageError(exc.errno, f"{directory}: cannot be read ({exc.strerror}); check its permissions") from exc
 
 
-def _are_archives(shards: ForeignShards, kept: tuple[Path, dict[str, Any]] | None, *, of_folder: bool) -> bool:
-    """Return True for a tar that holds a folder, or a folder's tars of a class each, unless the form was named.
-
-    A look at their first members tells, unless `kept`, their index, says that it has been taken.
-    """
-    if not shards.is_recognised or shards.container != "tar" or (kept is not None and kept[1].get("is_recognised")):
-        return False
-    if not of_folder:
-        return archive_of_file(shards.directory / shards.names[0]) is not None
-    return list(archives_of_folder(shards.directory, [os.fsencode(name) for name in shards.names])) == ["archive"]
-
-
-def _recognised(here: Path, text: str, form: Form) -> Form:
-    """Return the form with its name. Raises errors that say what else is there, or what to say."""
-    if not here.exists() and split_archive_path(here) is None:
-        raise MissingDataError(f"{text}: no such file or directory{_remedy(text)}")
+def _refuse_unread(here: Path, text: str, form: Form) -> None:
+    """Raise errors that say what else is there, or what to say, where a form does not list what lies at a place."""
+    if not here.exists() and not glob.has_magic(text) and split_archive_path(here) is None:
+        raise MissingDataError(f"{text}: no such file or directory; check the path")
     if here.is_file():
         refuse_unfinished(here.parent)
-    if form.name == AUTO:
-        if here.is_dir():
-            sets = sorted(name for name in _names_in(here) if os.path.isfile(here / name / MANIFEST_NAME))
-            if sets:
-                raise FormatError(f"{text}: holds the datasets {', '.join(sets)}; open one of them, e.g. {here / sets[0]}")
-        form = form.named(recognise_form(here, form.class_from, prefers_folders=True).form)
-    if FORMS[form.name].kind != IMAGES:
-        reader = {"clips": "datapipe.Clips", "audio": "datapipe.Audio"}[FORMS[form.name].kind]
-        raise FormatError(f"{text}: holds {FORMS[form.name].title}, and no images; read it with {reader}")
-    if FORMS[form.name].source and not FORMS[form.name].shards:
-        return form
+    facts = FORMS[form.name]
+    if facts.source and not facts.shards and facts.kind == IMAGES:
+        return
     if compression_of(os.fsencode(here.name)) is not None:
         raise compressed_tar(here)
+    if facts.kind != IMAGES:
+        raise FormatError(
+            f"{text}: {facts.title} {'are' if facts.title.endswith('s') else 'is'} not read as samples; pass another form"
+        )
     raise FormatError(
         f"{text}: no regular files of the form {form.name}, with names in lower case; pass the form that it has, or convert it"
     )
 
 
-def _open_remote(text: str) -> SampleIndex:
-    """Open what a URL names: shards of others, or a prefix with a converted dataset or such shards in it."""
-    found = named_shards(text)
-    if found is not None:
-        return open_remote_shards(found)
+def _open_remote(text: str, form: Form) -> SampleIndex:
+    """Open what a URL names: a converted dataset, or shards of others."""
+    facts = FORMS[form.name]
+    if form.name != CONVERTED and not facts.shards:
+        raise OptionError(f"{text}: {form.name} is not read from stores by loaders; convert it, or copy it to a disk")
     location = parse_location(text)
-    manifest_text = read_manifest_text(location)
-    if manifest_text is None:
-        return open_remote_shards(shards_under(location))
-    manifest, remote = open_set(location, manifest_text)
-    return SampleIndex(manifest, data_directory=remote.copies, sidecar_directory=remote.copies, remote=remote)
+    if form.name == CONVERTED:
+        manifest_text = read_manifest_text(location)
+        if manifest_text is None:
+            raise nothing_there(location)
+        manifest, remote = open_set(location, manifest_text)
+        index = SampleIndex(manifest, data_directory=remote.copies, sidecar_directory=remote.copies, remote=remote)
+    else:
+        index = open_remote_shards(listed_shards(text))
+        if index.manifest.container != form.name:
+            title = FORMS[index.manifest.container].title
+            raise FormatError(f"{text}: holds {title}, not the form {form.name}; pass that form, or none")
+    _refuse_choices(form, index.manifest.container, text)
+    return index
 
 
-def _remedy(text: str) -> str:
-    """Return advice for notations of paths that other libraries have."""
-    if re.search(r"\{[^{}]*\.\.[^{}]*\}", text):
-        return f"; braces are not expanded: write a pattern, such as {re.sub(r'{[^{}]*}', '*', text)}"
-    return ""
-
-
-def _shards(paths: list[Path], text: str, *, is_recognised: bool = False) -> ForeignShards:
+def _shards(paths: list[Path], text: str) -> ForeignShards:
     """Check that these are shards of one format in one directory, and return them as a set."""
     if not paths:
         raise MissingDataError(f"{text}: no file matches")
@@ -182,4 +160,4 @@ def _shards(paths: list[Path], text: str, *, is_recognised: bool = False) -> For
         raise FormatError(f"{text}: matches shards in {len(directories)} directories; open the shards of one directory at a time")
     (directory,) = directories
     refuse_unfinished(directory)
-    return ForeignShards(container, directory, names, is_recognised=is_recognised)
+    return ForeignShards(container, directory, names)

@@ -11,11 +11,13 @@ import json
 import sqlite3
 from collections.abc import Iterator
 from itertools import groupby
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from datapipe.codecs.field_values import IMAGE_FIELD, LABEL_FIELD, NO_LABEL, FieldKind, FieldSpec
 from datapipe.containers.field_names import field_name
 from datapipe.containers.form import Form
+from datapipe.containers.look import Evidence, Look, Nature
 from datapipe.core.database import open_scratch
 from datapipe.errors import FormatError, OptionError
 from datapipe.index.listed import ListedSample, Origin, ScanNotes, SourceFacts, Workspace, divide
@@ -29,6 +31,27 @@ BOXES_FIELD = FieldSpec("boxes", FieldKind.BOXES)
 IMAGE_ID_FIELD = FieldSpec("image_id", FieldKind.JSON)
 _ARRAYS = frozenset(("images", "annotations", "categories"))
 _MAX_SIDE = (1 << 31) - 1  # pixels
+
+
+def recognise(look: Look, form: Form) -> Evidence | None:
+    """Return why a file is COCO's; None if it is not."""
+    return Evidence("it has `images` and `annotations`") if look.name.lower().endswith(b".json") and not why_not(look) else None
+
+
+def why_not(look: Look) -> str:
+    """Return why a JSON file is not COCO's; "" if it is."""
+    if look.nature is not Nature.FILE or not isinstance(look.place, Path):
+        return "not read from stores"
+    place = look.place
+    return look.once("why not coco", lambda: _why_not(place))
+
+
+def _why_not(path: Path) -> str:
+    try:
+        is_coco = next(array_elements(path, frozenset(("images", "annotations"))), None) is not None
+    except FormatError as exc:
+        return f"not COCO's JSON: {str(exc).removeprefix(f'{path}: ')}"
+    return "" if is_coco else "JSON, but not COCO's"
 
 
 class _Image(NamedTuple):

@@ -12,6 +12,7 @@ import glob
 import itertools
 import json
 import os
+import re
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -22,20 +23,22 @@ import numpy as np
 from datapipe.codecs.field_values import FieldKind, FieldSpec, json_bytes
 from datapipe.codecs.stored import member
 from datapipe.containers.form import Form
-from datapipe.containers.listing import ListedFile, is_junk
+from datapipe.containers.listing import ListedFile
+from datapipe.containers.look import Evidence, Look, Nature, Strength
 from datapipe.containers.tables.files import open_table
 from datapipe.containers.tables.rows import GroupReader
+from datapipe.containers.tables.types import holds_bytes
 from datapipe.core import regular_files
+from datapipe.core.directories import matching
 from datapipe.core.printable import listed
 from datapipe.errors import DatapipeError, FormatError, MissingDataError, OptionError, StorageError
 from datapipe.index.listed import ANY_SIZE, ListedSample, Origin, ScanNotes, SourceFacts, Workspace, divide, join, time_of_etag
-from datapipe.index.manifest import MANIFEST_NAME
 from datapipe.index.tables import ColumnKind, TableColumn
 from datapipe.sources.archives.members import ArchiveFile, scan_archive, split_archive_location, split_archive_path
 from datapipe.sources.fields import in_order
 from datapipe.sources.file_tree import open_tree
 from datapipe.sources.spool import spooled, unpacked_chunks
-from datapipe.stores.location import Location, Place
+from datapipe.stores.location import Location, Place, is_url
 from datapipe.stores.objects import object_facts
 from datapipe.stores.transfers import download_to
 
@@ -49,6 +52,7 @@ _MAX_LINE_NBYTES = 1 << 28
 _NEWLINE = ord("\n")
 _TEXTS = ("text", "content", "document", "messages")  # members that are taken if none is chosen
 _CHATS = "messages"  # the one whose values are no texts
+_ABOUT = re.compile(rb"(?i)(readme|licen[cs]e|copying|notice|changelog|citation)\b.*")  # texts about data, which are none of it
 _MOST_LOOKED = 1000  # lines at which one looks for the text
 
 
@@ -63,25 +67,54 @@ def is_lines_name(name: bytes) -> bool:
     return unpacked.endswith(LINES_SUFFIXES) or (unpacked.endswith(_JSON_SUFFIX) and _compression_of(name) is not None)
 
 
-def holds_documents(place: Place) -> str | None:
-    """Return why a place is taken for documents: its name, or those in the folder itself; None if it is not."""
-    name = os.fsencode(place.name)
-    is_missing = isinstance(place, Path) and not (place.exists() or split_archive_path(place) or glob.has_magic(str(place)))
-    if _may_be_named(name) and not is_missing:
-        return f"its name ends with {os.path.splitext(place.name)[1]}"
-    if isinstance(place, Location):
+def recognise(look: Look, form: Form) -> Evidence | None:
+    """Return why a place may be read as documents; None if it is rather something else.
+
+    Files are known by their names and the first text in them; a folder is one of documents if at least half of its files are.
+    """
+    if look.nature is Nature.NOTHING:
+        place = look.place
+        split = split_archive_location(place) if isinstance(place, Location) else split_archive_path(place)
+        is_text = split is not None and is_text_name(os.fsencode(place.name))
+        return Evidence(f"it is {place.name} in an archive", Strength.WEAK) if is_text else None
+    is_folder = look.nature is Nature.FOLDER
+    names = [*look.all_files]
+    found = frozenset(filter(_is_wanted if is_folder else _may_be_named, names))
+    if is_folder:
+        found = frozenset(name for name in found if not _ABOUT.fullmatch(name))
+    num = sum(name in found for name in names)
+    if (look.has_media or 2 * num < len(names)) if is_folder else num < len(names):
         return None
-    if not place.exists() and glob.has_magic(str(place)):
-        found = next((one for one in glob.iglob(str(place), recursive=True) if _may_be_named(os.fsencode(one))), None)
-        return None if found is None else f"it matches {os.path.basename(found)}"
-    if not place.is_dir() or os.path.lexists(place / MANIFEST_NAME):
+    first = next(look.paths(lambda name: name in found), None)
+    if first is None:
         return None
-    for _, folders, names in os.walk(os.fsencode(place)):
-        folders[:] = sorted(folder for folder in folders if not is_junk(folder))
-        named = next((one for one in sorted(names) if not is_junk(one) and _is_wanted(one)), None)
-        if named is not None:
-            return f"it holds {os.fsdecode(named)}"
-    return None
+    has_text = bool(form.fields) or look.once(f"text in {first}", lambda: _has_text(first))
+    if not has_text and (is_folder or first.lower().endswith(".json")):
+        return None
+    strength = Strength.WEAK if has_text else Strength.IF_WANTED
+    if look.nature is Nature.FILE:
+        return Evidence(f"its name ends with {look.suffix}", strength)
+    return Evidence(f"it {'holds' if is_folder else 'matches'} {os.path.basename(first)}", strength)
+
+
+def _has_text(path: str) -> bool:
+    """Return True if a file has texts by its name, or its first line has a member, or its rows a column, of text.
+
+    True for what is not looked into.
+    """
+    name = os.fsencode(path)
+    if is_text_name(name) or _compression_of(name) is not None or (is_url(path) and not _is_rows_name(name)):
+        return True
+    try:
+        if _is_rows_name(name):
+            columns = open_table([path]).columns
+            texts = (one.name for one in columns if one.kind is ColumnKind.TEXT and not holds_bytes(one))
+            return any(one.name in _TEXTS for one in columns) or any("." not in name for name in texts)
+        with regular_files.open_file(path) as file:
+            value = json.loads(file.readline(_READ_NBYTES))
+    except (DatapipeError, OSError, ValueError, RecursionError):  # what reads it says what is wrong
+        return False
+    return isinstance(value, dict) and any(isinstance(one, str) or name in _TEXTS for name, one in value.items())
 
 
 class DocumentSource:
@@ -111,7 +144,7 @@ class DocumentSource:
 
     def _take_matches(self, pattern: Path) -> None:
         """Take the files that a pattern names. Raises MissingDataError if there are none."""
-        found = sorted(name for name in glob.glob(str(pattern), recursive=True) if _may_be_named(os.fsencode(name)))
+        found = [name for name in matching(str(pattern)) if _may_be_named(os.fsencode(name))]
         if not found:
             raise MissingDataError(f"{pattern}: matches no documents; {DOCUMENTS_ARE}")
         self.root = Path(os.path.commonpath([os.path.dirname(name) or "." for name in found]))

@@ -28,14 +28,21 @@ from datapipe.containers.listing import (
     list_folders,
     walk,
 )
+from datapipe.containers.look import Evidence, Look, Nature, Strength
+from datapipe.core.directories import names_in
 from datapipe.errors import MissingDataError, OptionError
 from datapipe.index.listed import ListedSample, Origin, ScanNotes, SourceFacts, Workspace, join
 from datapipe.sources.fields import FolderLabels, place_labels
+from datapipe.sources.pairs import find_partner, find_role_folders
 from datapipe.stores.location import Location, Place
 from datapipe.stores.objects import ListedObject, list_below, list_each, list_names, list_objects, refuse_unlistable
 from datapipe.stores.random_access import pin_object
 
 _MAX_NAMES = 10_000  # that are looked at for loose files
+_IN_NO_FOLDERS = (
+    "images in no class folders: pass --class-from none for a set without labels, a .csv or .jsonl that lists files and labels,"
+    " or COCO's annotation file with --root"
+)
 _NO_FOLDER = "lies in no folder that names its class; move it into one, or convert with --class-from none"
 
 
@@ -53,6 +60,27 @@ _KINDS = {
     "image-folder": FileKind(IMAGE_FIELD, is_image_name, "images", ".jpg, .jpeg, .png, ..."),
     "npy": FileKind(FieldSpec("array", FieldKind.ARRAY), lambda name: name.lower().endswith(b".npy"), "arrays", ".npy"),
 }
+
+
+def recognise(look: Look, form: Form) -> Evidence | None:
+    """Return why a place is a folder of images, or of arrays; None if it is none."""
+    if look.nature is not Nature.FOLDER:
+        return None
+    is_wanted = _KINDS[form.name].is_wanted
+    in_folders = any(is_wanted(name) for _, names in look.below for name in names)
+    if form.name == "npy":
+        is_found = in_folders or any(map(is_wanted, look.files))
+        return Evidence("it holds .npy files", Strength.LIKELY) if is_found else None
+    is_flat = form.class_from is ClassFrom.NONE
+    if isinstance(look.place, Path) and not is_flat and held_apart(look.place, [*look.folders]):
+        return Evidence("it has class folders", Strength.DECISIVE)  # its errors then explain the problem
+    if find_role_folders(look, form):
+        return None
+    if in_folders:
+        return Evidence("images in folders")
+    if any(map(is_wanted, look.files)) and (is_flat or not find_partner(look)):
+        return Evidence("images in it", problem="" if is_flat else _IN_NO_FOLDERS)
+    return Evidence("it has folders", Strength.GUESS) if look.folders else None
 
 
 def open_source(place: Place, form: Form) -> FolderSource:
@@ -84,7 +112,7 @@ def placed(root: Place, origin: Origin) -> str:
 
 def _has_loose(root: Place, kind: FileKind) -> bool:
     """Return True if files of the kind lie in the folder itself."""
-    names = list_names(root, at_most=_MAX_NAMES) if isinstance(root, Location) else os.listdir(root)
+    names = list_names(root, at_most=_MAX_NAMES) if isinstance(root, Location) else names_in(root)
     return any(kind.is_wanted(os.fsencode(name)) for name in names)
 
 

@@ -7,17 +7,20 @@ field that some sample has, and a sample that lacks one is bad.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
+from pathlib import Path
 
 from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.containers.field_names import field_name, is_mask_name
 from datapipe.containers.form import ClassFrom, Form, on_disk
 from datapipe.containers.listing import NO_FOLDER, ListedFile, is_image_name, list_folders, walk
+from datapipe.containers.look import MAX_NAMES, Evidence, Look, Nature
 from datapipe.core.database import open_scratch
 from datapipe.errors import OptionError
 from datapipe.index.listed import ListedSample, Origin, ScanNotes, SourceFacts, Workspace, divide, join
@@ -42,6 +45,63 @@ _RESOLVE = """
     )
 """.format(is_image="image.directory = files.directory AND image.field = 'image'")
 _Row = tuple[bytes, bytes, str, str, bytes, int, int, str | None]
+
+
+def recognise(look: Look, form: Form) -> Evidence | None:
+    """Return why the files of a folder belong together by name; None if they do not."""
+    if roles := find_role_folders(look, form):
+        return Evidence(f"it has the folders {', '.join(f'{os.fsdecode(folder)}/' for folder in roles)}")
+    name = find_partner(look)
+    return Evidence(f"images with files of the same name beside, such as {os.fsdecode(name)}") if name else None
+
+
+def find_role_folders(look: Look, form: Form) -> dict[bytes, str]:
+    """Return the field of each folder of a place that holds one field of every sample; empty if it is no such place.
+
+    Folders of images alone, none of which is called masks, are classes.
+    """
+    if look.nature is not Nature.FOLDER or look.is_stored or form.class_from not in (None, ClassFrom.NONE):
+        return {}
+    return look.once("role folders", lambda: _roles_of(look))
+
+
+def _roles_of(look: Look) -> dict[bytes, str]:
+    roles = role_folders([*look.folders])
+    with_images = {folder.partition(b"/")[0] for folder, names in look.below if any(map(is_image_name, names))}
+    are_classes = MASK not in roles.values() and roles.keys() <= with_images
+    return roles if len(roles) > 1 and not are_classes and _are_paired(look.place, roles) else {}
+
+
+def _are_paired(place: Place, roles: dict[bytes, str]) -> bool:
+    """Return True if a file of another folder has a partner among the first images, as those of classes have not."""
+    assert isinstance(place, Path)
+    stems: dict[bool, set[tuple[bytes, bytes]]] = {True: set(), False: set()}
+    for folder in roles:
+        files = walk(place, folder, ScanNotes(), is_pair_name)
+        for placed in (place_file(file, roles) for file in itertools.islice(files, MAX_NAMES)):
+            stems[placed.field == IMAGE] |= {(placed.directory, stem) for stem in (placed.stem, placed.other_stem) if stem}
+    return not stems[True].isdisjoint(stems[False])
+
+
+def find_partner(look: Look) -> bytes:
+    """Return the name of a file that belongs to an image beside it, of those that were seen; b"" if there is none."""
+    if look.nature is not Nature.FOLDER or look.is_stored:
+        return b""
+    return look.once(
+        "partner", lambda: next(filter(None, map(_partner_among, (look.files, *(one for _, one in look.below)))), b"")
+    )
+
+
+def _partner_among(names: tuple[bytes, ...]) -> bytes:
+    """Return the first name of a folder that is that of a partner; b"" if there is none."""
+    images: dict[bytes, list[bytes]] = {}
+    for name in filter(is_image_name, names):
+        images.setdefault(os.path.splitext(name)[0], []).append(name)
+    doubled = [min(found) for found in images.values() if len(found) > 1 and any(one.lower().endswith(b".png") for one in found)]
+    endings = ((stem, ending) for stem in images for ending in (b"_mask", b"_seg") if stem.endswith(ending))
+    masks = [images[stem][0] for stem, ending in endings if stem.removesuffix(ending) in images]
+    others = [name for name in names if os.path.splitext(name)[1].lower() in KINDS and os.path.splitext(name)[0] in images]
+    return min([*doubled, *masks, *others], default=b"")
 
 
 class PairedFiles:

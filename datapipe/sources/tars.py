@@ -6,7 +6,6 @@ a suffix, never a path to write to; links are the files in the tar that they lea
 
 from __future__ import annotations
 
-import glob
 import itertools
 import operator
 import os
@@ -16,29 +15,61 @@ from pathlib import Path
 
 from datapipe.codecs.field_values import LABEL_FIELD, NO_LABEL, FieldKind, FieldSpec
 from datapipe.codecs.stored import why_absent
-from datapipe.containers.field_names import HEAD_NBYTES
+from datapipe.containers.field_names import HEAD_NBYTES, is_audio, is_video
 from datapipe.containers.form import Form
-from datapipe.containers.listing import is_junk
+from datapipe.containers.forms import AUDIO, VIDEOS
+from datapipe.containers.listing import is_audio_name, is_image_name, is_junk, is_video_name
+from datapipe.containers.look import Evidence, Look, Strength
 from datapipe.containers.mapped import ByteSource
 from datapipe.containers.remote_shards import refuse_unfinished_at
 from datapipe.containers.tar.layout import LABEL_SUFFIX, LABEL_SUFFIXES, field_of_suffix, label_number, label_text
 from datapipe.containers.tar.members import Member, scan_members
 from datapipe.containers.tar.scanner import split_name
+from datapipe.core.directories import matching
 from datapipe.core.printable import counted, printable
 from datapipe.errors import FormatError, MissingDataError, OptionError
 from datapipe.index.listed import ListedSample, Origin, ScanNotes, ScanProblem, SourceFacts, Workspace
 from datapipe.index.manifest import MANIFEST_NAME, Manifest, parse_document, read_manifest, refuse_unfinished
 from datapipe.index.remote_set import read_manifest_text
 from datapipe.sources.archives.members import ArchiveFile, archives_in, objects_at, opened_archive, refuse_compressed
+from datapipe.sources.archives.recognise import TAR, find_archives, first_members, kept_shards
 from datapipe.sources.fields import Choices, LabelCensus, in_order
 from datapipe.sources.lists import refuse_class_from
 from datapipe.sources.spool import compression_of
-from datapipe.stores.location import Location, Place
+from datapipe.stores.location import Location, Place, parse_place
 from datapipe.stores.objects import ListedObject
 
 _CHOICES = ("image", "mask", "boxes", "text", "json", "array", "bytes", "label", "none")
 _MAX_LABEL_NBYTES = 1024
 _MAX_SUFFIXES = 1000  # different suffixes
+_LOOKED_AT = 32  # members that tell what a tar holds
+
+
+def recognise(look: Look, form: Form) -> Evidence | None:
+    """Return why a place is WebDataset's tars, and whether of videos; None if it is none. Those of sound are rather sound."""
+    why = find_archives(look).get(TAR)
+    if why is None:
+        return None
+    held = media_held(look)
+    return Evidence(why, Strength.LIKELY if held == AUDIO else Strength.CERTAIN, kind="clips" if held == VIDEOS else "")
+
+
+def media_held(look: Look) -> str:
+    """Return VIDEOS or AUDIO if the tars of a place hold these and no images, by the first members of the first; else ""."""
+    return look.once("media in tars", lambda: _media_held(look))
+
+
+def _media_held(look: Look) -> str:
+    kept = kept_shards(look)
+    if kept is not None:
+        return VIDEOS if any(map(is_video, kept.fields)) else AUDIO if any(map(is_audio, kept.fields)) else ""
+    first = look.first_shard(TAR) if TAR in find_archives(look) else None
+    if first is None or compression_of(os.fsencode(first)) is not None:
+        return ""
+    names = first_members(look, parse_place(first))[:_LOOKED_AT]
+    if any(map(is_image_name, names)):
+        return ""
+    return VIDEOS if any(map(is_video_name, names)) else AUDIO if any(map(is_audio_name, names)) else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +240,7 @@ def _named(data: ByteSource, where: str, notes: ScanNotes) -> Iterator[tuple[byt
 
 def _matching(pattern: Path) -> list[bytes]:
     """Return the sorted names of the tars that a pattern in one directory matches. Raises MissingDataError if there are none."""
-    found = [name for name in sorted(map(os.fsencode, glob.glob(str(pattern)))) if _is_tar(name)]
+    found = [name for name in map(os.fsencode, matching(str(pattern))) if _is_tar(name)]
     if not found:
         raise MissingDataError(f"{pattern}: no such file; check the path of the source")
     if {os.path.dirname(name) for name in found} != {os.fsencode(pattern.parent)}:

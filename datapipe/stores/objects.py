@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import queue
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from datapipe.core.printable import listed
+from datapipe.core.remembering import current_scope, recall
 from datapipe.core.waiting import reported_wait
 from datapipe.errors import DatapipeError, MissingDataError, OptionError
 from datapipe.stores.attempts import Attempts, answered
@@ -59,10 +61,13 @@ def list_objects(location: Location) -> list[ListedObject]:
 
 
 def _directly_under(location: Location) -> tuple[Any, str]:
-    """Return what the store lists directly under a prefix, and what its keys begin with."""
+    """Return what the store lists directly under a prefix, asked once within `remembered`, and what its keys begin with."""
     prefix = f"{location.key}/" if location.key else ""
-    found = answered(lambda store: store.list_with_delimiter_async(prefix), location, timeout_s=open_timeout_s())
-    return found, prefix
+    return recall(("listing", location), lambda: _ask_for_listing(location, prefix)), prefix
+
+
+def _ask_for_listing(location: Location, prefix: str) -> Any:
+    return answered(lambda store: store.list_with_delimiter_async(prefix), location, timeout_s=open_timeout_s())
 
 
 def object_facts(location: Location, *, timeout_s: float | None = None) -> ListedObject:
@@ -139,6 +144,26 @@ def list_below(location: Location) -> Generator[list[ListedObject]]:
             attempts.failed(examine(exc, location))
 
 
+def look_below(location: Location) -> list[ListedObject]:
+    """Return the first page of the objects under a prefix; within `remembered`, `list_each` goes on from there."""
+    pages = list_below(location)
+    first = next(pages, [])
+    scope = current_scope()
+    if scope is None:
+        pages.close()
+    else:
+        scope.values["begun", location] = itertools.chain([first], pages)
+        scope.closing.callback(pages.close)
+    return first
+
+
+def _pages_of(location: Location) -> Iterable[list[ListedObject]]:
+    """Return the pages of a prefix, those that were taken before first."""
+    scope = current_scope()
+    begun = None if scope is None else scope.values.pop(("begun", location), None)
+    return list_below(location) if begun is None else begun
+
+
 async def next_of(pages: Any) -> Any:
     """Return what comes next of an asynchronous iterator, None at its end."""
     return await anext(pages, None)
@@ -150,6 +175,7 @@ def list_each(locations: Sequence[Location]) -> Generator[tuple[int, list[Listed
     Sixteen prefixes are listed at once. Raises what `list_below` raises.
     """
     pages: queue.Queue[tuple[int, list[ListedObject]] | BaseException | None] = queue.Queue(_PAGES_HELD)
+    listings = [_pages_of(location) for location in locations]
     numbers = iter(range(len(locations)))
     lock, is_over = threading.Lock(), threading.Event()
 
@@ -167,7 +193,7 @@ def list_each(locations: Sequence[Location]) -> Generator[tuple[int, list[Listed
                     number = next(numbers, None)
                 if number is None:
                     break
-                for page in list_below(locations[number]):
+                for page in listings[number]:
                     if not put((number, page)):
                         return
         except BaseException as exc:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from datapipe.codecs.field_values import IMAGE_FIELD, LABEL_FIELD
 from datapipe.containers.form import Form, on_disk
+from datapipe.containers.look import Evidence, Look
 from datapipe.core.regular_files import open_file, path_inside
 from datapipe.errors import FormatError, MissingDataError
 from datapipe.index.listed import ListedSample, Origin, ScanNotes, SourceFacts, Workspace, divide
@@ -65,6 +66,11 @@ class ListSource:
             nothing="no lines",
             remedy="write a line `PATH LABEL` for each image",
         )
+
+
+def recognise(look: Look, form: Form) -> Evidence | None:
+    """Return why a place is such a list; None if it is none. Every command asks this of every form."""
+    return Evidence("its name ends with .list") if look.suffix == ".list" else None
 
 
 def open_source(place: Place, form: Form) -> ListSource:

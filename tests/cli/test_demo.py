@@ -14,7 +14,7 @@ import datapipe as dp
 from datapipe.cli import demo
 from datapipe.cli.main import main
 from datapipe.errors import DependencyError
-from datapipe.kinds.registry import part, recognise
+from datapipe.kinds.registry import open_path, part
 from datapipe.testing.synthetic_images import make_image_folder
 
 
@@ -90,7 +90,7 @@ def test_data_of_a_kind_is_made_and_recognised(kind: str, tmp_path: Path) -> Non
     if options := part(kind, "trial_data").convert_options(path):
         assert main(["convert", str(path), str(tmp_path / "converted"), *options]) == 0
         path = tmp_path / "converted"
-    assert recognise(path)[0] == kind
+    assert open_path(path)[0] == kind
 
 
 @pytest.mark.nightly

@@ -168,7 +168,7 @@ def test_options_of_convert_are_those_of_its_classes() -> None:
     choices = {action.dest: action.choices for action in args.parser._actions if action.choices}
     assert choices == {
         "to": TARGETS,
-        "form": ("auto", *FORMS, "table"),
+        "form": ("auto", *FORMS),
         "class_from": tuple(one.value for one in ClassFrom),
         "engine": ENGINES,
         "check": tuple(one.value for one in Check),

@@ -32,7 +32,7 @@ from datapipe.containers.tfrecord.layout import (
     masked_crc32c,
 )
 from datapipe.containers.tfrecord.scanner import index_shard, scan_frames
-from datapipe.errors import FormatError, MissingDataError
+from datapipe.errors import FormatError, MissingDataError, OptionError
 from datapipe.index.sidecar import SidecarRows
 from datapipe.opening.samples import open_index
 
@@ -322,7 +322,7 @@ def test_names_of_shards(name: str, tmp_path: Path) -> None:
 def test_shards_of_several_formats_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.tfrecord").write_bytes(frames(example(image=IMAGE)))
     (tmp_path / "b.tar").write_bytes(bytes(1024))
-    with pytest.raises(FormatError, match=r"shards of several formats: tfrecord \(a\.tfrecord\), tar \(b\.tar\)"):
+    with pytest.raises(OptionError, match=r"may be several things, say which: --from tar \(.*\); or --from tfrecord \("):
         open_index(tmp_path)
     assert len(open_index(f"{tmp_path}/*.tfrecord")) == 1
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import logging
 import os
 import re
 import shlex
@@ -19,12 +18,12 @@ from converters import ConvertOptions, Encode, Resize, convert
 from datapipe.cli.convert_arguments import EPILOG
 from datapipe.cli.main import build_parser
 from datapipe.codecs.field_values import NO_LABEL
-from datapipe.containers.form import ClassFrom, FieldChoice
+from datapipe.containers.form import ClassFrom, FieldChoice, Form
 from datapipe.containers.listing import is_image_name, list_folders, walk
 from datapipe.errors import DecodeError, MissingDataError, OptionError
 from datapipe.index.listed import ScanNotes, join
 from datapipe.index.manifest import read_manifest
-from datapipe.opening.recognise import recognise_form
+from datapipe.opening.recognise import recognise
 
 DEEP = ("b/x/2.jpg", "a/x/1.jpg", "a/y/3.jpg", "a/0.jpg", "c/4.jpg")
 
@@ -35,13 +34,13 @@ def deep(root: Path) -> Path:
     return root
 
 
-def test_a_list_in_a_folder_of_images_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_list_in_a_folder_of_images_is_asked_about(tmp_path: Path) -> None:
     """Hugging Face's folders have one in each of `train` and `test`."""
     put(tmp_path / "in" / "part" / "0.jpg", image(0))
     put(tmp_path / "in" / "part" / "metadata.csv", "file_name,label\n0.jpg,1\n")
-    with caplog.at_level(logging.WARNING):
-        assert recognise_form(tmp_path / "in", prefers_folders=True).form == "image-folder"
-    assert "part/metadata.csv lists images: pass that to take its labels" in caplog.text
+    with pytest.raises(OptionError, match=r"holds images and part/metadata.csv: pass .*/part/metadata.csv to take what it lists"):
+        recognise(tmp_path / "in")
+    assert recognise(tmp_path / "in", Form(class_from="folder")).form == "image-folder"
 
 
 @pytest.mark.parametrize(
@@ -188,12 +187,12 @@ def test_options_that_do_not_fit(tmp_path: Path) -> None:
         (["a.jpg", "b.jpg"], "images in no class folders: pass --class-from none"),
         (
             ["train/a.jpg", "train/metadata.csv"],
-            r"holds images and train/metadata\.csv: pass .*train/metadata\.csv to convert what",
+            r"holds images and train/metadata\.csv: pass .*train/metadata\.csv to take what",
         ),
-        (["a.jpg", "metadata.csv"], r"images and metadata\.csv: pass .*metadata\.csv to convert what it lists"),
+        (["a.jpg", "metadata.csv"], r"images and metadata\.csv: pass .*metadata\.csv to take what it lists"),
         (["k/a.jpg", "labels.csv"], r"holds images and labels\.csv: pass .* or say --from image-folder"),
-        (["k/a.jpg", "k/a.txt"], r"may be several things, say which: --from pairs .*a\.txt.* or --from image-folder"),
-        (["k/a.jpg", "x.tar"], r"--from tar \(it holds \.tar files\); or --from image-folder"),
+        (["k/a.jpg", "k/a.txt"], r"may be several things, say which: --from image-folder .* or --from pairs .*a\.txt"),
+        (["k/a.jpg", "x.tar"], r"--from image-folder .*; or --from tar \(it holds \.tar files\)"),
         (["notes.pdf"], r"no images, videos, sound, \.npy files or shards in it"),
         (["instances.json"], r"a folder with instances\.json: pass .*instances\.json itself, and --root"),
         (["manifest.jsonl"], r"a folder with manifest\.jsonl"),
@@ -211,7 +210,7 @@ def test_what_cannot_be_told_is_refused_with_the_remedy(tmp_path: Path, names: l
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("x.json", "JSON, but not COCO's"), ("x.txt", "not recognised by its name"), ("x.csv.gz", "not recognised")],
+    [("x.json", "JSON, but not COCO's"), ("x.pdf", "not recognised by its name"), ("x.csv.gz", "not recognised")],
 )
 def test_files_that_are_not_known(tmp_path: Path, name: str, said: str) -> None:
     with pytest.raises(OptionError, match=said):

@@ -22,7 +22,7 @@ from converters import ConvertOptions, OnError, Part, Resize, Split, convert, pr
 from datapipe import DataLoader, Images
 from datapipe.codecs.probe import probe
 from datapipe.containers.form import FieldChoice
-from datapipe.errors import DecodeError, FormatError, IntegrityError, OptionError
+from datapipe.errors import DecodeError, FormatError, IntegrityError, MissingDataError, OptionError
 from datapipe.index.manifest import read_manifest
 from datapipe.transforms import CenterCrop
 
@@ -188,7 +188,7 @@ def test_what_is_no_such_file_is_refused_in_one_line(tmp_path: Path) -> None:
         assert name in str(raised.value)
         assert "\n" not in str(raised.value)
         assert not (tmp_path / "out").exists()
-    with pytest.raises(OptionError, match="matches nothing"):
+    with pytest.raises(MissingDataError, match="no file matches"):
         converted(tmp_path / "*.hdf5", tmp_path / "out")
 
 

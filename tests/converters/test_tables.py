@@ -21,12 +21,11 @@ from trees import ROOT, contents
 from converters import Limit, OnError
 from converters.tables.conversion import TABLE_NAME, convert_table, preview_table
 from converters.tables.options import TableConversion
-from converters.tables.sources import is_table
 from converters.tables.types import read_schema
 from converters.verify import verify
 from datapipe.cli.main import main
 from datapipe.errors import DecodeError, FormatError, IntegrityError, MissingDataError, OptionError
-from datapipe.kinds.tables.inspection import claim
+from datapipe.opening.recognise import recognise
 from datapipe.order.row_permutation import RowPermutation
 
 
@@ -467,7 +466,7 @@ def test_parquet_of_images_is_no_table_whatever_the_target(tmp_path: Path, folde
     (tmp_path / "in").mkdir()
     for number in range(2):
         pq.write_table(pa.table({"image": [b"\xff\xd8\xff"], "label": [number]}), tmp_path / "in" / f"{number}.parquet")
-    assert not is_table(tmp_path / "in" if folder else tmp_path / "in" / "0.parquet")
+    assert recognise(tmp_path / "in" if folder else tmp_path / "in" / "0.parquet", target="parquet").kind == "images"
 
 
 def test_options_of_images_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -484,5 +483,4 @@ def test_a_column_of_images_is_no_table(tmp_path: Path, name: str, is_dictionary
     for called, column, is_rows in ((name, images, False), ("hash", keys, True)):
         path = tmp_path / f"{called}.parquet"
         pq.write_table(pa.table({called: column.dictionary_encode() if is_dictionary else column, "n": [1, 2, 3]}), path)
-        assert is_table(path) == is_rows
-        assert claim(str(path)) is None
+        assert recognise(path).kind == recognise(path, target="parquet").kind == ("tables" if is_rows else "images")

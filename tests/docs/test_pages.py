@@ -137,7 +137,9 @@ def test_tables_have_a_heading(page: Path) -> None:
 def test_the_table_of_sources_is_that_of_the_forms() -> None:
     alike: dict[tuple[str, ...], list[str]] = {}
     for name, facts in FORMS.items():
+        if facts.targets == ():  # read where it lies
+            continue
         alike.setdefault(facts.about, []).append(name)
     rows = [f"| {', '.join(f'`{name}`' for name in names)} | {' | '.join(about)} |" for about, names in alike.items()]
     assert "\n".join(rows) in (ROOT / "docs" / "convert.md").read_text()
-    assert all(f"{name}: {facts.help}" in EPILOG for name, facts in FORMS.items())
+    assert all(f"{name}: {facts.help}" in EPILOG for name, facts in FORMS.items() if facts.help)

@@ -28,7 +28,6 @@ from datapipe.fetch.local import LocalFiles
 from datapipe.index.manifest import read_manifest, write_manifest
 from datapipe.index.sample_index import SampleIndex
 from datapipe.index.sidecar import SIDECAR_SUFFIX, FieldExtent, SidecarRows, write_sidecar
-from datapipe.opening import samples
 from datapipe.opening.samples import open_index
 
 NUM = 6
@@ -113,7 +112,6 @@ def test_the_index_is_made_once(own: Path, tmp_path: Path, monkeypatch: pytest.M
     made = [open_index(path).sidecar_directory for path in paths]
     assert len(set(made)) == len(paths)
     monkeypatch.setattr(foreign, "_make_index", lambda *_: pytest.fail("indexed again"))
-    monkeypatch.setattr(samples, "recognise_form", lambda *_, **__: pytest.fail("recognised again"))
     assert [open_index(path).sidecar_directory for path in paths] == made
 
 
@@ -293,15 +291,26 @@ def test_changes_are_seen(tmp_path: Path, change: Callable[[Path], Path]) -> Non
     assert LocalFiles().read(index.look_up(np.array([NUM]), "image").extents, 0)
 
 
-@pytest.mark.parametrize("beside", ["", "0000.txt", "notes.json"])
-def test_folders_of_images_are_classes(own: Path, beside: str) -> None:
-    """As before there were other forms: whatever lies beside the images, and though a class is called photos."""
+def test_folders_of_images_are_classes(own: Path) -> None:
+    """Though a class is called photos, and a few images and notes lie beside."""
     (own / "ant").rename(own / "photos")
-    if beside:
-        (own / "bee" / beside).write_text("{}")
+    (own / "bee" / "notes.json").write_text("{}")
     shutil.copy(next((own / "photos").iterdir()), own / "top.jpg")
-    (own / "metadata.csv").write_text("file_name,text\nphotos/0000.jpg,x\n")
     assert dp.Images(own).classes == ["bee", "cat", "photos"]
+
+
+@pytest.mark.parametrize(
+    ("beside", "said"),
+    [
+        ("metadata.csv", r"holds images and metadata.csv: pass .*metadata.csv to take what it lists, or say form='image-folder'"),
+        ("bee/0001.txt", r"may be several things, say which: form='image-folder' .*; or form='pairs' \(.*0001.txt\)"),
+    ],
+)
+def test_a_folder_that_may_be_two_things_is_asked_about(own: Path, beside: str, said: str) -> None:
+    (own / beside).write_text("file_name,text\nant/0000.jpg,x\n")
+    with pytest.raises(OptionError, match=said):
+        dp.Images(own)
+    assert dp.Images(own, form="image-folder").classes == ["ant", "bee", "cat"]
 
 
 def test_a_class_called_labels_is_a_class(own: Path) -> None:

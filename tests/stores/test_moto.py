@@ -50,13 +50,13 @@ def test_batches_are_those_of_the_local_set(store: FaultyStore, converted: Path)
 @pytest.mark.parametrize(
     ("url", "said"),
     [
-        (f"s3://{BUCKET}/data", f"s3://{BUCKET}/data: no dataset.json, but the datasets train; open one of them"),
+        (f"s3://{BUCKET}/data", f"s3://{BUCKET}/data: holds the datasets train; open one of them"),
         (f"s3://{BUCKET}/none", f"s3://{BUCKET}/none: no dataset.json; is this the URL"),
         ("s3://no-such-bucket/x", "no bucket 'no-such-bucket'; check its name"),
     ],
 )
 def test_what_is_not_there_is_named(store: FaultyStore, url: str, said: str) -> None:
-    with pytest.raises(dp.errors.MissingDataError, match=said):
+    with pytest.raises((dp.errors.MissingDataError, dp.errors.FormatError), match=said):
         dp.DataLoader(url)
 
 

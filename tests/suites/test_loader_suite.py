@@ -19,6 +19,7 @@ from process_requests import require_processes
 
 import datapipe as dp
 from datapipe.cli.main import main
+from datapipe.containers.forms import FORMS, FormFacts
 from datapipe.index.media import MediaSource
 from datapipe.kernel.loader import Loader
 from datapipe.kinds import registry
@@ -359,14 +360,16 @@ def test_a_kind_is_known_by_its_line_in_the_registry(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(registry, "KINDS", {"numbers": "kind_numbers", **registry.KINDS})
+    form = FormFacts(title="files of numbers", known_by="kind_numbers.inspection", kind="numbers")
+    monkeypatch.setitem(FORMS, "numbers", form)
     path = make_numbers(tmp_path / "numbers", NUM_SAMPLES)
     assert main(["inspect", str(path)]) == 0
     assert f"{NUM_SAMPLES} numbers in 5 files" in capsys.readouterr().out
     assert main(["bench", str(path), "--rounds", "1"]) == 0
     assert "numbers/s" in capsys.readouterr().out
     assert isinstance(dp.DataLoader(path).dataset, Numbers)
-    assert registry.recognise(str(make_table(tmp_path / "table", NUM_SAMPLES)))[0] == "tables"
-    assert registry.recognise(str(make_images(tmp_path / "folder", NUM_SAMPLES)))[0] == "images"
+    assert registry.open_path(str(make_table(tmp_path / "table", NUM_SAMPLES)))[0] == "tables"
+    assert registry.open_path(str(make_images(tmp_path / "folder", NUM_SAMPLES)))[0] == "images"
 
 
 @pytest.mark.nightly

@@ -28,7 +28,7 @@ from datapipe.index.tables import ColumnKind, TableColumn
 
 NAME = "rows.h5"
 GROUP_ROWS = 1 << 17  # rows that are read together where somebody reads in order
-_VERSION = 1
+_MARK, _VERSION = "datapipe_table", 1
 _ALIGNMENT = 4096
 
 
@@ -51,6 +51,17 @@ class RowFile:
     fingerprint: str
 
 
+def is_row_major(path: str) -> bool:
+    """Return True if a file says that it holds the rows of a table. Raises StorageError."""
+    try:
+        with opened_by_name(path) as name, h5py.File(name, "r") as file:
+            return _MARK in file.attrs
+    except OSError as exc:
+        if exc.errno:
+            raise StorageError(exc.errno, exc.strerror, path) from exc
+        return False  # damaged: what reads it says so
+
+
 def create(path: Path, matrices: Sequence[RowMatrix], *, num_rows: int, fingerprint: str) -> None:
     """Create the file with room for all rows.
 
@@ -58,7 +69,7 @@ def create(path: Path, matrices: Sequence[RowMatrix], *, num_rows: int, fingerpr
     """
     with h5py.File(path, "w", libver=VERSIONS, alignment_threshold=1, alignment_interval=_ALIGNMENT) as file:
         names = json.dumps([matrix.name for matrix in matrices])
-        file.attrs.update({"datapipe_table": _VERSION, "num_rows": num_rows, "fingerprint": fingerprint, "matrices": names})
+        file.attrs.update({_MARK: _VERSION, "num_rows": num_rows, "fingerprint": fingerprint, "matrices": names})
         for matrix in matrices:
             creation = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
             creation.set_layout(h5py.h5d.CONTIGUOUS)
@@ -97,8 +108,8 @@ def open_rows(path: str | os.PathLike[str]) -> RowFile:
 def _mapped(path: Path, *, writes: bool) -> RowFile:
     try:
         with opened_by_name(path) as place, h5py.File(place, "r") as file:
-            if int(file.attrs["datapipe_table"]) != _VERSION:
-                raise ValueError(f"version {file.attrs['datapipe_table']}")
+            if int(file.attrs[_MARK]) != _VERSION:
+                raise ValueError(f"version {file.attrs[_MARK]}")
             num_rows, fingerprint = int(file.attrs["num_rows"]), str(file.attrs["fingerprint"])
             names = [str(one) for one in json.loads(file.attrs["matrices"])]  # h5py iterates for ever over damaged objects
             found = [_matrix_of(file[name], num_rows) for name in names]

@@ -20,8 +20,11 @@ from datapipe.codecs.probe import encoding_of
 from datapipe.containers import hdf5 as form
 from datapipe.containers.columns import add_field, rows_of_images
 from datapipe.containers.field_names import names_among
+from datapipe.containers.form import Form
 from datapipe.containers.hdf5.fields import ReadableDataset, UnreadableError, are_pixels, find_field, row_starts
+from datapipe.containers.hdf5.row_major import is_row_major
 from datapipe.containers.hdf5.rows import H5PY_ERRORS
+from datapipe.containers.look import Evidence, Look, recognise_by_names
 from datapipe.containers.mapped import mapped
 from datapipe.core.printable import get_logger, listed
 from datapipe.core.regular_files import opened_by_name
@@ -56,6 +59,13 @@ def index_shard(path: Path) -> tuple[SidecarRows, tuple[FieldSpec, ...]]:
             raise
         except H5PY_ERRORS as exc:
             raise FormatError(f"{path}: not an HDF5 file, or damaged ({exc}); get the file again") from exc
+
+
+def recognise(look: Look, how: Form) -> Evidence | None:
+    """Return why a place is HDF5 files of samples; None if it is none, or if they hold the rows of a table."""
+    found = recognise_by_names(look, how.name)
+    first = None if found is None else look.first_shard(how.name)
+    return None if first is None or look.once(f"rows in {first}", lambda: is_row_major(first)) else found
 
 
 def _index(file: h5py.File, data: mmap.mmap, where: str) -> tuple[SidecarRows, tuple[FieldSpec, ...]]:

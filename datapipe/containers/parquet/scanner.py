@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +32,8 @@ from datapipe.containers.field_names import (
     names_among,
     read_features,
 )
+from datapipe.containers.form import Form
+from datapipe.containers.look import Evidence, Look, Strength, recognise_by_names
 from datapipe.containers.mapped import ByteSource, byte_source
 from datapipe.containers.parquet.footer import Footer, SchemaLeaf, read_footer
 from datapipe.containers.parquet.pages import UnaddressableError, byte_arrays, plain_values
@@ -52,6 +54,7 @@ from datapipe.core.printable import get_logger, listed
 from datapipe.errors import FormatError, MissingDataError, StorageError
 from datapipe.index.sidecar import FieldColumn, SidecarRows
 
+_OF_SOUND = (f"{AUDIO_FIELD.name}.{form.BYTES}", AUDIO_FIELD.name)  # columns
 _KEYS = (form.KEY, "__key__")  # the samples' names, which the index has anyway
 _HOLDERS = ("BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY")
 _MAX_KEY = 1024  # bytes
@@ -81,6 +84,51 @@ def index_shard(path: str | Path) -> tuple[SidecarRows, tuple[FieldSpec, ...]]:
             raise
         except (DamagedError, *PYARROW_ERRORS) as exc:
             raise FormatError(f"{path}: damaged: {exc}; get the file again") from exc
+
+
+def recognise(look: Look, how: Form) -> Evidence | None:
+    """Return why a place is Parquet files of images or sound; None if it is none, or if they are tables."""
+    found = recognise_by_names(look, how.name)
+    first = None if found is None else look.first_shard(how.name)
+    if found is None or first is None:
+        return found
+    if not look.once(f"samples in {first}", lambda: holds_samples(first)):
+        return None
+    is_sound = look.once(f"sound in {first}", lambda: holds_sound(first))
+    return replace(found, strength=Strength.LIKELY) if is_sound else found  # which is rather read as sound
+
+
+def holds_sound(path: str) -> bool:
+    """Return True if a file has sound as Hugging Face's datasets writes it; a damaged one is left to others."""
+    try:
+        with byte_source(path, "Parquet") as data:
+            columns = read_footer(data).columns
+            return any(one.path in _OF_SOUND and one.physical_type == "BYTE_ARRAY" and not one.is_text for one in columns)
+    except (FormatError, DamagedError):
+        return False
+
+
+def holds_samples(path: str) -> bool:
+    """Return True if a file has columns of images or sound, by its footer and the first value of a column that says nothing.
+
+    True for a damaged file too: whatever reads it says what is wrong. Raises MissingDataError or StorageError.
+    """
+    try:
+        with byte_source(path, "Parquet") as data:
+            file = ParquetFile(path, read_footer(data), data)
+            candidates, are_images = _candidates(file.footer, read_features(file.footer.metadata, path))
+            return bool(candidates) and (are_images or any(_begins_with_image(file, column) for column in candidates))
+    except (FormatError, DamagedError, *PYARROW_ERRORS):
+        return True
+
+
+def _begins_with_image(file: ParquetFile, column: SchemaLeaf) -> bool:
+    try:
+        pages = sum(file.pages(column), Pages(column))
+        value = first_value(file.path, column.path, [pages])[1] if file.num_rows else None
+    except NoFieldError:
+        return False
+    return value is not None and encoding_of(value[:HEAD_NBYTES]) is not None
 
 
 def _index_columns(file: ParquetFile) -> tuple[SidecarRows, tuple[FieldSpec, ...]]:

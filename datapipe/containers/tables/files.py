@@ -19,13 +19,14 @@ from datapipe.containers.formats import TEXT_SUFFIXES
 from datapipe.containers.mapped import ByteSource, byte_source
 from datapipe.containers.parquet.footer import check_ends, read_footer
 from datapipe.containers.parquet.thrift_compact import DamagedError
-from datapipe.containers.remote_shards import named_shards, shards_under
+from datapipe.containers.remote_shards import listed_shards
 from datapipe.containers.tables.claims import check_parquet_rows, check_sizes, measured_field
 from datapipe.containers.tables.partitions import partition_root, partitions_of
 from datapipe.containers.tables.rows import ArrowBatches, schema_of
 from datapipe.containers.tables.types import column_of, columns_of, merged
 from datapipe.core import arrow_maps
 from datapipe.core.checks import path_name
+from datapipe.core.directories import files_below, matching
 from datapipe.core.printable import counted, listed
 from datapipe.core.regular_files import opened_by_name
 from datapipe.core.waiting import reported_wait
@@ -33,7 +34,7 @@ from datapipe.errors import FormatError, MissingDataError, OptionError, StorageE
 from datapipe.index.manifest import refuse_unfinished
 from datapipe.index.sidecar import SIDECAR_SUFFIX
 from datapipe.index.tables import TableColumn, TableFile, TableIndex
-from datapipe.stores.location import is_url, parse_location
+from datapipe.stores.location import is_url
 from datapipe.stores.random_access import RemoteBytes, RemoteFile, pin_object
 
 SUFFIXES = {".parquet": "parquet", ".pq": "parquet", ".arrow": "arrow", ".feather": "arrow", ".ipc": "arrow", ".h5": "hdf5"}
@@ -128,9 +129,10 @@ def _of_path(text: str) -> list[str]:
     here = Path(text)
     if here.is_dir():
         refuse_unfinished(here)
-        found = sorted(str(path) for path in here.rglob("*") if path.suffix.lower() in SUFFIXES and _is_shown(path, here))
+        below = [Path(path) for path in files_below(here)]
+        found = [str(path) for path in below if path.suffix.lower() in SUFFIXES and _is_shown(path, here)]
         if not found:
-            texts = sorted(str(path) for path in here.rglob("*") if path.suffix.lower() in TEXT_SUFFIXES)
+            texts = [str(path) for path in below if path.suffix.lower() in TEXT_SUFFIXES]
             raise _no_table(texts[0]) if texts else MissingDataError(f"{text}: no Parquet, Arrow or .h5 files in this directory")
         return found
     if here.exists():
@@ -138,7 +140,7 @@ def _of_path(text: str) -> list[str]:
             raise _no_table(text)
         return [text]
     if glob.has_magic(text):
-        matches = sorted(match for match in glob.glob(text, recursive=True) if not os.path.isdir(match))
+        matches = [match for match in matching(text) if not os.path.isdir(match)]
         if not matches:
             raise MissingDataError(f"{text}: no file matches")
         for match in matches:
@@ -153,7 +155,7 @@ def _urls_of(text: str) -> list[str]:
 
     Raises MissingDataError and StorageError, and FormatError for files of other formats.
     """
-    listing = named_shards(text) or shards_under(parse_location(text))
+    listing = listed_shards(text)
     if listing.container != "parquet":
         raise FormatError(f"{text}: of the tables in stores Parquet is read, not {listing.container}; copy or convert the files")
     urls = []
@@ -188,8 +190,11 @@ def _is_shown(path: Path, root: Path) -> bool:
 
 
 def _no_table(path: str) -> FormatError:
-    if Path(path).suffix.lower() in TEXT_SUFFIXES:
-        return FormatError(f"{path}: text, whose rows have no places; convert it first: datapipe convert {path} DST --to parquet")
+    suffix = Path(path).suffix.lower()
+    if suffix in (*TEXT_SUFFIXES, ".npy"):
+        what = "a matrix" if suffix == ".npy" else "text, whose rows have no places"
+        texts = ", or --to tokens if it holds texts" if suffix in (".jsonl", ".ndjson") else ""
+        return FormatError(f"{path}: {what}; convert it first: datapipe convert {path} DST --to parquet{texts}")
     return FormatError(f"{path}: not a .parquet, .arrow, .feather or .h5 file, the formats of tables")
 
 

@@ -1,42 +1,26 @@
-"""Recognise sound, and say what it is, in facts and in words."""
+"""Open sound, and say what it is, in facts and in words."""
 
 from __future__ import annotations
 
 import argparse
-import os
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from datapipe.containers.form import Form
-from datapipe.containers.listing import AUDIO_SUFFIXES, holds_files, is_audio_name, is_image_name
+from datapipe.containers.form import Form, refuse_choices
 from datapipe.core.printable import counted, size_text
 from datapipe.errors import OptionError
-from datapipe.index.manifest import MANIFEST_NAME
 from datapipe.index.utterances import Utterances
 from datapipe.opening.recordings.opening import open_utterances
-from datapipe.opening.recordings.shards import are_sound_shards
-from datapipe.sources.lists.parts import LIST_SUFFIXES, lists_files
-from datapipe.stores.location import is_url
 
 _MAX_SHOWN = 5  # bad utterances, rates, channels, codings
 
 
-def claim(path: str, form: Form | None = None) -> Utterances | None:
-    """Return the utterances of a folder, a file, a list or shards; None for what is no sound, and folders with images too."""
-    if form is not None and form.has_choices:
-        raise OptionError(f"{path}: --root, --field, --class-from and --class-map have no effect on sound; leave them out")
-    if form is not None or are_sound_shards(path) or (is_url(path) and is_audio_name(os.fsencode(path))):
-        return open_utterances(path)
-    if is_url(path) or os.path.lexists(os.path.join(path, MANIFEST_NAME)):
-        return None
-    if os.path.isfile(path):
-        is_list = path.lower().endswith(LIST_SUFFIXES) and lists_files(Path(path), AUDIO_SUFFIXES)
-        return open_utterances(path) if is_list or is_audio_name(os.fsencode(path)) else None
-    is_sound = os.path.isdir(path) and holds_files(path, is_audio_name, unless=is_image_name)
-    return open_utterances(path) if is_sound else None
+def open_place(path: str, form: Form) -> Utterances:
+    """Return the utterances of a folder, a file, a list or shards."""
+    refuse_choices(path, form, "sound")
+    return open_utterances(path)
 
 
 def describe(found: Utterances, args: argparse.Namespace) -> dict[str, Any]:

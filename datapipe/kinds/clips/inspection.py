@@ -1,73 +1,32 @@
-"""Recognise videos, and say what they are, in facts and in words."""
+"""Open videos, and say what they are, in facts and in words."""
 
 from __future__ import annotations
 
 import argparse
-import os
 from collections import Counter
 from typing import Any
 
 import numpy as np
 
-from datapipe.codecs.video.transport import BEGINNING_NBYTES, Framing
-from datapipe.containers.form import Form
-from datapipe.containers.listing import is_image_name, is_video_name
+from datapipe.containers.form import Form, refuse_choices
+from datapipe.containers.forms import LEROBOT
 from datapipe.core.printable import counted, listed
 from datapipe.errors import OptionError
 from datapipe.index.clips import VideoParts
-from datapipe.index.manifest import MANIFEST_NAME
 from datapipe.index.videos import VideoIndex
-from datapipe.opening.videos.lerobot import is_lerobot, open_cameras
-from datapipe.opening.videos.opening import are_video_shards, open_parts
-from datapipe.stores.location import is_url, parse_place
+from datapipe.opening.videos.lerobot import open_cameras
+from datapipe.opening.videos.opening import open_parts
+from datapipe.stores.location import parse_place
 
 _LOOKED_AT = 200  # videos, spread over all
 _MAX_SHOWN = 5  # bad videos
 _FAR_FRAMES = 120  # between key frames: decoding a clip begins at the one before
 
 
-def claim(path: str, form: Form | None = None) -> VideoParts | None:
-    """Return the videos of a folder, or a video; None for what is none, and for folders that hold images too.
-
-    Of a LeRobot dataset they are those of all cameras.
-    """
-    if form is not None:
-        if form.has_choices:
-            raise OptionError(f"{path}: --root, --field, --class-from and --class-map have no effect on clips; leave them out")
-        return open_parts(path)[0]
-    if is_lerobot(path):
-        return open_cameras(parse_place(path))
-    if is_video_name(os.fsencode(path)) or are_video_shards(path):
-        return open_parts(path)[0]
-    if is_url(path) or os.path.lexists(os.path.join(path, MANIFEST_NAME)):
-        return None
-    return open_parts(path)[0] if os.path.isdir(path) and _holds_videos(path) else None
-
-
-def _holds_videos(path: str) -> bool:
-    """Return True for a folder with videos, in it or in a folder in it, and no images."""
-    is_found = False
-    for folder, folders, names in os.walk(path):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        encoded = [os.fsencode(name) for name in names]
-        if any(map(is_image_name, encoded)):
-            return False
-        is_found = is_found or any(_is_video(folder, name) for name in names)
-    return is_found
-
-
-def _is_video(folder: str, name: str) -> bool:
-    """Return True if a file's name says that it is a video, and it is no TypeScript, which shares the ending `.ts`."""
-    if not name.lower().endswith(".ts"):
-        return is_video_name(os.fsencode(name))
-    path = os.path.join(folder, name)
-    if not os.path.isfile(path):  # a pipe would be waited for
-        return False
-    try:
-        with open(path, "rb") as file:
-            return Framing.of(file.read(BEGINNING_NBYTES)) is not None
-    except OSError:
-        return False
+def open_place(path: str, form: Form) -> VideoParts:
+    """Return the videos of a folder, a file, a list or shards. Of a LeRobot dataset they are those of all cameras."""
+    refuse_choices(path, form, "clips")
+    return open_cameras(parse_place(path)) if form.name == LEROBOT else open_parts(path)[0]
 
 
 def describe(parts: VideoParts, args: argparse.Namespace) -> dict[str, Any]:

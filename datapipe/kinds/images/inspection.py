@@ -1,4 +1,4 @@
-"""Recognise samples, and say what they are, in facts and in words; `contact_sheet` draws them."""
+"""Open samples, and say what they are, in facts and in words; `contact_sheet` draws them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from datapipe.opening.samples import open_index
 _LOOKED_AT = 200  # samples opened to describe encodings and sizes
 
 
-def claim(path: str, form: Form | None = None) -> SampleIndex:
+def open_place(path: str, form: Form) -> SampleIndex:
     """Return the index of the samples at a path or URL. Raises as `open_index` does if there are none."""
     return open_index(path, form)
 

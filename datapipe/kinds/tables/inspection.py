@@ -1,59 +1,26 @@
-"""Recognise tables, telling them from shards of samples, and say what they are, in facts and in words."""
+"""Open tables, and say what they are, in facts and in words."""
 
 from __future__ import annotations
 
 import argparse
-import itertools
-import os
-from pathlib import Path
 from typing import Any
 
-from datapipe.containers.formats import container_of
-from datapipe.containers.listing import is_image_name
-from datapipe.containers.tables.files import SUFFIXES, null_counts, open_table, table_paths
-from datapipe.containers.tables.types import holds_bytes
+from datapipe.containers.form import Form, refuse_choices
+from datapipe.containers.tables.files import null_counts, open_table
 from datapipe.core.printable import counted
-from datapipe.errors import DatapipeError, OptionError
-from datapipe.index.manifest import MANIFEST_NAME
+from datapipe.errors import OptionError
 from datapipe.index.tables import ColumnKind, TableIndex
-from datapipe.stores.location import is_url
 
-_OF_SAMPLES = ("tar", "tfrecord")  # containers
 _MAX_SHOWN = 30  # columns
 _LARGE_GROUP_NBYTES = 256 << 20  # uncompressed: few of them fit into the windows that rows are shuffled in
 _SMALL_GROUP_ROWS = 10_000
 _GROUPS_PER_RANK = 4
 
 
-def claim(path: str) -> TableIndex | None:
-    """Return the table at a path or URL, None for what is not one. Writes nothing.
-
-    Raises as `open_table` does for a file that can only be a table, by its name, and is none.
-    """
-    if os.path.lexists(os.path.join(path, MANIFEST_NAME)) or _holds_samples(path):
-        return None
-    try:
-        first, *others = table_paths(path)
-        if others and not is_url(path) and _has_bytes(open_table(first)):
-            return None  # shards of images, of which there may be thousands
-        table = open_table(path)
-    except DatapipeError:
-        if not is_url(path) and os.path.isfile(path) and _is_only_table(path):
-            raise
-        return None
-    return table if is_url(path) or not _has_bytes(table) else None
-
-
-def _has_bytes(table: TableIndex) -> bool:
-    return any(map(holds_bytes, table.columns))
-
-
-def _holds_samples(path: str) -> bool:
-    """Return whether a directory has images, or shards that no table is, in it or in a directory in it."""
-    if is_url(path):
-        return False
-    names = itertools.chain.from_iterable(names for _, _, names in os.walk(path))
-    return any(is_image_name(os.fsencode(name)) or container_of(name) in _OF_SAMPLES for name in names)
+def open_place(path: str, form: Form) -> TableIndex:
+    """Return the table at a path or URL. Writes nothing. Raises as `open_table` does for one that cannot be read in place."""
+    refuse_choices(path, form, "a table")
+    return open_table(path)
 
 
 def describe(index: TableIndex, args: argparse.Namespace) -> dict[str, Any]:
@@ -83,11 +50,6 @@ def describe(index: TableIndex, args: argparse.Namespace) -> dict[str, Any]:
         "widened": list(index.widened),
         "advice": _advice(index, median),
     }
-
-
-def _is_only_table(path: str) -> bool:
-    """Return True for a file whose name tables have, and shards of samples have not."""
-    return Path(path).suffix.lower() in SUFFIXES and container_of(Path(path).name) is None
 
 
 def _advice(index: TableIndex, median: int) -> list[str]:

@@ -1,26 +1,26 @@
-"""Recognise corpora of token ids, and say what they are, in facts and in words."""
+"""Open corpora of token ids, and say what they are, in facts and in words."""
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from datapipe.containers.form import Form, refuse_choices
+from datapipe.containers.forms import CONVERTED
 from datapipe.core.printable import counted
-from datapipe.errors import DatapipeError, OptionError
-from datapipe.index.manifest import MANIFEST_NAME, read_manifest
+from datapipe.errors import OptionError
 from datapipe.index.pack_windows import measured_fill
 from datapipe.index.packs import PackSettings
 from datapipe.index.sample_index import SampleIndex
-from datapipe.index.tokens import TOKENS_CONTAINER, TokenIndex
+from datapipe.index.tokens import TokenIndex
 from datapipe.kinds.tokens.tokenizer import open_decoder, refuse_other_tokenizer
-from datapipe.opening.tokens.opening import MEGATRON, form_of, open_tokens, token_fields
-from datapipe.stores.location import is_url
+from datapipe.opening.samples import open_index
+from datapipe.opening.tokens.opening import open_tokens, token_fields
 
 _LENGTHS = (0, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 _ROWS = (1024, 4096, 16384)  # lengths of rows
@@ -30,24 +30,13 @@ _SHOWN = 400  # characters of a run of text
 _BAR = 40  # characters of the longest bar of the histogram
 
 
-def claim(path: str) -> TokenIndex | None:
-    """Return the corpus at a path, None for what is none, and for bare files, which do not say what their ids are."""
-    if is_url(path):
-        return None
-    here = Path(path)
-    if os.path.lexists(here / MANIFEST_NAME):
-        try:
-            manifest = read_manifest(here)
-        except DatapipeError:
-            return None  # images are asked next, and say what is wrong
-        return open_tokens(path, field=token_fields(manifest)[0]) if manifest.container == TOKENS_CONTAINER else None
-    if here.is_dir():
-        return open_tokens(path) if any(_says_what_it_is(one) for one in here.iterdir()) else None
-    return open_tokens(path) if _says_what_it_is(here) and here.is_file() else None
-
-
-def _says_what_it_is(path: Path) -> bool:
-    return path.suffix in (".ds", ".bin", ".idx") and (path.suffix == ".ds" or form_of(path) == MEGATRON)
+def open_place(path: str, form: Form) -> TokenIndex:
+    """Return the corpus at a path or URL; of a converted set with several fields, its first one."""
+    refuse_choices(path, form, "token ids")
+    if form.name != CONVERTED:
+        return open_tokens(path)
+    fields = token_fields(open_index(path, form).manifest)
+    return open_tokens(path, field=fields[0] if fields else None)
 
 
 def describe(index: TokenIndex, args: argparse.Namespace) -> dict[str, Any]:

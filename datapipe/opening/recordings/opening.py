@@ -12,23 +12,29 @@ import numpy as np
 from datapipe.codecs.audio.library import import_soundfile
 from datapipe.containers.field_names import AUDIO_FIELD, SPOKEN
 from datapipe.containers.form import Form, on_disk, refuse_root
-from datapipe.containers.forms import AUDIO
-from datapipe.containers.listing import AUDIO_SUFFIXES, is_audio_name
+from datapipe.containers.forms import AUDIO, AUDIO_SUFFIXES
+from datapipe.containers.listing import is_audio_name
+from datapipe.containers.look import Evidence, Look, Nature, Strength, recognise_by_names
+from datapipe.containers.parquet.scanner import holds_sound
 from datapipe.core.checks import path_name
+from datapipe.core.directories import names_in, walk_folders
 from datapipe.core.printable import listed
 from datapipe.errors import FormatError, OptionError
 from datapipe.index.listed import Origin, Source
+from datapipe.index.manifest import MANIFEST_NAME
 from datapipe.index.media import MediaSource
 from datapipe.index.recordings import RecordingEntry
 from datapipe.index.utterances import Utterances, frames_at, text_array
+from datapipe.opening.converted import kind_of_set
 from datapipe.opening.media import parts_of_files, parts_of_folder, parts_to_convert
 from datapipe.opening.recordings.indexing import look_at, open_recordings
 from datapipe.opening.recordings.shards import are_sound_shards, open_shards
 from datapipe.sources.file_tree import FileKind, classes_if_all, refuse_field_choices
 from datapipe.sources.lists import refuse_class_from
-from datapipe.sources.lists.parts import LIST_SUFFIXES, ListedParts, read_parts
+from datapipe.sources.lists.parts import LIST_SUFFIXES, ListedParts, read_parts, what_it_lists
 from datapipe.sources.lists.parts_source import PartsSource
 from datapipe.sources.lists.rows import read_header, text_lines
+from datapipe.sources.tars import media_held
 from datapipe.stores.location import Place, is_url, parse_place
 
 KIND = FileKind(AUDIO_FIELD, is_audio_name, "sound files", ", ".join(AUDIO_SUFFIXES[:5]) + ", ...")
@@ -40,6 +46,37 @@ _CLIPS, _VALIDATED = "clips", "validated.tsv"  # of Common Voice
 _OF_COMMON_VOICE = ("client_id", "path", "sentence")
 
 AudioSource = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+
+def recognise(look: Look, form: Form) -> Evidence | None:
+    """Return why a place is sound, in files, in shards or in a list; None if it is none."""
+    if look.nature is Nature.NOTHING:
+        return None
+    if kind_of_set(look) == "audio":
+        return Evidence(f"it holds {MANIFEST_NAME}", Strength.DECISIVE)
+    if what_it_lists(look) == AUDIO:
+        return Evidence("it lists sound files")
+    if media_held(look) == AUDIO or _holds_spoken(look):
+        return Evidence("its shards hold sound")
+    if look.nature is Nature.FILE:
+        return Evidence(f"its name ends with {look.suffix}") if is_audio_name(look.name) else None
+    if look.nature is Nature.PATTERN:
+        return Evidence("by the names that it matches") if all(map(is_audio_name, look.files)) else None
+    if not look.holds(is_audio_name):
+        return None
+    if not look.is_stored and (
+        _VALIDATED.encode() in look.files or look.holds(lambda name: name.endswith(_TRANSCRIPTS.encode()))
+    ):
+        return Evidence("sound files with a list of what is said in them")
+    return Evidence("sound files in it, or in folders in it", Strength.LIKELY)
+
+
+def _holds_spoken(look: Look) -> bool:
+    """Return True for Parquet files with a column of sound."""
+    first = look.first_shard("parquet") if recognise_by_names(look, "parquet") or look.nature is Nature.PATTERN else None
+    if first is None or not first.endswith(".parquet"):
+        return False
+    return look.once(f"sound in {first}", lambda: holds_sound(first))
 
 
 def open_utterances(source: AudioSource) -> Utterances:
@@ -156,8 +193,7 @@ def _is_common_voice(path: Path) -> bool:
 def _transcripts(root: Path) -> list[str]:
     """Return the lists of transcripts below a folder, by path; those of folders whose names begin with a dot are left out."""
     found = []
-    for directory, folders, names in os.walk(root):
-        folders[:] = [name for name in folders if not name.startswith(".")]
+    for directory, _, names in walk_folders(root):
         found += [os.path.join(directory, name) for name in names if name.endswith(_TRANSCRIPTS)]
     return sorted(found, key=os.fsencode)
 
@@ -166,7 +202,7 @@ def _of_librispeech(transcripts: Sequence[str]) -> ListedParts:
     paths, texts = [], []
     for path in transcripts:
         directory = os.path.dirname(os.path.abspath(path))
-        known = {name.partition(".")[0]: name for name in os.listdir(directory) if is_audio_name(os.fsencode(name))}
+        known = {name.partition(".")[0]: name for name in names_in(directory) if is_audio_name(os.fsencode(name))}
         for number, line in enumerate(text_lines(Path(path)), 1):
             name, _, text = line.strip(_BLANKS).partition(" ")
             if not name:

@@ -17,16 +17,14 @@ from datapipe.codecs.field_values import FieldKind, FieldSpec, value_of
 from datapipe.containers.field_names import SPOKEN, is_audio
 from datapipe.containers.foreign import cached_home, index_stamp, progress, stamp_of, write_stamp
 from datapipe.containers.listing import is_audio_name, is_image_name, is_video_name
-from datapipe.containers.mapped import byte_source
-from datapipe.containers.parquet.footer import read_footer
-from datapipe.containers.parquet.thrift_compact import DamagedError
+from datapipe.containers.parquet.scanner import holds_sound
 from datapipe.containers.tar.scanner import begins_with
 from datapipe.core import atomic
 from datapipe.core.printable import listed, size_text
 from datapipe.core.regular_files import read_bytes
 from datapipe.core.user_cache import UNPACKED, index_directory, one_at_a_time
 from datapipe.core.waiting import reported_wait
-from datapipe.errors import DecodeError, FormatError, IntegrityError, OptionError, StorageError
+from datapipe.errors import DecodeError, IntegrityError, OptionError, StorageError
 from datapipe.fetch.files import Files, open_files
 from datapipe.index.entries import Extents
 from datapipe.index.media import MediaSource
@@ -39,27 +37,16 @@ from datapipe.sources.lists.parts import TEXTS
 _SIZES = "sizes.npy"  # of what is unpacked
 _VALUES_AT_ONCE = 64
 _TEXTS = (SPOKEN.name, *TEXTS)  # the field of what is said: the first that there is
-_COLUMNS = ("audio.bytes", "audio")  # of Parquet
 
 
 def are_sound_shards(name: str) -> bool:
     """Return True for tars, by path, pattern, folder or URL, whose first members are sound alone, and for Parquet with sound."""
-    return are_shards(name, {"tar": _holds_sound, "parquet": _has_column})
+    return are_shards(name, {"tar": _begins_with_sound, "parquet": holds_sound})
 
 
-def _holds_sound(tar: str) -> bool:
+def _begins_with_sound(tar: str) -> bool:
     """Return True if there are sound files alone among the first members of a tar; one that is none is left to others."""
     return begins_with(tar, is_audio_name, others=lambda name: is_image_name(name) or is_video_name(name))
-
-
-def _has_column(parquet: str) -> bool:
-    """Return True if a Parquet file has sound as Hugging Face's datasets write it; one that is none is left to others."""
-    try:
-        with byte_source(parquet, "Parquet") as data:
-            columns = read_footer(data).columns
-            return any(one.path in _COLUMNS and one.physical_type == "BYTE_ARRAY" and not one.is_text for one in columns)
-    except (FormatError, DamagedError):
-        return False
 
 
 def open_shards(name: str) -> Utterances:

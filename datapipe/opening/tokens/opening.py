@@ -10,7 +10,10 @@ from pathlib import Path
 
 from datapipe.codecs.field_values import FieldKind
 from datapipe.codecs.tokens import TokenFacts
+from datapipe.containers.form import Form
+from datapipe.containers.look import Evidence, Look, Nature
 from datapipe.core.checks import path_name
+from datapipe.core.directories import matching, names_in
 from datapipe.core.printable import listed
 from datapipe.errors import FormatError, MissingDataError, OptionError
 from datapipe.index.manifest import MANIFEST_NAME, Manifest
@@ -21,7 +24,23 @@ from datapipe.stores.location import is_url
 
 TokenSource = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 MEGATRON, DATATROVE, PLAIN = "Megatron's", "datatrove's", "bare"
+_SAID = (indexed.DATATROVE_DATA, indexed.MEGATRON_DATA, indexed.MEGATRON_INDEX)  # suffixes
 _SUFFIXES = (indexed.MEGATRON_DATA, indexed.DATATROVE_DATA, ".npy", ".u16", ".u32")  # of files in a directory
+
+
+def recognise(look: Look, form: Form) -> Evidence | None:
+    """Return why files are token ids that say themselves what they are; None for others, such as bare ids."""
+    if look.is_stored or look.nature is Nature.NOTHING or form.has_choices:
+        return None
+    top = look.place if look.nature is Nature.FOLDER else look.place.parent
+    assert isinstance(top, Path)
+    names = map(os.fsdecode, look.files)
+    found = next(
+        (name for name in names if name.endswith(_SAID) and form_of(top / name) != PLAIN and (top / name).is_file()), None
+    )
+    if found is None:
+        return None
+    return Evidence(f"{'its name ends with' if look.nature is Nature.FILE else 'it holds'} {os.path.splitext(found)[1]}")
 
 
 def open_tokens(
@@ -99,15 +118,14 @@ def _files(path: str) -> list[Path]:
     """Return the files of token ids that a path or pattern names, by name."""
     here = Path(path)
     if here.is_dir():
-        found = sorted(
-            one for one in here.iterdir() if one.suffix in _SUFFIXES and one.is_file() and not one.name.startswith(".")
-        )
+        paths = [here / name for name in names_in(here) if not name.startswith(".")]
+        found = [one for one in paths if one.suffix in _SUFFIXES and one.is_file()]
         if not found:
             raise MissingDataError(f"{path}: holds no converted set, and no files of token ids ({', '.join(_SUFFIXES)})")
         return found
     if here.exists() or not glob.has_magic(path):
         return [here]
-    found = [Path(match) for match in sorted(glob.glob(path))]
+    found = [Path(match) for match in matching(path)]
     if not found:
         raise MissingDataError(f"{path}: no file matches")
     return found

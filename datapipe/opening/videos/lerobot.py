@@ -11,6 +11,8 @@ import numpy as np
 
 from datapipe.codecs.probe import MAX_PIXELS
 from datapipe.codecs.video.depth import Depth
+from datapipe.containers.form import Form
+from datapipe.containers.look import Evidence, Look, Nature, Strength
 from datapipe.core.printable import listed
 from datapipe.errors import FormatError, MissingDataError, OptionError
 from datapipe.index.clips import MOST_FRAMES, VideoParts
@@ -30,6 +32,15 @@ from datapipe.opening.videos.lerobot_files import (
 from datapipe.opening.videos.lerobot_tables import FILES_AT_ONCE, groups_of
 from datapipe.stores.location import Place, is_url, parse_location
 from datapipe.stores.objects import object_exists
+
+
+def recognise(look: Look, form: Form) -> Evidence | None:
+    """Return why a place is a dataset of LeRobot's; None if it is none."""
+    is_unlisted = look.is_stored and not look.folders and not look.files  # by a web server
+    if look.nature is not Nature.FOLDER or not (b"meta" in look.folders or is_unlisted):
+        return None
+    is_one = look.once("lerobot", lambda: is_lerobot(str(look.place)))
+    return Evidence(f"it holds {INFO}", Strength.DECISIVE) if is_one else None
 
 
 def is_lerobot(path: str) -> bool:

@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from datapipe.containers.mapped import opened_for_library
+from datapipe.core.directories import files_below
 from datapipe.core.regular_files import path_inside, read_bytes
 from datapipe.errors import FormatError, MissingDataError
 from datapipe.index.episodes import EpisodeTable
@@ -223,7 +224,7 @@ def _pairs(chunks: Ints, files: Ints) -> list[tuple[int, int]]:
 def _tables_of_episodes(place: Place) -> list[str]:
     """Return the tables at a place, by name; where a web server does not list them, those of the names that LeRobot gives."""
     if isinstance(place, Path):
-        return sorted(map(str, place.rglob("*.parquet")))
+        return [path for path in files_below(place) if path.endswith(".parquet")]
     if place.scheme not in WEB_SCHEMES:
         names = [one.name for page in list_below(place) for one in page if one.name.endswith(".parquet")]
         return [str(place / name) for name in sorted(names)]

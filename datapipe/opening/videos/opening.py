@@ -12,11 +12,13 @@ import numpy as np
 from datapipe.codecs.field_values import NO_LABEL, FieldKind, FieldSpec
 from datapipe.codecs.video.library import import_av
 from datapipe.codecs.video.track import VideoTrack
+from datapipe.codecs.video.transport import BEGINNING_NBYTES, Framing
 from datapipe.containers.field_names import is_video
 from datapipe.containers.form import Form, on_disk, refuse_root
 from datapipe.containers.formats import container_of
-from datapipe.containers.forms import VIDEOS
-from datapipe.containers.listing import VIDEO_SUFFIXES, is_image_name, is_video_name
+from datapipe.containers.forms import VIDEO_SUFFIXES, VIDEOS
+from datapipe.containers.listing import is_image_name, is_video_name
+from datapipe.containers.look import Evidence, Look, Nature, Strength
 from datapipe.containers.tar.scanner import begins_with
 from datapipe.core.checks import path_name
 from datapipe.core.printable import listed
@@ -32,7 +34,7 @@ from datapipe.opening.videos.lerobot import is_lerobot
 from datapipe.sources.file_tree import FileKind, classes_if_all, refuse_field_choices
 from datapipe.sources.lists import refuse_class_from
 from datapipe.sources.lists.named_files import list_and_root
-from datapipe.sources.lists.parts import LIST_SUFFIXES, ListedParts, read_parts
+from datapipe.sources.lists.parts import LIST_SUFFIXES, ListedParts, read_parts, what_it_lists
 from datapipe.sources.lists.parts_source import PartsSource
 from datapipe.stores.location import Location, Place, is_url, parse_location, parse_place
 from datapipe.stores.random_access import pinned_object
@@ -42,6 +44,34 @@ KIND = FileKind(FIELD, is_video_name, "videos", ", ".join(VIDEO_SUFFIXES[:5]) + 
 _KEPT = 16  # tracks of videos, whose parts often follow each other
 
 ClipSource = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+
+def recognise(look: Look, form: Form) -> Evidence | None:
+    """Return why a place is videos, in files or in a list; None if it is none. Those in tars are WebDataset's."""
+    if look.nature is Nature.NOTHING:
+        return None
+    if what_it_lists(look) == VIDEOS:
+        return Evidence("it lists videos")
+    if look.nature is Nature.FILE:
+        is_one = is_video_name(look.name) and (look.is_stored or _is_video(str(look.place)))
+        return Evidence(f"its name ends with {look.suffix}") if is_one else None
+    if look.nature is Nature.PATTERN:
+        return Evidence("by the names that it matches") if all(map(is_video_name, look.files)) else None
+    found = next((path for path in look.paths(is_video_name) if look.is_stored or _is_video(path)), None)
+    return None if found is None else Evidence("videos in it, or in folders in it", Strength.LIKELY)
+
+
+def _is_video(path: str) -> bool:
+    """Return True if a file whose name says that it is a video is no TypeScript, which shares the ending `.ts`."""
+    if not path.lower().endswith(".ts"):
+        return True
+    if not os.path.isfile(path):  # a pipe would be waited for
+        return False
+    try:
+        with open(path, "rb") as file:
+            return Framing.of(file.read(BEGINNING_NBYTES)) is not None
+    except OSError:
+        return False
 
 
 def open_parts(source: ClipSource) -> tuple[VideoParts, str]:

@@ -15,6 +15,7 @@ from datapipe.containers.listing import is_junk
 from datapipe.containers.mapped import ByteSource, byte_source, mapped
 from datapipe.containers.remote_shards import named_shards
 from datapipe.containers.tar.members import scan_members
+from datapipe.core.directories import read_directory
 from datapipe.core.printable import printable
 from datapipe.errors import DecodeError, FormatError, MissingDataError, OptionError, StorageError
 from datapipe.index.listed import Origin, ScanNotes, ScanProblem, Workspace
@@ -75,7 +76,8 @@ def stem_of_archive(name: bytes) -> bytes:
 def archives_in(source: Path, is_wanted: Callable[[bytes], bool], nothing: str) -> list[bytes]:
     """Return the sorted names of wanted files in a folder. Raises StorageError, or MissingDataError, saying `nothing`."""
     try:
-        names = [name for name in os.listdir(os.fsencode(source)) if is_wanted(name) and not is_junk(name)]
+        found = (entry.name for entry in read_directory(source))
+        names = [name for name in found if is_wanted(name) and not is_junk(name)]
     except OSError as exc:
         raise StorageError(f"{source}: cannot be read ({exc.strerror}); check its permissions") from exc
     if not names:

@@ -1,29 +1,90 @@
-"""Tell tars of WebDataset from those that hold a folder or class tars, by a look at the first members."""
+"""Recognise archives: tell tars of WebDataset from those that hold a folder or class tars, by a look at the first members."""
 
 from __future__ import annotations
 
 import itertools
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+from datapipe.containers.form import Form
 from datapipe.containers.listing import is_image_name, is_junk
+from datapipe.containers.look import Evidence, Look, Nature, recognise_by_names
 from datapipe.containers.mapped import ByteSource, byte_source
+from datapipe.containers.remote_shards import kept_manifest, listed_shards
 from datapipe.containers.tar.members import scan_members
 from datapipe.containers.tar.scanner import split_name
-from datapipe.errors import DatapipeError, FormatError
-from datapipe.sources.archives.members import is_archive_name, stem_of_archive
+from datapipe.errors import DatapipeError, FormatError, MissingDataError
+from datapipe.index.manifest import Manifest
+from datapipe.sources.archives.members import is_archive_name, split_archive_location, split_archive_path, stem_of_archive
 from datapipe.sources.spool import compression_of, unpacked_chunks
 from datapipe.stores.location import Location, Place
 
+ARCHIVE, TAR = "archive", "tar"  # forms
 _MAX_MEMBERS = 300  # looked at in each archive
+_MAX_STORED_MEMBERS = 8  # ... in a store, where each may be a request
 _MAX_TARS = 3
 _HEAD_NBYTES = 8 << 20  # of a compressed tar
 _SHORT_NUMBER = re.compile(rb"\d{1,3}")  # a name as of a digit's class; shards have a word, or more zeros, before the number
 _NUMBERED = re.compile(rb"(.*?)(\d+)((?:[-_.]?of[-_.]?\d+)?)")
 
 
-def archive_of_file(path: Place) -> str | None:
+def recognise(look: Look, form: Form) -> Evidence | None:
+    """Return why a place is an archive of a folder, or a folder of such; None if it is none."""
+    if look.nature is Nature.NOTHING:
+        place = look.place
+        split = split_archive_location(place) if isinstance(place, Location) else split_archive_path(place)
+        return None if split is None else Evidence("it is a folder in an archive")
+    why = find_archives(look).get(ARCHIVE)
+    return None if why is None else Evidence(why)
+
+
+def find_archives(look: Look) -> dict[str, str]:
+    """Return the forms that archives at a place may have, ARCHIVE or TAR, with the evidence for each in words."""
+    return look.once("archives", lambda: _find_archives(look))
+
+
+def first_members(look: Look, path: Place) -> list[bytes]:
+    """Return the names of the first members of a tar that are no system files; fewer where it does not parse."""
+    return look.once(f"members of {path}", lambda: _first_members(path))
+
+
+def kept_shards(look: Look) -> Manifest | None:
+    """Return the manifest of the index of tars in a store, which need not be looked into again; None if none is kept."""
+    return look.once("kept tars", lambda: _kept_shards(look))
+
+
+def _kept_shards(look: Look) -> Manifest | None:
+    if not look.is_stored or recognise_by_names(look, TAR) is None:
+        return None
+    try:
+        return kept_manifest(listed_shards(str(look.place)))
+    except (FormatError, MissingDataError):  # what opens it says what is wrong
+        return None
+
+
+def _find_archives(look: Look) -> dict[str, str]:
+    def read(path: Place) -> list[bytes]:
+        return first_members(look, path)
+
+    if kept_shards(look) is not None:
+        return {TAR: "its index is kept"}
+    if look.nature is Nature.FOLDER:
+        names = [name for name in look.files if is_archive_name(name)]
+        return _of_folder(look.place, names, read) if names else {}
+    if look.nature is Nature.PATTERN:
+        found = recognise_by_names(look, TAR)
+        return {} if found is None else {TAR: found.why}
+    if not is_archive_name(look.name):
+        return {}
+    why = _of_file(look.place, read)
+    return {TAR: f"its name ends with {os.path.splitext(look.place.name)[1].lower()}"} if why is None else {ARCHIVE: why}
+
+
+_Read = Callable[[Place], list[bytes]]  # the names of the first members of a tar
+
+
+def _of_file(path: Place, read: _Read) -> str | None:
     """Return why a file is an archive of a folder, in words; None for WebDataset's tars and what is no archive.
 
     A tar that cannot be read is left to whoever reads it.
@@ -33,7 +94,7 @@ def archive_of_file(path: Place) -> str | None:
         return "its name ends with .zip"
     if not is_archive_name(name):
         return None
-    names = _first_members(path)
+    names = read(path)
     tars = [member for member in names if is_archive_name(member)]
     if tars:
         return f"it holds archives, such as {os.fsdecode(tars[0])}"
@@ -42,7 +103,7 @@ def archive_of_file(path: Place) -> str | None:
     return None
 
 
-def archives_of_folder(source: Place, names: list[bytes]) -> dict[str, str]:
+def _of_folder(source: Place, names: list[bytes], read: _Read) -> dict[str, str]:
     """Return the forms that the archives `names` of a folder may have, with the evidence for each in words.
 
     "tar" for WebDataset's, "archive" for class tars and archives of folders. There are two where the tars hold images alone
@@ -56,7 +117,7 @@ def archives_of_folder(source: Place, names: list[bytes]) -> dict[str, str]:
     are_numbered = _are_numbered(names)
     if len(names) < 2 or (are_numbered and not all(_SHORT_NUMBER.fullmatch(stem_of_archive(name)) for name in names)):
         return shards
-    if not all(_are_images_alone(_first_members(source / os.fsdecode(name))) for name in names[:_MAX_TARS]):
+    if not all(_are_images_alone(read(source / os.fsdecode(name))) for name in names[:_MAX_TARS]):
         return shards
     if are_numbered:
         return {"tar": f"shards without labels, such as {first}", "archive": f"tars of one class each, such as {first}"}
@@ -81,8 +142,8 @@ def _are_numbered(names: list[bytes]) -> bool:
 
 
 def _first_members(path: Place) -> list[bytes]:
-    """Return the names of the first members of a tar that are no system files; fewer where it does not parse."""
     names: list[bytes] = []
+    at_most = _MAX_STORED_MEMBERS if isinstance(path, Location) else _MAX_MEMBERS
     try:
         compression = compression_of(os.fsencode(path.name))
         if compression is not None:
@@ -93,10 +154,10 @@ def _first_members(path: Place) -> list[bytes]:
                 head += chunk
                 if len(head) >= _HEAD_NBYTES:
                     break
-            _take(names, bytes(head))
+            _take(names, bytes(head), at_most)
         else:
             with byte_source(str(path), "a tar") as data:
-                _take(names, data)
+                _take(names, data, at_most)
     except (DatapipeError, OSError):
         return names  # whoever reads it says what is wrong with it
     return names
@@ -106,9 +167,9 @@ def _is_hidden(name: bytes) -> bool:
     return any(is_junk(part) for part in name.split(b"/") if part not in (b"", b".", b".."))
 
 
-def _take(names: list[bytes], data: ByteSource) -> None:
+def _take(names: list[bytes], data: ByteSource, at_most: int) -> None:
     members: Iterator[bytes] = (member.name for member in scan_members(data, ""))
     try:
-        names.extend(name for name in itertools.islice(members, _MAX_MEMBERS) if not _is_hidden(name))
+        names.extend(name for name in itertools.islice(members, at_most) if not _is_hidden(name))
     except FormatError:
         return  # the rest was not looked at, or is damaged

@@ -5,20 +5,69 @@ A sample's id is its row's position. The manifest is read twice: once to find th
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from datapipe.codecs.field_values import NO_LABEL, FieldKind
 from datapipe.containers.form import ClassFrom, Form
-from datapipe.errors import FormatError, MissingDataError, OptionError
+from datapipe.containers.listing import is_audio_name, is_image_name, is_video_name
+from datapipe.containers.look import Evidence, Look, Strength
+from datapipe.core.regular_files import open_file
+from datapipe.errors import DatapipeError, FormatError, MissingDataError, OptionError
 from datapipe.index.listed import ListedSample, Origin, ScanNotes, SourceFacts, Workspace, divide
 from datapipe.sources.fields import Choices, LabelCensus, in_order, is_finite
 from datapipe.sources.lists.columns import Census, KeptColumn, assign
 from datapipe.sources.lists.named_files import list_and_root, open_files, refuse_missing_root, root_of
+from datapipe.sources.lists.parts import what_it_lists
 from datapipe.sources.lists.rows import ManifestRow, is_json_lines, read_header, read_rows
 from datapipe.stores.location import Place
+
+_LISTS = re.compile(r".+\.(csv|tsv|jsonl|ndjson)", re.IGNORECASE)
+_OF_FILES = re.compile(rb"(?i)\b(images?|path|file|file_?name|filepath|image_path|video|audio)\b")  # columns
+_HEAD_NBYTES = 64 << 10
+_LOOKED_AT = 5  # rows that decide whether a text lists files
+
+
+def recognise(look: Look, form: Form) -> Evidence | None:
+    """Return why a file is a list of samples; None if it is none. One whose cells name no files may be one, if it is wanted."""
+    name = os.fsdecode(look.name)
+    if look.is_stored or not _LISTS.fullmatch(name) or what_it_lists(look):
+        return None
+    is_list = form.has_choices or names_files(look, str(look.place))
+    return Evidence(f"its name ends with {look.suffix}", Strength.CERTAIN if is_list else Strength.GUESS)
+
+
+def names_files(look: Look, path: str) -> bool:
+    """Return True for a list whose first rows name images, videos or sound, or files beside it.
+
+    Of one that does not parse, the names of its columns tell.
+    """
+    return look.once(f"files named in {path}", lambda: _names_files(Path(path)))
+
+
+def _names_files(path: Path) -> bool:
+    try:
+        cells = [cell for row in itertools.islice(read_rows(path), _LOOKED_AT) for cell in row.cells.values()]
+    except DatapipeError:
+        with contextlib.suppress(OSError), open_file(path) as file:
+            return _OF_FILES.search(file.readline(_HEAD_NBYTES)) is not None
+        return False
+    return any(_is_file(cell, path.parent) for cell in cells if isinstance(cell, str) and cell)
+
+
+def _is_file(cell: str, folder: Path) -> bool:
+    """Return True if a cell names a file of samples, or one that is there."""
+    try:
+        name = os.fsencode(cell)
+        return is_image_name(name) or is_video_name(name) or is_audio_name(name) or (folder / cell).is_file()
+    except (OSError, ValueError):
+        return False
 
 
 class ManifestSource:

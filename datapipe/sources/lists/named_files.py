@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Protocol
 
 from datapipe.containers.form import Form, on_disk
+from datapipe.containers.listing import is_folder
 from datapipe.core.database import open_scratch
+from datapipe.core.directories import read_directory
 from datapipe.core.regular_files import is_within
 from datapipe.errors import MissingDataError, OptionError
 from datapipe.index.listed import Origin, ScanNotes, Workspace
@@ -158,8 +160,8 @@ def _leads_out(name: bytes) -> bool:
 def _folders_in(folder: Path) -> list[Path]:
     """Return the folders directly in `folder`, of its first entries, sorted; none where it cannot be read."""
     try:
-        with os.scandir(folder) as entries:
-            return sorted(folder / entry.name for entry in itertools.islice(entries, _MAX_ENTRIES) if entry.is_dir())
+        entries = itertools.islice(read_directory(folder), _MAX_ENTRIES)
+        return sorted(folder / os.fsdecode(entry.name) for entry in entries if is_folder(entry))
     except OSError:
         return []
 

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from datapipe.containers.forms import AUDIO, AUDIO_SUFFIXES, VIDEO_SUFFIXES, VIDEOS
+from datapipe.containers.look import Look
 from datapipe.core import regular_files
 from datapipe.errors import DatapipeError, FormatError, MissingDataError, OptionError
 from datapipe.sources.fields import LabelCensus, class_number
@@ -31,6 +33,15 @@ _STARTS, _ENDS = ("start", "start_time", "time_start", "t_start", "offset"), ("e
 _DURATIONS = ("duration",)
 _LABELS = ("label", "class", "target", "category", "class_name")
 TEXTS = ("text", "sentence", "transcript", "transcription", "caption")
+
+
+def what_it_lists(look: Look) -> str:
+    """Return the form of the media that a list names, VIDEOS or AUDIO; "" for what is no list of these."""
+    if look.is_stored or not os.fsdecode(look.name).lower().endswith(LIST_SUFFIXES):
+        return ""
+    path = Path(str(look.place))
+    forms = ((VIDEOS, VIDEO_SUFFIXES), (AUDIO, AUDIO_SUFFIXES))
+    return look.once("lists", lambda: next((form for form, suffixes in forms if lists_files(path, suffixes)), ""))
 
 
 def lists_files(path: Path, suffixes: tuple[str, ...]) -> bool:

@@ -17,7 +17,9 @@ from datapipe.codecs.field_values import IMAGE_FIELD
 from datapipe.codecs.probe import encoding_of
 from datapipe.containers.form import ClassFrom, Form, on_disk
 from datapipe.containers.listing import list_folders
+from datapipe.containers.look import Evidence, Look, Nature, Strength
 from datapipe.core import regular_files
+from datapipe.core.directories import names_in
 from datapipe.core.environment import importing_as_here, install_command
 from datapipe.errors import DependencyError, FormatError, MissingDataError, OptionError
 from datapipe.index.listed import ListedSample, Origin, ScanNotes, SourceFacts, Workspace, divide, join
@@ -29,6 +31,18 @@ from datapipe.stores.location import Place
 
 DATA_NAME = "data.mdb"
 _HEAD_NBYTES = 256
+
+
+def recognise(look: Look, form: Form) -> Evidence | None:
+    """Return why a place is a database, or a folder of them; None if it is none."""
+    if look.is_stored:
+        return None
+    if look.nature is Nature.FILE:
+        return Evidence(f"its name ends with {look.suffix}") if look.suffix in (".mdb", ".lmdb") else None
+    in_folders = ((folder, names) for folder, names in look.below if b"/" not in folder)
+    found = (folder for folder, names in ((b"", look.files), *in_folders) if DATA_NAME.encode() in names)
+    where = next((os.path.join(os.fsdecode(folder), DATA_NAME) for folder in found), None)
+    return None if where is None else Evidence(f"it holds {where}", Strength.DECISIVE)
 
 
 class LmdbSource:
@@ -87,7 +101,7 @@ def _databases(source: Path) -> tuple[Path, list[str]]:
         return source.parent, [source.name]
     if (source / DATA_NAME).is_file():
         return source, [DATA_NAME]
-    names = sorted(f"{name}/{DATA_NAME}" for name in (os.listdir(source) if source.is_dir() else ()))
+    names = sorted(f"{name}/{DATA_NAME}" for name in (names_in(source) if source.is_dir() else ()))
     names = [name for name in names if (source / name).is_file()]
     if not names:
         raise MissingDataError(f"{source}: no LMDB database: expected {DATA_NAME} in it, or in folders of it")

@@ -9,6 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from datapipe.containers.form import Form
+from datapipe.containers.look import Evidence, Look
+
 
 class NumbersIndex:
     """Where numbers lie. A number's id is its line, counted over all files."""
@@ -23,10 +26,14 @@ class NumbersIndex:
         return file, id - int(self.starts[file])
 
 
-def claim(path: str) -> NumbersIndex | None:
-    """Return the numbers in a directory of `*.numbers`, None for any other path."""
-    files = sorted(Path(path).glob("*.numbers"))
-    return NumbersIndex(files) if files else None
+def recognise(look: Look, form: Form) -> Evidence | None:
+    """Return why a place is files of numbers; None if it is none."""
+    return Evidence("it holds .numbers files") if look.holds(lambda name: name.endswith(b".numbers")) else None
+
+
+def open_place(path: str, form: Form) -> NumbersIndex:
+    """Return the numbers in a directory of `*.numbers`."""
+    return NumbersIndex(sorted(Path(path).glob("*.numbers")))
 
 
 def describe(index: NumbersIndex, args: argparse.Namespace) -> dict[str, Any]:

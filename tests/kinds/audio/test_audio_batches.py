@@ -317,7 +317,7 @@ def test_columns_of_parquet_are_read_where_they_lie(words: Path, tmp_path: Path)
     assert sorted(seen) == list(range(12))
     assert main(["inspect", str(tmp_path)]) == 0
     pq.write_table(pa.table({"audio": ["a path"], "value": [1.0]}), tmp_path / "0.parquet")
-    assert registry.recognise(tmp_path)[0] == "tables"
+    assert registry.open_path(tmp_path)[0] == "tables"
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from datapipe.codecs.video.conversion import FrameConverter, fill_frames  # noqa
 from datapipe.codecs.video.decoding import VideoDecoder  # noqa: E402
 from datapipe.errors import DecodeError, FormatError, MissingDataError, OptionError  # noqa: E402
 from datapipe.index.media import MediaSource  # noqa: E402
-from datapipe.kinds.clips.inspection import claim  # noqa: E402
+from datapipe.kinds.registry import open_path  # noqa: E402
 from datapipe.opening.videos.indexing import look_at  # noqa: E402
 from datapipe.order.draws import Draws  # noqa: E402
 from datapipe.transforms import Recipe  # noqa: E402
@@ -78,12 +78,12 @@ def frames_of(loader: Any, clip: int) -> tuple[str, list[int]]:
 def test_a_folder_of_typescript_holds_no_videos(tmp_path: Path) -> None:
     (tmp_path / "index.ts").write_text("export const greeting: string = 'hello';\n" * 20)
     (tmp_path / "pipe.ts").symlink_to("/dev/stdin")
-    assert claim(str(tmp_path)) is None
+    with pytest.raises(dp.errors.OptionError, match="no images, videos, sound"):
+        open_path(tmp_path)
     (tmp_path / "streams").mkdir()
     write_video(tmp_path / "streams" / "a.ts", frames=pictures(12))
-    found = claim(str(tmp_path / "streams"))
-    assert found is not None
-    assert len(found.videos) == 1
+    kind, found = open_path(tmp_path / "streams")
+    assert (kind, len(found.videos)) == ("clips", 1)
 
 
 @pytest.mark.daily(2)

@@ -336,7 +336,7 @@ def test_explain(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_path_of_a_table_is_recognised(table: Path) -> None:
     with pytest.raises(dp.errors.OptionError, match=r"columns: the group 'x' has row .* give each kind a group of its own"):
         dp.DataLoader(table / "a.parquet")
-    with pytest.raises(dp.errors.FormatError, match=r"read a table of numbers with datapipe\.Table"):
+    with pytest.raises(dp.errors.FormatError, match=r"holds a table, and no images; read it with datapipe\.Table"):
         dp.Images(table / "a.parquet")
     loader = dp.DataLoader(dp.Table([table / "a.parquet"], columns=["I0"]), 4)
     assert next(iter(loader)).shape == (4, 1)

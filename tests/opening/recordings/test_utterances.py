@@ -132,7 +132,7 @@ def test_nemos_manifests_may_be_called_json(tmp_path: Path) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     found = open_utterances(path)
     assert (found.first.tolist(), found.num_frames.tolist(), found.texts_of([0])) == ([4000, 0], [8000, 16_000], ["one"])
-    assert registry.recognise(path)[0] == "audio"
+    assert registry.open_path(path)[0] == "audio"
     assert recognise(ConvertOptions(path, tmp_path / "out")).form == "audio"
     for other in ('[{"audio_filepath": "a.wav"}]', json.dumps(rows[0], indent=1), '{"images": [], "annotations": []}'):
         path.write_text(other)
