@@ -9,7 +9,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from datapipe import errors
-from datapipe.core.deprecation import FORMER_NAMES, warn_deprecated
 
 if TYPE_CHECKING:
     from datapipe import transforms
@@ -94,11 +93,6 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in FORMER_NAMES:
-        home, now = FORMER_NAMES[name]
-        shown = f"datapipe.{now}" if now in _HOMES else f"{home}.{now}"
-        warn_deprecated(f"datapipe.{name}", shown, stacklevel=2)
-        return getattr(importlib.import_module(home), now)
     if name == "transforms":
         return importlib.import_module("datapipe.transforms")
     if name not in _HOMES:

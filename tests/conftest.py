@@ -24,9 +24,6 @@ settings.load_profile("datapipe")
 # The suite runs in parallel processes on few cores; torch would start a thread per core in each.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# What the tests start writes nothing that goes with the next release but one, either; pyproject.toml says so for the tests.
-os.environ["PYTHONWARNINGS"] = "error:From datapipe 0.3 on there is no:DeprecationWarning"
-
 # A shell ignores Ctrl-C in what it starts in the background, and processes started from there would too.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -156,7 +156,7 @@ def carry_attributes(theirs: Any, ours: Any) -> None:
         warnings.warn(
             f"from_torch: the attributes {', '.join(map(repr, clashing))} that the script set on its loader are not carried "
             f"over, as datapipe's {type(ours).__qualname__} has one of that name; rename them",
-            stacklevel=4,
+            stacklevel=3,
         )
 
 

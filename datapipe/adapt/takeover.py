@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.utils.data
 
-from datapipe.adapt.asked import DEFAULTS, OF_FROM_TORCH, Asked, FormerSettings, Handling, with_former
+from datapipe.adapt.asked import DEFAULTS, Asked
 from datapipe.adapt.episodes import SeenEpisodes, see_episodes
 from datapipe.adapt.introspection import Introspection, as_default_collate, introspect
 from datapipe.adapt.loaders import (
@@ -23,7 +23,6 @@ from datapipe.adapt.loaders import (
 )
 from datapipe.adapt.torch_loader import TorchLoader
 from datapipe.adapt.workers import AnyLoader, of_workers, origin_of, unchanged
-from datapipe.core.deprecation import former_arguments
 from datapipe.datasets import Unseen, converted_index
 from datapipe.errors import OptionError
 from datapipe.kernel.loader import Loader
@@ -37,7 +36,6 @@ from datapipe.kinds.images.samples import ImageSettings
 from datapipe.kinds.loader import DataLoader
 
 
-@former_arguments(OF_FROM_TORCH, with_former)
 def from_torch(
     loader: torch.utils.data.DataLoader[Any] | Loader,
     *,
@@ -98,16 +96,14 @@ def from_torch(
     Raises OptionError for an object that is not a loader, for a subclass of torch's with batches of its own, and for arguments
     that such a loader does not support.
     """
-    data, former = data if isinstance(data, FormerSettings) else (data, None)
-    if not isinstance(faithful, (bool, Handling)):
+    if not isinstance(faithful, bool):
         raise OptionError(f"faithful is {faithful!r:.60}; pass True or False")
     if isinstance(loader, (Loader, TorchLoader, PrefetchedLoader)):
         return loader
-    may = faithful if isinstance(faithful, Handling) else Handling(not faithful, not faithful, not faithful)
-    asked = Asked(device, backend, on_error, share_among_ranks, data, former, may)
+    asked = Asked(device, backend, on_error, share_among_ranks, data, faithful)
     result: Any
     if (inner := inside_of_stages(loader)) is not None:
-        asked.refuse(_STAGES, "data", "cache", "backend", "on_error")
+        asked.refuse(_STAGES, "data", "backend", "on_error")
         result = unchanged(loader, inner, _STAGES, asked)
     else:
         taken = unwrap_torch_loader(loader)
@@ -135,12 +131,12 @@ def _seen(loader: TorchDataLoader, seed: SeedSource, asked: Asked) -> SeenEpisod
         seed,
         shares=asked.shares,
         takes_cut_files=asked.on_error == "raise",
-        draws_in_workers=not asked.may.reseeds or (loader.num_workers > 0 and not asked.differs(*DEFAULTS)),
+        draws_in_workers=not asked.reseeds or (loader.num_workers > 0 and not asked.differs(*DEFAULTS)),
     )
     if isinstance(found, Unseen):
-        is_ours = asked.may.sees and not asked.differs("data", "cache")
+        is_ours = not asked.is_faithful and not asked.differs("data")
         return (see_episodes(loader, seed, shares=asked.shares) if is_ours else None) or found
-    if not asked.may.sees:
+    if asked.is_faithful:
         return Unseen("faithful=True leaves its samples to them")
     if found.in_workers is not None and asked.defers and not found.recipe.saves_decoding:
         return Unseen(found.in_workers)  # to decode whole images, and no more, costs more than Pillow
@@ -151,7 +147,7 @@ def _seen(loader: TorchDataLoader, seed: SeedSource, asked: Asked) -> SeenEpisod
 
 
 def _of_images(loader: TorchDataLoader, found: Introspection, asked: Asked) -> DataLoader:
-    images = _images_of(loader.dataset, found, asked.data, asked.former)
+    images = _images_of(loader.dataset, found, asked.data)
     as_theirs = functools.partial(as_default_collate, memory_format=images.settings.memory_format)
     transforms = {"transform": found.recipe, "batch_transform": None if has_collate_fn(loader) else as_theirs}
     return _ours(loader, asked, images, "datapipe reads its files", *found.notes, **transforms, **found.arguments)
@@ -165,16 +161,14 @@ def _ours(loader: TorchDataLoader, asked: Asked, data: Images | Clips, *parts: s
     return ours
 
 
-def _images_of(dataset: Any, found: Introspection, data: Any, former: ImageSettings | None) -> Images:
-    """Return the samples of a dataset that was seen, read from `data` if that is given, by former settings or its own."""
+def _images_of(dataset: Any, found: Introspection, data: Any) -> Images:
+    """Return the samples of a dataset that was seen, read from `data` if that is given."""
     if data is not None and not isinstance(data, Images):
         data = Images(data)
     settings = ImageSettings() if data is None else data.settings
     if data is not None and (data.mixture is not None or settings.fields is not None):
         what = "is a mixture" if data.mixture is not None else f"has fields={settings.fields}"
         raise OptionError(f"data={data!r:.100} {what}; the torch loader decides which samples come, and what is in them")
-    if former is not None:
-        settings = dataclasses.replace(settings, cache=former.cache, memory_format=former.memory_format)
     is_same = data is None or data.index.fingerprint == found.index.fingerprint
     index = found.index if is_same else converted_index(dataset, data.index)
     return of_torch_dataset(dataset, index, dataclasses.replace(settings, fields=found.fields))

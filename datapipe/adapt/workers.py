@@ -40,7 +40,7 @@ AnyLoader = Loader | TorchLoader | PrefetchedLoader
 def of_workers(loader: Any, taken: TorchDataLoader, found: Introspection | Unseen, seed: SeedSource, asked: Asked) -> AnyLoader:
     """Return a loader whose samples torch's workers make, or whose batches are gathered whole; `loader` itself for a stream."""
     why = found.reason if isinstance(found, Unseen) else str(found.in_workers)
-    asked.refuse(why, "data", "cache")
+    asked.refuse(why, "data")
     if isinstance(found, Introspection):
         asked.refuse(why, "on_error")
     else:
@@ -50,7 +50,7 @@ def of_workers(loader: Any, taken: TorchDataLoader, found: Introspection | Unsee
         rows = gathered_rows(taken, tries=not asked.differs("on_error", "backend"))
         decoding = choose_decoder(taken, asked.backend, place) if rows is None and asked.defers else None
     if decoding is None:
-        asked.refuse(why if asked.defers or not asked.may.sees else "their images are not deferred", "backend")
+        asked.refuse(why if asked.defers or asked.is_faithful else "their images are not deferred", "backend")
     if isinstance(found, Introspection):
         kept = _decoding_ahead(taken, found, seed, asked)
     elif _is_stream(taken):
@@ -65,18 +65,18 @@ def of_workers(loader: Any, taken: TorchDataLoader, found: Introspection | Unsee
 
 def _decoding_ahead(loader: TorchDataLoader, found: Introspection, seed: SeedSource, asked: Asked) -> TorchLoader:
     """Return a loader in whose workers datapipe decodes and cuts, and the user's code does what follows."""
-    key_of: KeyOf = functools.partial(request_of_samples if asked.may.reseeds else keys_of, repeats=Repeats.of(found.index))
+    key_of: KeyOf = functools.partial(request_of_samples if asked.reseeds else keys_of, repeats=Repeats.of(found.index))
     samples = SampleDataset(found.index, found.recipe)
     return TorchLoader(
         loader,
-        dataset=DeferringDataset(samples, defers=False) if asked.may.reseeds else samples,
+        dataset=DeferringDataset(samples, defers=False) if asked.reseeds else samples,
         open_source=functools.partial(
             picked_keys, loader=loader, key_of=key_of, shares=asked.shares, original=Original.of(loader.dataset)
         ),
         seed=seed,
         fingerprint=found.index.fingerprint,
         origin=origin_of(loader, f"datapipe reads its files, in torch's workers, since {found.in_workers}"),
-        is_seeded=asked.may.reseeds or not (found.recipe.rest or has_collate_fn(loader)),
+        is_seeded=asked.reseeds or not (found.recipe.rest or has_collate_fn(loader)),
     )
 
 
@@ -89,12 +89,12 @@ def _as_it_is(
         warnings.warn(
             f"{type(loader.dataset).__qualname__} has a state_dict of its own, which the loader's state does not include; save "
             "and load it in addition",
-            stacklevel=5,
+            stacklevel=4,
         )
     dataset, origin = loader.dataset, f"left to torch's workers: {why}"
     if rows is not None:
         dataset, origin = rows, f"datapipe gathers whole batches from {_what_is_gathered(rows)}"
-    elif decoding is not None or asked.may.reseeds or asked.on_error != "raise":
+    elif decoding is not None or asked.reseeds or asked.on_error != "raise":
         encodes = decoding is not None and decoding.dali is not None
         dataset = DeferringDataset(dataset, defers=decoding is not None, on_error=asked.on_error, encodes=encodes)
     return TorchLoader(
@@ -104,7 +104,7 @@ def _as_it_is(
         seed=seed,
         fingerprint=_name_of(loader.dataset),
         origin=origin_of(loader, origin),
-        is_seeded=rows is not None or asked.may.reseeds,
+        is_seeded=rows is not None or asked.reseeds,
         decoding=decoding,
     )
 
@@ -113,8 +113,8 @@ def _keys_of_dataset(loader: TorchDataLoader, rows: GatheredRows | None, asked: 
     """Return what gives the keys of a pass. Raises OptionError if the samples cannot be shared as was asked."""
     is_of_numbers = isinstance(rows, NumberRows)
     if not (is_of_numbers or is_plain_shuffle(loader) or asked.shares):
-        return functools.partial(given_keys, loader=loader, reseeds=asked.may.reseeds)
-    key_of = picked_rows if rows is not None else request_of_picks if asked.may.reseeds else places_of
+        return functools.partial(given_keys, loader=loader, reseeds=asked.reseeds)
+    key_of = picked_rows if rows is not None else request_of_picks if asked.reseeds else places_of
     shuffled = ShuffledRows if is_of_numbers else ShuffledOrder
     open_source = functools.partial(picked_keys, loader=loader, key_of=key_of, shares=asked.shares, shuffled=shuffled)
     open_source(SamplerChecksum())
@@ -159,7 +159,7 @@ def _check_policy(loader: TorchDataLoader, asked: Asked) -> None:
             f"on_error={asked.on_error!r}: {name} is not asked for samples one by one, so it is unknown which one raised; "
             "leave it out, and catch the exception in the Dataset"
         )
-    if asked.on_error == "replace" and not asked.may.reseeds:
+    if asked.on_error == "replace" and not asked.reseeds:
         raise OptionError("on_error='replace' takes another sample by the seed of the bad one; leave faithful=True out")
 
 

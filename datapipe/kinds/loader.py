@@ -9,13 +9,11 @@ from typing import Any
 import torch
 import torch.utils.data
 
-from datapipe.core.deprecation import former_arguments
 from datapipe.errors import OptionError
 from datapipe.kernel.kind import Data
 from datapipe.kernel.loader import Loader, check_arguments
-from datapipe.kernel.options import OnError, Output, Shuffle, check_settable
+from datapipe.kernel.options import OnError, Output, Shuffle
 from datapipe.kernel.samplers import WeightedSampler
-from datapipe.kinds.former import FORMER_ATTRIBUTES, OF_LOADERS, with_images, with_output, with_ranks
 from datapipe.kinds.registry import open_data
 
 
@@ -56,7 +54,6 @@ class DataLoader(Loader):
     raises.
     """
 
-    @former_arguments(OF_LOADERS, with_images, with_output, with_ranks)
     def __init__(
         self,
         dataset: Data | str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | torch.utils.data.Dataset[Any],
@@ -95,15 +92,3 @@ class DataLoader(Loader):
                 raise OptionError("dataset has a transform of its own, and transform= is given too; leave one of them out")
             data, transform = data.without_transform(), data.own_transform
         super().__init__(data, arguments, open_loader=DataLoader, transform=transform)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in OF_LOADERS:
-            check_settable(name)
-        super().__setattr__(name, value)
-
-    def __getattr__(self, name: str) -> Any:
-        if hasattr(type(self), name):
-            return object.__getattribute__(self, name)  # a property that raised AttributeError: again, for its own message
-        if name in FORMER_ATTRIBUTES:
-            return FORMER_ATTRIBUTES[name](name, self)
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")

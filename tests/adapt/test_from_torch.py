@@ -26,6 +26,7 @@ from torchvision_reference import torchvision_v2
 
 import datapipe as dp
 from datapipe import transforms as T
+from datapipe.testing.loaders.kind import copies, same
 
 torchvision_v2()
 folders = importlib.import_module("torchvision.datasets")
@@ -82,6 +83,13 @@ def orders(folder: Any) -> dict[str, dict[str, Any]]:
         "sampler": {"sampler": WeightedRandomSampler(weights, 20, generator=torch.Generator().manual_seed(3))},
         "batch sampler": {"batch_size": 1, "batch_sampler": BatchSampler(range(30, 3, -2), 4, drop_last=False)},
     }
+
+
+def test_faithful_leaves_what_could_be_seen_to_torchs_workers(root: Path) -> None:
+    dataset = folders.ImageFolder(root, v1.Compose([v1.CenterCrop(24), v1.ToTensor()]))
+    faithful = dp.from_torch(theirs(dataset), faithful=True, device="cpu")
+    assert "left to torch's workers: faithful=True leaves" in str(dp.explain(faithful))
+    assert same(copies(faithful), copies(theirs(dataset)))
 
 
 @pytest.mark.parametrize("case", ["in order", "drop_last", "sampler", "batch sampler", "subset"])

@@ -18,7 +18,6 @@ import torch
 from datapipe.columns.chains import Chain
 from datapipe.columns.layout import MatrixColumn, MatrixLayout
 from datapipe.columns.operations import Bucketize, Cast, Categorify, FillMissing, HashBucket, Log1p, PadList
-from datapipe.core.deprecation import warn_deprecated
 from datapipe.errors import DependencyError, OptionError
 from datapipe.index.tables import ColumnKind, TableColumn, TableIndex
 from datapipe.kernel.calibration import ranked
@@ -43,11 +42,6 @@ class TableChoice:
     @property
     def backend(self) -> str:
         return "tables_cudf" if self.uses_cudf else "tables_arrow"
-
-    def __call__(self) -> TableChoice:
-        """Return itself: in 0.1 a loader's `choice` was a method."""
-        warn_deprecated("loader.choice()", "loader.choice", stacklevel=2)
-        return self
 
 
 def choose_table_backend(

@@ -12,13 +12,11 @@ import torch
 from datapipe.columns.layout import ColumnGroups, MatrixLayout, layout_of
 from datapipe.columns.recipe import Columns
 from datapipe.containers.tables.files import open_table
-from datapipe.core.deprecation import former_arguments
 from datapipe.core.printable import counted, listed
 from datapipe.errors import FormatError, MissingDataError, OptionError
 from datapipe.index.tables import TableIndex
 from datapipe.kernel.cache_settings import Cache
 from datapipe.kernel.kind import Data
-from datapipe.kinds.former import OF_RANKS, with_ranks
 from datapipe.kinds.loader import DataLoader
 from datapipe.kinds.tables.kind import WINDOW_NBYTES, TableKind, TableSettings
 from datapipe.stores.location import is_url
@@ -138,7 +136,6 @@ class TableLoader(DataLoader):
     `cache`, `window_nbytes` and `remote` are those of `Table`, all other arguments those of `DataLoader`.
     """
 
-    @former_arguments(OF_RANKS, with_ranks)
     def __init__(self, source: TableSource, batch_size: int, shuffle: bool = False, **options: Any) -> None:
         table = {name: options.pop(name) for name in _OF_TABLES if name in options}
         super().__init__(Table(source, **table), batch_size, shuffle, **options)
