@@ -12,7 +12,6 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import BatchSampler
 
-from datapipe.adapt.introspection import arguments_of
 from datapipe.adapt.loaders import (
     TorchDataLoader,
     has_collate_fn,
@@ -22,10 +21,9 @@ from datapipe.adapt.loaders import (
     rebuilt_loader,
     sampler_of,
 )
-from datapipe.datasets import EpisodeSource, Unseen, episode_source
+from datapipe.datasets import EpisodeSource, episode_source
 from datapipe.errors import DatapipeError, LifecycleError
 from datapipe.kernel.pools import BatchMemory, SlabPool
-from datapipe.kernel.seeding import SeedSource
 from datapipe.kinds.clips.data import Clips
 from datapipe.kinds.clips.decoding import clips_alone
 from datapipe.kinds.loader import DataLoader
@@ -33,7 +31,6 @@ from datapipe.kinds.loader import DataLoader
 _COMPARED = 6  # samples, spread over all
 _MOST_TASKS = 10  # of which a sample each is compared, too
 _KEPT_BATCHES = 4  # whose memory waits to be used again
-_NOTE = "equal to LeRobot's own code in {} samples that were made both ways"
 
 
 class FloatFrames:
@@ -78,13 +75,14 @@ class AsCollated:
     names: tuple[str, ...]
     cameras: frozenset[str]
     dtype: torch.dtype  # of floating point numbers, to which Python's are converted
+    num_compared: int  # samples that were made both ways, and are equal
     as_floats: FloatFrames = field(default_factory=FloatFrames)
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """Return the batch. Raises LifecycleError if the dataset reads something else by now."""
         now = episode_source(self.dataset)
         if now != self.source:
-            what = now.reason if isinstance(now, Unseen) else f"it reads {now}, and read {self.source} when the loader was made"
+            what = now if isinstance(now, str) else f"it reads {now}, and read {self.source} when the loader was made"
             raise LifecycleError(f"LeRobotDataset has changed ({what}); make the loader (from_torch) after the change")
         return {name: self._field(name, batch[name]) for name in self.names}
 
@@ -100,21 +98,12 @@ class AsCollated:
         return values.contiguous() if is_finished else self.as_floats(values)
 
 
-@dataclass(frozen=True, slots=True)
-class SeenEpisodes:
-    """A loader of a LeRobotDataset, as the arguments with which datapipe gives the same batches."""
-
-    data: Clips
-    as_collated: AsCollated
-    arguments: dict[str, Any]
-    note: str  # why it is known that they are the same
-
-    def batches(self, size: int) -> Iterator[dict[str, Any]]:
-        """Yield shuffled batches without end, made in the caller's thread when they are asked for, of `size` visits at a time."""
-        data = clips_of(self.as_collated.source, lanes=size)
-        settings: dict[str, Any] = {"seed": 0, "num_workers": 0, "device": "cpu", "batch_transform": self.as_collated}
-        while True:
-            yield from DataLoader(data, size, shuffle=True, drop_last=True, ranks=(0, 1), **settings)
+def clip_batches(as_collated: AsCollated, size: int) -> Iterator[dict[str, Any]]:
+    """Yield shuffled batches without end, made in the caller's thread when they are asked for, of `size` visits at a time."""
+    data = clips_of(as_collated.source, lanes=size)
+    settings: dict[str, Any] = {"seed": 0, "num_workers": 0, "device": "cpu", "batch_transform": as_collated}
+    while True:
+        yield from DataLoader(data, size, shuffle=True, drop_last=True, ranks=(0, 1), **settings)
 
 
 def clips_of(source: EpisodeSource, **settings: Any) -> Clips:
@@ -128,41 +117,39 @@ def clips_of(source: EpisodeSource, **settings: Any) -> Clips:
     )
 
 
-def see_episodes(loader: TorchDataLoader, seed: SeedSource, *, shares: bool) -> SeenEpisodes | Unseen | None:
-    """Return how datapipe gives a loader's batches, or why it cannot; None for datasets other than LeRobot's.
+def compared_episodes(loader: TorchDataLoader) -> tuple[Clips, AsCollated] | str:
+    """Return the samples of a loader of LeRobot's dataset, and what makes batches of them the loader's; or why that is unknown.
 
-    Samples are made both ways and compared; LeRobot's code runs where it would run, in a worker if the loader has any. Raises
-    OptionError if `shares`, and the samples cannot be shared among ranks.
+    Samples are made both ways and compared; LeRobot's code runs where it would run, in a worker if the loader has any.
     """
     source = episode_source(loader.dataset)
     if not isinstance(source, EpisodeSource):
-        return source
+        return source or "it is none of LeRobot's"
     if (why := _why_not_ours(loader)) is not None:
-        return Unseen(why)
-    arguments = arguments_of(loader, seed, shares=shares)
+        return why
     try:
         data = clips_of(source)
         if len(data) != length_of(loader.dataset):
-            return Unseen(f"its files have {len(data)} samples, and the dataset {length_of(loader.dataset)}")
+            return f"its files have {len(data)} samples, and the dataset {length_of(loader.dataset)}"
         samples = _to_compare(data)
         ours = clips_alone(data.index, data.settings, samples)
     except DatapipeError as exc:
-        return Unseen(f"datapipe cannot read its files: {exc}")
+        return f"datapipe cannot read its files: {exc}"
     try:
         theirs = _collated(loader, samples)
     except Exception as exc:
         told = str(exc).strip().rpartition("\n")[2]  # after the traceback of a worker
-        return Unseen(f"its own code failed for a sample that was compared ({type(exc).__name__}: {told:.200})")
+        return f"its own code failed for a sample that was compared ({type(exc).__name__}: {told:.200})"
     cameras = frozenset(camera.name for camera in data.index.cameras)
     if not isinstance(theirs, dict) or theirs.keys() != ours.keys():
         odd = sorted(map(str, {*theirs} ^ {*ours})) if isinstance(theirs, dict) else [type(theirs).__qualname__]
-        return Unseen(f"its samples have other fields than datapipe's clips: {', '.join(odd)[:200]}")
-    as_collated = AsCollated(loader.dataset, source, tuple(theirs), cameras, torch.get_default_dtype())
+        return f"its samples have other fields than datapipe's clips: {', '.join(odd)[:200]}"
+    as_collated = AsCollated(loader.dataset, source, tuple(theirs), cameras, torch.get_default_dtype(), len(samples))
     made = as_collated(ours)
     for name, values in theirs.items():
         if (how := _difference(made[name], values)) is not None:
-            return Unseen(f"{name} of samples that were made both ways {how}")
-    return SeenEpisodes(data, as_collated, arguments, _NOTE.format(len(samples)))
+            return f"{name} of samples that were made both ways {how}"
+    return data, as_collated
 
 
 def _why_not_ours(loader: TorchDataLoader) -> str | None:

@@ -10,7 +10,7 @@ import torch.utils.data
 
 from datapipe.adapt.array_rows import ArrayRows
 from datapipe.adapt.hub_columns import ListColumn
-from datapipe.adapt.introspection import handover_point
+from datapipe.adapt.keys import handover_point
 from datapipe.adapt.loaders import TorchDataLoader, has_collate_fn
 from datapipe.adapt.number_rows import NumberRows
 from datapipe.codecs.decode import default_decoder_name

@@ -13,8 +13,7 @@ import torch
 import torch.utils.data
 from torch.utils.data import DistributedSampler
 
-from datapipe.adapt.introspection import arguments_of
-from datapipe.adapt.loaders import TorchDataLoader, length_of, sampler_of
+from datapipe.adapt.loaders import TorchDataLoader, arguments_of, length_of, sampler_of
 from datapipe.datasets import Original
 from datapipe.deferral.requests import BatchRequest, request_of_keys, request_of_picks
 from datapipe.fetch.local import LocalFiles
@@ -205,6 +204,11 @@ def keys_of(picks: Picks, seed: int, rank: Rank, *, repeats: Repeats | None) -> 
 def request_of_samples(picks: Picks, seed: int, rank: Rank, *, repeats: Repeats | None) -> BatchRequest:
     """Return the request for a batch by `SampleKey`s, with seeds for what the user's transforms and `collate_fn` draw."""
     return request_of_picks(picks, seed, rank, keys_of(picks, seed, rank, repeats=repeats))
+
+
+def handover_point(image: Any) -> Any:
+    """Return the image unchanged. Marks the point in a chain of transforms from which torch's workers continue."""
+    return image
 
 
 class SampleDataset(torch.utils.data.Dataset[Any]):

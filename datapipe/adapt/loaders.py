@@ -1,4 +1,4 @@
-"""Take torch's loaders apart, and those of other libraries that are known to add nothing; find what decides the order."""
+"""Take torch's loaders apart, and those of other libraries that are known to add nothing: their order, and their arguments."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import Any, Literal
 
 import torch
 import torch.utils.data
-from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
 
 from datapipe.errors import OptionError
 from datapipe.kernel.prefetching import PrefetchedLoader
+from datapipe.kernel.seeding import SeedSource
 
 TorchDataLoader = torch.utils.data.DataLoader[Any]
 Collation = Literal["torch", "transformers"]
@@ -209,3 +210,44 @@ def generator_of(loader: TorchDataLoader) -> torch.Generator | None:
     if generator is None and is_plain_shuffle(loader):
         generator = sampler_of(loader).generator
     return generator
+
+
+# -- arguments -----------------------------------------------------------------------------------------
+
+
+def arguments_of(loader: TorchDataLoader, seed: SeedSource, *, shares: bool = False) -> dict[str, Any]:
+    """Return torch's arguments as those of `datapipe.DataLoader`.
+
+    `shares`: ranks share the samples even without a DistributedSampler. Raises OptionError if a sampler of the user's
+    decides instead.
+    """
+    arguments = {**common_arguments(loader, seed), **({} if shares else {"ranks": (0, 1)})}
+    if loader.prefetch_factor not in (None, 2):  # 2 is torch's default
+        arguments["prefetch_factor"] = loader.prefetch_factor * max(1, loader.num_workers)
+    batches = loader.batch_sampler
+    is_plain = is_plain_shuffle(loader) or is_in_order(loader)
+    if shares and not is_plain:
+        raise OptionError(
+            f"share_among_ranks=True: a {type(sampler_of(loader)).__qualname__} decides the order, for its rank alone; "
+            "leave it out, or give the loader shuffle=True or no sampler instead"
+        )
+    if type(batches) is not BatchSampler:
+        return {**arguments, "batch_sampler": batches}
+    sampler = batches.sampler
+    arguments |= {"batch_size": batches.batch_size, "drop_last": batches.drop_last}
+    if is_plain:
+        return {**arguments, "shuffle": type(sampler) is RandomSampler}
+    if isinstance(sampler, DistributedSampler):
+        arguments |= {"ranks": (sampler.rank, sampler.num_replicas)}
+    return {**arguments, "sampler": sampler}
+
+
+def common_arguments(loader: TorchDataLoader, seed: SeedSource) -> dict[str, Any]:
+    """Return those of torch's arguments that do not depend on who decides the order."""
+    return {
+        "num_workers": loader.num_workers or None,
+        "collate_fn": loader.collate_fn if has_collate_fn(loader) else None,
+        "pin_memory": loader.pin_memory,
+        "timeout": loader.timeout,
+        **({"generator": seed} if isinstance(seed, torch.Generator) else {"seed": seed}),
+    }

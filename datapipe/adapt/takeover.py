@@ -2,38 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import os
 from typing import Any
 
 import torch
 import torch.utils.data
 
-from datapipe.adapt.asked import DEFAULTS, Asked
-from datapipe.adapt.episodes import SeenEpisodes, see_episodes
-from datapipe.adapt.introspection import Introspection, as_default_collate, introspect
-from datapipe.adapt.loaders import (
-    TorchDataLoader,
-    carry_attributes,
-    generator_of,
-    has_collate_fn,
-    inside_of_stages,
-    unwrap_torch_loader,
-)
+from datapipe.adapt.facts import TakeoverSettings, facts_of
+from datapipe.adapt.loaders import carry_attributes, generator_of
+from datapipe.adapt.strategies import OTHER_KIND, STRATEGIES, lines_of_strategy
 from datapipe.adapt.torch_loader import TorchLoader
-from datapipe.adapt.workers import AnyLoader, of_workers, origin_of, unchanged
-from datapipe.datasets import Unseen, converted_index
+from datapipe.adapt.workers import AnyLoader, moved_to_device
 from datapipe.errors import OptionError
 from datapipe.kernel.loader import Loader
 from datapipe.kernel.options import OnError
 from datapipe.kernel.prefetching import PrefetchedLoader
-from datapipe.kernel.seeding import SeedSource, seed_source
-from datapipe.kinds.clips.data import Clips
+from datapipe.kernel.seeding import seed_source
 from datapipe.kinds.images.choice import Backend
-from datapipe.kinds.images.data import Images, of_torch_dataset
-from datapipe.kinds.images.samples import ImageSettings
-from datapipe.kinds.loader import DataLoader
+from datapipe.kinds.images.data import Images
 
 
 def from_torch(
@@ -100,75 +86,26 @@ def from_torch(
         raise OptionError(f"faithful is {faithful!r:.60}; pass True or False")
     if isinstance(loader, (Loader, TorchLoader, PrefetchedLoader)):
         return loader
-    asked = Asked(device, backend, on_error, share_among_ranks, data, faithful)
-    result: Any
-    if (inner := inside_of_stages(loader)) is not None:
-        asked.refuse(_STAGES, "data", "backend", "on_error")
-        result = unchanged(loader, inner, _STAGES, asked)
-    else:
-        taken = unwrap_torch_loader(loader)
-        source = seed_source(seed, generator_of(taken) if seed is None else None)
-        found = _seen(taken, source, asked)
-        if isinstance(found, SeenEpisodes):
-            parts = "datapipe reads its videos and tables", found.note
-            result = _ours(taken, asked, found.data, *parts, batch_transform=found.as_collated, **found.arguments)
-        elif isinstance(found, Introspection) and found.in_workers is None:
-            result = _of_images(taken, found, asked)
-        else:
-            result = of_workers(loader, taken, found, source, asked)
+    facts = facts_of(loader)
+    settings = TakeoverSettings(
+        device=device,
+        backend=backend,
+        seed=seed_source(seed, generator_of(facts.loader) if seed is None else None),
+        on_error=on_error,
+        shares=share_among_ranks,
+        data=data,
+        is_faithful=faithful,
+    )
+    why, reasons = "", []
+    for strategy in STRATEGIES:
+        taken: Any = strategy.take(facts, settings, why)
+        if not isinstance(taken, str):
+            break
+        reasons.append((strategy.name, taken))
+        if strategy.says_why and taken != OTHER_KIND:
+            why = taken
+    vars(taken)["strategy_lines"] = lines_of_strategy(strategy.name, reasons, origin=taken.origin)
+    result = moved_to_device(taken, settings) if isinstance(taken, TorchLoader) else taken
     if result is not loader:
         carry_attributes(loader, result)
-    return result  # type: ignore[no-any-return]
-
-
-_STAGES = "its WebLoader has stages or epochs of its own, which run after its batches; in the dataset they could be seen"
-
-
-def _seen(loader: TorchDataLoader, seed: SeedSource, asked: Asked) -> SeenEpisodes | Introspection | Unseen:
-    """Return what datapipe can see of a loader's samples and may make of them, or why they are left to torch's workers."""
-    found = introspect(
-        loader,
-        seed,
-        shares=asked.shares,
-        takes_cut_files=asked.on_error == "raise",
-        draws_in_workers=not asked.reseeds or (loader.num_workers > 0 and not asked.differs(*DEFAULTS)),
-    )
-    if isinstance(found, Unseen):
-        is_ours = not asked.is_faithful and not asked.differs("data")
-        return (see_episodes(loader, seed, shares=asked.shares) if is_ours else None) or found
-    if asked.is_faithful:
-        return Unseen("faithful=True leaves its samples to them")
-    if found.in_workers is not None and asked.defers and not found.recipe.saves_decoding:
-        return Unseen(found.in_workers)  # to decode whole images, and no more, costs more than Pillow
-    return found
-
-
-# -- datapipe's loaders ------------------------------------------------------------------------------
-
-
-def _of_images(loader: TorchDataLoader, found: Introspection, asked: Asked) -> DataLoader:
-    images = _images_of(loader.dataset, found, asked.data)
-    as_theirs = functools.partial(as_default_collate, memory_format=images.settings.memory_format)
-    transforms = {"transform": found.recipe, "batch_transform": None if has_collate_fn(loader) else as_theirs}
-    return _ours(loader, asked, images, "datapipe reads its files", *found.notes, **transforms, **found.arguments)
-
-
-def _ours(loader: TorchDataLoader, asked: Asked, data: Images | Clips, *parts: str, **arguments: Any) -> DataLoader:
-    """Return datapipe's loader in place of torch's. `parts`: what was taken over, and how."""
-    ours = DataLoader(data, device=asked.device, backend=asked.backend, on_error=asked.on_error, **arguments)
-    uncalled = ["worker_init_fn is not called"] if loader.worker_init_fn and loader.num_workers else []
-    ours.origin = origin_of(loader, *parts, *uncalled)
-    return ours
-
-
-def _images_of(dataset: Any, found: Introspection, data: Any) -> Images:
-    """Return the samples of a dataset that was seen, read from `data` if that is given."""
-    if data is not None and not isinstance(data, Images):
-        data = Images(data)
-    settings = ImageSettings() if data is None else data.settings
-    if data is not None and (data.mixture is not None or settings.fields is not None):
-        what = "is a mixture" if data.mixture is not None else f"has fields={settings.fields}"
-        raise OptionError(f"data={data!r:.100} {what}; the torch loader decides which samples come, and what is in them")
-    is_same = data is None or data.index.fingerprint == found.index.fingerprint
-    index = found.index if is_same else converted_index(dataset, data.index)
-    return of_torch_dataset(dataset, index, dataclasses.replace(settings, fields=found.fields))
+    return result

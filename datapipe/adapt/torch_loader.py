@@ -16,12 +16,12 @@ from typing import Any
 import torch
 import torch.utils.data
 
+from datapipe.adapt.array_rows import ArrayRows
 from datapipe.adapt.explaining import lines_about, lines_about_rows
 from datapipe.adapt.keys import KeyPass, KeySource, SampleDataset
 from datapipe.adapt.loaders import TorchDataLoader, batch_size_of, length_of, rebuilt_loader, sampler_of
-from datapipe.adapt.number_rows import WHOLE_BATCHES
+from datapipe.adapt.number_rows import WHOLE_BATCHES, NumberRows
 from datapipe.adapt.torch_iteration import TorchIterator
-from datapipe.adapt.whole_batches import GatheredRows
 from datapipe.core.printable import counted
 from datapipe.core.readahead import announced
 from datapipe.deferral.dataset import DeferringDataset, WorkerStart
@@ -58,6 +58,7 @@ class TorchLoader:
         seed: SeedSource,
         fingerprint: str,
         origin: str = "",
+        strategy_lines: tuple[str, ...] = (),
         is_seeded: bool = True,
         decoding: Choice | None = None,
     ) -> None:
@@ -70,9 +71,10 @@ class TorchLoader:
         self._seed = Seed(seed)
         self._fingerprint = fingerprint
         self.origin = origin  # what was taken over, and how, for `explain`
+        self.strategy_lines = strategy_lines  # the lines of `explain` about how that was chosen
         self._epochs = Epochs()
         self._batches = _Batches(open_source, self._checksum, batch_size=batch_size_of(inner))
-        changes = WHOLE_BATCHES if isinstance(dataset, GatheredRows) else {}
+        changes = WHOLE_BATCHES if isinstance(dataset, NumberRows | ArrayRows) else {}
         self._tally = Tally()
         if isinstance(dataset, DeferringDataset):
             self._tally = Tally(paying=paying_of(dataset.dataset, inner.collate_fn), seed_need=dataset.seed_need)
@@ -85,7 +87,7 @@ class TorchLoader:
     def __repr__(self) -> str:
         num, kind = length_of(self._inner.dataset), type(self._inner.dataset).__qualname__
         samples = "samples" if num is None else counted(num, "sample")
-        way = "gathered in whole batches" if isinstance(self._dataset, GatheredRows) else "read by torch's workers"
+        way = "gathered in whole batches" if isinstance(self._dataset, NumberRows | ArrayRows) else "read by torch's workers"
         size = self._inner.batch_size
         return shown_loader("from_torch", f"{samples} of {kind}, {way}", batch_size=size, device=self.device)
 
@@ -109,7 +111,7 @@ class TorchLoader:
             return
         if name == "in_order" and not value:
             raise OptionError("in_order=False is not available: a place that can be saved needs batches in order; leave it out")
-        gathers = isinstance(self._dataset, GatheredRows) and name in WHOLE_BATCHES
+        gathers = isinstance(self._dataset, NumberRows | ArrayRows) and name in WHOLE_BATCHES
         if gathers and name == "collate_fn":
             raise OptionError("collate_fn cannot be set: batches are gathered whole; give it to torch's loader before from_torch")
         setattr(self._inner, name, value)  # torch refuses what may not change
@@ -138,6 +140,7 @@ class TorchLoader:
             seed=self._seed.source,
             fingerprint=self._fingerprint,
             origin=self.origin,
+            strategy_lines=self.strategy_lines,
             is_seeded=self._is_seeded,
             decoding=self.decoding,
         )
@@ -174,7 +177,7 @@ class TorchLoader:
         read = self._dataset.dataset if isinstance(self._dataset, DeferringDataset) else self._dataset
         recipe = read.recipe if isinstance(read, SampleDataset) else None
         seed = [] if self._source.rank is None else [f"seed      {self._seed.describe()}"]
-        if isinstance(self._dataset, GatheredRows):
+        if isinstance(self._dataset, NumberRows | ArrayRows):
             return [*seed, *lines_about_rows(self._dataset)]
         deferral = self._tally if isinstance(self._dataset, DeferringDataset) and self._dataset.defers else None
         return [*seed, *lines_about(self._inner, recipe, deferral, self.decoding)]
@@ -231,7 +234,7 @@ class TorchLoader:
             if self._dataset.may_leave_out:
                 self._tally.paying.begin(self._most_samples(source), self._num_fresh_workers())
                 keys = self._tally.paying.marked(keys)
-        if isinstance(self._dataset, GatheredRows) and self._inner.num_workers:
+        if isinstance(self._dataset, NumberRows | ArrayRows) and self._inner.num_workers:
             tell, num_ahead = self._dataset.announce, self._inner.num_workers * (self._inner.prefetch_factor or 2)
             keys = announced(keys, lambda pair: tell(pair[0]), num_ahead=num_ahead)
         walk = self._batches.walk = KeyPass(keys, start.epoch)

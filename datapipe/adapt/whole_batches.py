@@ -8,10 +8,8 @@ from datapipe.adapt.array_rows import ArrayRows, array_rows_of
 from datapipe.adapt.loaders import TorchDataLoader, batch_size_of, collation_of
 from datapipe.adapt.number_rows import NumberRows, rows_of
 
-GatheredRows = NumberRows | ArrayRows
 
-
-def gathered_rows(loader: TorchDataLoader, *, tries: bool = True) -> GatheredRows | None:
+def gathered_rows(loader: TorchDataLoader, *, tries: bool = True) -> NumberRows | ArrayRows | None:
     """Return the rows of a loader's Dataset, each batch of which comes finished; None if its own code must make them.
 
     `tries`: whether the Dataset's own `__getitem__` may be read and called, to find out what it takes from which arrays.

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from datapipe.datasets.lerobot import EpisodeSource, episode_source
-from datapipe.datasets.seen import Original, Seen, Unseen, converted_index, see_through
-from datapipe.datasets.webdataset_pipelines import SeenStream, webdataset_stream
+from datapipe.datasets.seen import DatasetFiles, Original, converted_index, see_through
+from datapipe.datasets.webdataset_pipelines import webdataset_stream
 
 __all__ = [
+    "DatasetFiles",
     "EpisodeSource",
     "Original",
-    "Seen",
-    "SeenStream",
-    "Unseen",
     "converted_index",
     "episode_source",
     "see_through",

@@ -9,8 +9,6 @@ from typing import Any
 
 from torch.utils.data import Subset
 
-from datapipe.datasets.seen import Unseen
-
 _MODULES = ("lerobot.datasets.lerobot_dataset", "lerobot.common.datasets.lerobot_dataset")
 _NAME = "LeRobotDataset"
 _ATTRIBUTES = ("root", "episodes", "delta_timestamps", "tolerance_s", "fps")
@@ -29,25 +27,23 @@ class EpisodeSource:
     gives_uint8: bool  # whether its frames are left as they are decoded; else they are float32 from 0 to 1
 
 
-def episode_source(dataset: Any) -> EpisodeSource | Unseen | None:
-    """Return what a LeRobotDataset reads, Unseen with the reason if only its own code can give its samples; None for others."""
+def episode_source(dataset: Any) -> EpisodeSource | str | None:
+    """Return what a LeRobotDataset reads, the reason if only its own code can give its samples; None for others."""
     if type(dataset) is Subset:
         inner = episode_source(dataset.dataset)
-        return (
-            None if inner is None else Unseen("a Subset of a LeRobotDataset; datapipe takes whole episodes: pass episodes=[...]")
-        )
+        return None if inner is None else "a Subset of a LeRobotDataset; datapipe takes whole episodes: pass episodes=[...]"
     if not any(kind.__module__ in _MODULES and kind.__qualname__ == _NAME for kind in type(dataset).__mro__):
         return None
     if type(dataset).__qualname__ != _NAME or type(dataset).__module__ not in _MODULES:
-        return Unseen(f"{type(dataset).__qualname__} is a subclass of LeRobotDataset, and may give other samples")
+        return f"{type(dataset).__qualname__} is a subclass of LeRobotDataset, and may give other samples"
     reader = getattr(dataset, "reader", None)  # that has a part of the attributes since lerobot 0.5
     missing = [name for name in _ATTRIBUTES if not hasattr(dataset, name)]
     if missing:
-        return Unseen(f"this LeRobotDataset has no attribute {missing[0]}, by which datapipe would know what it reads")
+        return f"this LeRobotDataset has no attribute {missing[0]}, by which datapipe would know what it reads"
     for holder in (dataset, reader):
         for name in ("image_transforms", "_image_transforms"):
             if getattr(holder, name, None) is not None:
-                return Unseen(
+                return (
                     "its image_transforms are called with each camera's float frames; pass datapipe's to a DataLoader over Clips"
                 )
     try:
@@ -56,12 +52,12 @@ def episode_source(dataset: Any) -> EpisodeSource | Unseen | None:
         tolerance_s = float(dataset.tolerance_s)
         root, fps = os.fspath(dataset.root), float(dataset.fps)
     except (TypeError, ValueError, AttributeError) as exc:
-        return Unseen(f"the attributes of this LeRobotDataset are not those that datapipe knows ({exc})")
+        return f"the attributes of this LeRobotDataset are not those that datapipe knows ({exc})"
     if episodes is not None and list(episodes) != sorted({*episodes}):
-        return Unseen("its episodes are not in ascending order, each once")
+        return "its episodes are not in ascending order, each once"
     if tolerance_s * fps > _MOST_TOLERANCE:
-        return Unseen(f"its tolerance_s is {tolerance_s:g}, and with {fps:g} frames a second several may be as near as that")
+        return f"its tolerance_s is {tolerance_s:g}, and with {fps:g} frames a second several may be as near as that"
     several = [name for name in _NOT_EQUAL if name in deltas]
     if several:
-        return Unseen(f"its delta_timestamps name {several[0]}")
+        return f"its delta_timestamps name {several[0]}"
     return EpisodeSource(root, episodes, deltas, tolerance_s, bool(getattr(reader, "_return_uint8", False)))

@@ -24,25 +24,24 @@ _LOOKED_AT = 1000  # samples of converted data whose names are compared; labels 
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """The files and the transform of a dataset."""
+class DatasetFiles:
+    """The files and the transform of a dataset; and of a webdataset pipeline, how it shuffles and batches."""
 
     index: AnyIndex  # the samples, in the dataset's order
     transform: object = None  # of each image, which gets a PIL image; None: no transform
     gives_tuples: bool = True  # samples are (image, label), like our batches; else dicts
+    fields: tuple[str, ...] | None = None  # names in datapipe's terms of the values of a pipeline's tuples
+    shuffles: bool = False
+    splits_by_node: bool = False  # each rank takes a part of the shards
+    batch_size: int | None = None  # None: it yields single samples
+    drop_last: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Unseen:
-    """A dataset that only its own code can read, and the reason."""
-
-    reason: str
-
-
-def see_through(dataset: object) -> Seen | Unseen:
+def see_through(dataset: object) -> DatasetFiles | str:
     """Return the files and transform of torchvision's image folders, Hugging Face's tables, and `Subset`s and `ConcatDataset`s.
 
-    No sample of the dataset is read. Returns Unseen for a subclass with its own behaviour, and for all other datasets.
+    No sample of the dataset is read. Returns the reason for a subclass with its own behaviour, and for all other datasets, which
+    only their own code can read.
     """
     kind = type(dataset)
     if kind is Subset:
@@ -51,12 +50,12 @@ def see_through(dataset: object) -> Seen | Unseen:
         return _concatenated(dataset)
     try:
         if (folder := folder_index(dataset)) is not None:
-            return Seen(folder, getattr(dataset, "transform", None))
+            return DatasetFiles(folder, getattr(dataset, "transform", None))
         if (table := _hugging_face_index(dataset)) is not None:
-            return Seen(table, gives_tuples=False)
+            return DatasetFiles(table, gives_tuples=False)
     except OptionError as exc:
-        return Unseen(str(exc))
-    return Unseen(f"{kind.__module__}.{kind.__qualname__} is custom Python code")
+        return str(exc)
+    return f"{kind.__module__}.{kind.__qualname__} is custom Python code"
 
 
 def _hugging_face_index(dataset: Any) -> AnyIndex | None:
@@ -114,31 +113,31 @@ def _named_files(dataset: Any) -> FileListIndex | None:
     )
 
 
-def _subset(dataset: Any) -> Seen | Unseen:
+def _subset(dataset: Any) -> DatasetFiles | str:
     whole = see_through(dataset.dataset)
-    if isinstance(whole, Unseen):
+    if isinstance(whole, str):
         return whole
     try:
         positions = np.fromiter((operator.index(position) for position in dataset.indices), np.int64)
-        return Seen(select(whole.index, positions), whole.transform, whole.gives_tuples)
+        return DatasetFiles(select(whole.index, positions), whole.transform, whole.gives_tuples)
     except (TypeError, OptionError) as exc:
-        return Unseen(f"a Subset whose indices are not positions ({exc})")
+        return f"a Subset whose indices are not positions ({exc})"
 
 
-def _concatenated(dataset: Any) -> Seen | Unseen:
+def _concatenated(dataset: Any) -> DatasetFiles | str:
     parts = [see_through(part) for part in dataset.datasets]
     for part in parts:
-        if isinstance(part, Unseen):
+        if isinstance(part, str):
             return part
-    seen = [part for part in parts if isinstance(part, Seen)]
+    seen = [part for part in parts if isinstance(part, DatasetFiles)]
     if any((part.transform, part.gives_tuples) != (seen[0].transform, seen[0].gives_tuples) for part in seen):
-        return Unseen("a ConcatDataset of datasets whose transforms differ")
+        return "a ConcatDataset of datasets whose transforms differ"
     if any(part.index.manifest.fields != seen[0].index.manifest.fields for part in seen):
-        return Unseen("a ConcatDataset of datasets with and without labels")
+        return "a ConcatDataset of datasets with and without labels"
     try:
-        return Seen(concatenated([part.index for part in seen]), seen[0].transform, seen[0].gives_tuples)
+        return DatasetFiles(concatenated([part.index for part in seen]), seen[0].transform, seen[0].gives_tuples)
     except OptionError as exc:
-        return Unseen(str(exc))
+        return str(exc)
 
 
 def converted_index(dataset: Any, found: AnyIndex) -> AnyIndex:
@@ -151,7 +150,7 @@ def converted_index(dataset: Any, found: AnyIndex) -> AnyIndex:
         whole = converted_index(dataset.dataset, found)
         return select(whole, np.fromiter(dataset.indices, np.int64))
     name, seen, root = f"data={found.where!r}", see_through(dataset), getattr(dataset, "root", None)
-    if root is None or isinstance(seen, Unseen):
+    if root is None or isinstance(seen, str):
         raise OptionError(
             f"{name}: converted data can replace one folder that torchvision reads, or a Subset of it, and this is a "
             f"{type(dataset).__qualname__}; read it in the script itself: datapipe.DataLoader({found.where!r}, ...)"
@@ -181,8 +180,9 @@ class Original:
     recipe: Recipe
 
     @classmethod
-    def of(cls, dataset: Any) -> Original:
-        return cls(dataset, len(dataset), _recipe_of(dataset))
+    def of(cls, dataset: Any, recipe: Recipe | None = None) -> Original:
+        """Return the dataset as it is now. `recipe`: its transforms, where they are known."""
+        return cls(dataset, len(dataset), _recipe_of(dataset) if recipe is None else recipe)
 
     @property
     def transform(self) -> object:

@@ -6,13 +6,13 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from datapipe.containers.foreign import ForeignShards, open_foreign
 from datapipe.containers.remote_shards import open_remote_shards, shards_at
 from datapipe.datasets.image_folders import leaves_as_it_is
+from datapipe.datasets.seen import DatasetFiles
 from datapipe.errors import DatapipeError
 from datapipe.index.sample_index import SampleIndex
 from datapipe.stores.location import Location, is_url, parse_location
@@ -24,24 +24,11 @@ _PLAIN_AWS = {"--quiet", "--no-progress", "--only-show-errors"}
 _PLAIN = ("StreamingOpen", "tar_file_expander", "group_by_keys", "check_empty", "single_node_only", "split_by_worker")
 
 
-@dataclass(frozen=True, slots=True)
-class SeenStream:
-    """The shards and settings of a pipeline."""
-
-    index: SampleIndex
-    fields: tuple[str, ...]  # names in datapipe's terms of the values of its tuples
-    transform: object  # of each image, which gets a PIL image; None: no transform
-    shuffles: bool
-    splits_by_node: bool  # each rank takes a part of the shards
-    batch_size: int | None  # None: it yields single samples
-    drop_last: bool
-
-
 class _UnseenError(Exception):
     """The reason why a pipeline cannot be read by datapipe."""
 
 
-def webdataset_stream(pipeline: Any) -> SeenStream | str | None:
+def webdataset_stream(pipeline: Any) -> DatasetFiles | str | None:
     """Return the shards and settings of a `WebDataset`, or the reason why datapipe cannot read it; None for any other object.
 
     Supported are shards that are local files, or objects of one prefix in a store (`https:`, `s3:`, `gs:`, and `pipe:` with a
@@ -73,13 +60,13 @@ class _Stages:
         for stage in pipeline.pipeline:
             self._take(stage)
 
-    def seen(self) -> SeenStream:
+    def seen(self) -> DatasetFiles:
         if not self.decodes or not self.wanted:
             raise _UnseenError("does not decode('pil') images and to_tuple() them")
         if len(self.wanted) > 1 and len(self.maps) > 1 and not leaves_as_it_is(self.maps[1]):
             raise _UnseenError("maps labels to others")
         transform = self.maps[0] if self.maps else None
-        return SeenStream(
+        return DatasetFiles(
             index=_opened(self.names),
             fields=("image", "label")[: len(self.wanted)],
             transform=transform,

@@ -42,12 +42,13 @@ def explain(loader: Any) -> Explanation:
     """
     if isinstance(loader, Loader):
         taken_over = [f"from      {loader.origin}"] if loader.origin else []
-        return Explanation((*taken_over, *loader._passes.kind.explain(loader._passes)))
+        return Explanation((*taken_over, *loader.strategy_lines, *loader._passes.kind.explain(loader._passes)))
     if isinstance(loader, (str, bytes)) or not hasattr(loader, "__iter__"):
         raise OptionError(f"explain({loader!r:.60}): pass a loader, such as datapipe.DataLoader(path, ...)")
     origin = getattr(loader, "origin", "") or f"{type(loader).__qualname__}: unchanged"
-    own = getattr(loader, "explanation", ())  # of a loader that `from_torch` left to torch's workers
-    return Explanation((f"from      {origin}", f"device    {getattr(loader, 'device', 'cpu')}", *own))
+    strategy = getattr(loader, "strategy_lines", ())  # by which `from_torch` took it over
+    own = getattr(loader, "explanation", ())  # of a loader that it left to torch's workers
+    return Explanation((f"from      {origin}", *strategy, f"device    {getattr(loader, 'device', 'cpu')}", *own))
 
 
 def device_line(device: torch.device) -> str:

@@ -46,6 +46,7 @@ class Loader:
         self._passes = Passes(kind, LoaderProgress(seed, arguments["ranks"]))
         self._open_loader = open_loader
         self.origin = ""  # what `from_torch` took over, and how
+        self.strategy_lines: tuple[str, ...] = ()  # the lines of `explain` about how that was chosen
         # Attributes that frameworks and scripts read from a torch DataLoader.
         setter = EpochSetter if options.shuffle else SequentialEpochSetter
         sampler = arguments["sampler"]

@@ -91,13 +91,14 @@ def try_clips(loader: Any, *, seconds: float) -> dict[str, Any]:
 
 
 def _measured_clips(loader: Any, *, seconds: float) -> dict[str, Any]:
-    from datapipe.adapt.episodes import SeenEpisodes, see_episodes
+    from datapipe.adapt.episodes import clip_batches, compared_episodes
 
-    seen = see_episodes(loader, 0, shares=False)
-    if not isinstance(seen, SeenEpisodes):
-        return {"reason": "it is none of LeRobot's" if seen is None else seen.reason}
-    num = seen.data.settings.per_visit
-    batches = seen.batches(min(_MAX_CLIPS, batch_size_of(loader) or _MAX_CLIPS))
+    seen = compared_episodes(loader)
+    if isinstance(seen, str):
+        return {"reason": seen}
+    data, as_collated = seen
+    num = data.settings.per_visit
+    batches = clip_batches(as_collated, min(_MAX_CLIPS, batch_size_of(loader) or _MAX_CLIPS))
     draw = np.random.default_rng(0)
 
     def by_visits(keys: np.ndarray[Any, Any]) -> Any:

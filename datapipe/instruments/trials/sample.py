@@ -20,7 +20,7 @@ from datapipe.errors import OptionError
 from datapipe.instruments.trials.forking import batch_size_of
 
 if TYPE_CHECKING:
-    from datapipe.datasets import SeenStream
+    from datapipe.datasets import DatasetFiles
 
 MAX_SAMPLES = 1000
 _ENOUGH = 100_000_000  # bytes of shards
@@ -87,12 +87,12 @@ def sample_of(loader: Any) -> Sample | str:
 
 
 def _of_folders(loader: Any, dataset: Any) -> Sample | str:
-    from datapipe.datasets import Seen, see_through
+    from datapipe.datasets import DatasetFiles, see_through
     from datapipe.transforms import Recipe
 
     seen = see_through(dataset)
-    if not isinstance(seen, Seen):
-        return f"datapipe cannot read its dataset: {seen.reason}"
+    if not isinstance(seen, DatasetFiles):
+        return f"datapipe cannot read its dataset: {seen}"
     recipe = Recipe.of(seen.transform, input_kind="pil")
     if recipe.rest:
         return f"its transforms: {recipe.rest_reason}"
@@ -124,7 +124,7 @@ def _of_stream(loader: Any, pipeline: Any) -> Sample | str:
     return Sample(shards, recipe, batch_size, loader.num_workers, where=shards.directory)
 
 
-def _shards_of(pipeline: Any) -> tuple[Shards, SeenStream] | str:
+def _shards_of(pipeline: Any) -> tuple[Shards, DatasetFiles] | str:
     """Return some of a pipeline's shards and its processing of samples, or the reason why these are unknown.
 
     None of the pipeline's own functions is called, and no shard is opened: a shard of one sample is used instead.
@@ -149,7 +149,7 @@ def _shards_of(pipeline: Any) -> tuple[Shards, SeenStream] | str:
         stream = webdataset_stream(alike)
     if stream is None or isinstance(stream, str):
         return f"datapipe cannot read its dataset: {stream}"
-    return _some(urls, stream.fields), stream
+    return _some(urls, stream.fields or ()), stream
 
 
 def _some(urls: list[str], fields: tuple[str, ...]) -> Shards:

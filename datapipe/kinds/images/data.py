@@ -323,9 +323,9 @@ class Images(Data):
         return Images._of(replace(self._samples, recipe=None), self.settings, self.fields)
 
 
-def of_torch_dataset(dataset: Any, index: AnyIndex, settings: ImageSettings) -> Images:
-    """Return the samples that `from_torch` saw in a dataset. Its transforms are left to the caller."""
-    original = None if isinstance(dataset, torch.utils.data.IterableDataset) else Original.of(dataset)
+def of_torch_dataset(dataset: Any, index: AnyIndex, settings: ImageSettings, recipe: Recipe) -> Images:
+    """Return the samples that `from_torch` saw in a dataset. Its transforms, the `recipe`, are left to the caller."""
+    original = None if isinstance(dataset, torch.utils.data.IterableDataset) else Original.of(dataset, recipe)
     return Images._of(Samples(index, original=original), settings, None)
 
 

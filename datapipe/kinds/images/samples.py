@@ -10,7 +10,7 @@ import torch
 import torch.utils.data
 
 from datapipe.containers.form import Form, errors_in_python
-from datapipe.datasets import Original, Seen, SeenStream, Unseen, see_through, webdataset_stream
+from datapipe.datasets import DatasetFiles, Original, see_through, webdataset_stream
 from datapipe.errors import OptionError
 from datapipe.index.concat import AnyIndex
 from datapipe.kernel.cache_settings import Cache
@@ -68,15 +68,15 @@ class Samples:
         if isinstance(source, AnyIndex):
             return cls(source)
         stream = webdataset_stream(source)
-        if isinstance(stream, SeenStream):
+        if isinstance(stream, DatasetFiles):
             return cls(stream.index, recipe=_recipe_of(stream.transform), fields=stream.fields)
-        seen = Unseen(stream) if stream is not None else see_through(source)
-        if isinstance(seen, Seen):
+        seen = stream if stream is not None else see_through(source)
+        if isinstance(seen, DatasetFiles):
             return cls(seen.index, original=Original.of(source), recipe=_recipe_of(seen.transform))
         if not is_dataset(source):
             raise OptionError(f"source is {source!r:.80}; pass a path, or a torch Dataset whose files can be seen")
         raise OptionError(
-            f"dataset: {seen.reason}; pass the path of a converted dataset, of WebDataset shards or of an image folder, or "
+            f"dataset: {seen}; pass the path of a converted dataset, of WebDataset shards or of an image folder, or "
             "for a Dataset of your own datapipe.from_torch(torch.utils.data.DataLoader(dataset, ...))"
         )
 
