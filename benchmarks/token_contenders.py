@@ -124,7 +124,7 @@ def pack(name: str, documents: Path, tokenizer: Path) -> float:
     """Return documents per second, packed into rows of 4,096, of lengths that fit."""
     lengths = np.minimum(web_lengths(262_144), LENGTH)
     if name == "datapipe":
-        from datapipe.order.packing import best_fit
+        from datapipe.packing.fit import best_fit
 
         return _timed(lengths, lambda some: best_fit(some, LENGTH), 65_536)
     if name == "axolotl":

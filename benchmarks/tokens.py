@@ -161,7 +161,7 @@ def _same_ids(corpus: Path, tokenizer: Path, scratch: Path) -> bool:
 
 def _fill() -> dict[str, float]:
     """How full rows are, by their length, over a million documents in windows."""
-    from datapipe.order.packing import best_fit
+    from datapipe.packing.fit import best_fit
 
     lengths = web_lengths(1_000_000)
     found = {}
@@ -214,8 +214,8 @@ def _efficiency() -> list[dict[str, float]]:
     width times layers for each pair of a token and one that it attends to.
     """
     from datapipe.order.by_length import BalancedSteps
-    from datapipe.order.packing import best_fit
     from datapipe.order.sample_order import ShuffledOrder
+    from datapipe.packing.fit import best_fit
 
     lengths, found = web_lengths(2_000_000), []
     for length in (LENGTH, 8 * LENGTH):

@@ -25,11 +25,15 @@ from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.codecs.tokens import TokenFacts
 from datapipe.errors import DatapipeError
 from datapipe.index.manifest import Manifest, ShardInfo, write_manifest
-from datapipe.index.pack_plan import PackPlan, open_plan
-from datapipe.index.packs import DocumentPacks, Packs, PackSettings, Segments, StreamPacks
 from datapipe.index.sidecar import SIDECAR_SUFFIX, FieldColumn, SidecarRows, write_sidecar
 from datapipe.index.tokens import TokenIndex, TokenShard
 from datapipe.opening.tokens.opening import open_tokens
+from datapipe.packing.kept_plans import open_plan
+from datapipe.packing.packs import Packs, Segments
+from datapipe.packing.plan import PackPlan
+from datapipe.packing.settings import PackSettings
+from datapipe.packing.single import DocumentPacks
+from datapipe.packing.stream import StreamPacks
 
 BETWEEN = b"<between>"
 DOCUMENTS = random_documents(40, most=70)

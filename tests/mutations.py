@@ -82,10 +82,10 @@ MUTATIONS = (
     ),
     Mutation(
         "loss",
-        "datapipe/index/packs.py",
+        "datapipe/packing/losses.py",
         "segments.first + segments.num < segments.total",
         "segments.first + segments.num <= segments.total",
-        "tests/index tests/kinds/tokens",
+        "tests/packing tests/kinds/tokens",
     ),
     Mutation(
         "empty class",

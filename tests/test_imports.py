@@ -29,6 +29,7 @@ LEVELS: dict[str, int] = {
             ("stores",),
             ("order",),
             ("index",),
+            ("packing",),
             ("transforms",),
             ("containers", "fetch", "columns"),
             ("sources",),
@@ -106,7 +107,19 @@ TORCH_FREE = (
     "converters",
     *(
         f"datapipe.{room}"
-        for room in ("errors", "core", "codecs", "stores", "index", "order", "columns", "containers", "sources", "opening")
+        for room in (
+            "errors",
+            "core",
+            "codecs",
+            "stores",
+            "index",
+            "order",
+            "packing",
+            "columns",
+            "containers",
+            "sources",
+            "opening",
+        )
     ),
     *(f"datapipe.instruments.measure.{module}" for module in ("clock", "bracket", "timeline", "watching", "recorded")),
     "datapipe.analysis",
@@ -294,6 +307,12 @@ def test_no_module_needs_itself_by_way_of_others() -> None:
         with pytest.raises(graphlib.CycleError):
             graphlib.TopologicalSorter(needed_by_each(planted)).prepare()
         graphlib.TopologicalSorter(needed_by_each(planted | {"c": ""})).prepare()
+
+
+def test_packing_knows_lengths_and_no_files() -> None:
+    """A kind whose samples are no documents of a file of tokens packs them as well."""
+    found = {use.imported for use in imports_within("datapipe.packing") if _inside(use.imported, "datapipe.index")}
+    assert found == {"datapipe.index.arrow_buffers", "datapipe.index.entries"}
 
 
 def code_lines(source: str) -> int:

@@ -26,9 +26,9 @@ from datapipe.core.printable import counted, say
 from datapipe.core.remembering import remembered
 from datapipe.errors import OptionError
 from datapipe.index.manifest import read_manifest
-from datapipe.index.pack_plan import open_plan
-from datapipe.index.packs import PackSettings, default_packs
 from datapipe.opening.tokens.opening import open_tokens, token_fields
+from datapipe.packing.kept_plans import open_plan
+from datapipe.packing.settings import PackSettings, default_packs
 from datapipe.sources.file_tree import SeveralSetsError
 from datapipe.stores.location import is_url, parse_location, parse_place
 

@@ -38,6 +38,14 @@ class LossRuns:
         """Return (k, 2) the runs of a document."""
         return self.runs[self.ends[document] : self.ends[document + 1]]
 
+    def covered(self, documents: Ints, begin: Ints, end: Ints) -> Ints:
+        """Return (m,) how many of the tokens from `begin` to `end` of each document lie in its runs."""
+        first, num = self.ends[documents], self.ends[documents + 1] - self.ends[documents]
+        which = np.repeat(np.arange(len(documents)), num)
+        runs = self.runs[np.repeat(first - (np.cumsum(num) - num), num) + np.arange(len(which))]
+        covered = np.maximum(0, np.minimum(runs[:, 1], end[which]) - np.maximum(runs[:, 0], begin[which]))
+        return np.bincount(which, weights=covered, minlength=len(documents)).astype(np.int64)
+
     def fit(self, num_tokens: Ints) -> bool:
         """Return True if the runs of each document ascend, do not overlap, and lie in its tokens. `num_tokens`: (n,) of each."""
         document = np.repeat(np.arange(len(num_tokens)), np.diff(self.ends))
@@ -85,6 +93,17 @@ class TokenShard:
         """True if something else lies between documents."""
         ends = self.offset + self.num_tokens * self.dtype.itemsize
         return bool((self.offset[1:] != ends[:-1]).any())
+
+    def begins(self, documents: Ints) -> Ints:
+        """Return (m,) the token of the file's stream at which each of these documents begins. There are no gaps."""
+        begins: Ints = (self.offset[documents] - self.offset[0]) // self.dtype.itemsize
+        return begins
+
+    def documents_at(self, tokens: Ints) -> Ints:
+        """Return (m,) the document in which each of these tokens of the file's stream lies. There are no gaps."""
+        places = self.offset[0] + tokens * self.dtype.itemsize
+        found: Ints = np.searchsorted(self.offset, places, side="right") - 1
+        return found
 
     @functools.cached_property
     def mapped(self) -> tuple[NDArray[Any], memoryview]:

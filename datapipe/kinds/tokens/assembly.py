@@ -11,11 +11,11 @@ import torch
 from numpy.typing import NDArray
 
 from datapipe.errors import OptionError
-from datapipe.index.packs import Labels
 from datapipe.index.tokens import TokenIndex
 from datapipe.kinds.tokens.rows import Parts, filled
 from datapipe.kinds.tokens.settings import TokenSettings
 from datapipe.order.draws import Ints
+from datapipe.packing.settings import Labels
 
 IGNORED = -100  # the label of a token that carries no loss, by torch's and Hugging Face's convention
 

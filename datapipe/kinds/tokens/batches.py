@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,9 +20,8 @@ from datapipe.kinds.tokens.assembly import assembled
 from datapipe.kinds.tokens.rows import FieldReader, Rows
 from datapipe.kinds.tokens.settings import TokenSettings
 from datapipe.order.draws import Ints
-from datapipe.order.plan import BatchSpan, Picks, Plan, Tail
-
-_MAX_KNOWN = 64  # steps whose loss tokens are kept
+from datapipe.order.plan import BatchSpan, Picks, Tail
+from datapipe.packing.losses import StepLosses
 
 
 @dataclass(slots=True)
@@ -53,13 +50,8 @@ class TokenMaker(BatchMaker):
     run: Pass
     delivery: Delivery
     resources: Resources
-    _losses: OrderedDict[tuple[int, int], list[int]] = field(default_factory=OrderedDict)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    @property
-    def drawn(self) -> int | None:
-        """The seed by which packs are drawn; None if they are not shuffled."""
-        return self.run.seed if self.run.options.shuffle else None
+    losses: StepLosses
+    drawn: int | None  # the seed by which packs are drawn; None if they are not shuffled
 
     def begin(self, step: BatchSpan) -> TokenBatch:
         start_ns = time.perf_counter_ns()
@@ -121,7 +113,7 @@ class TokenMaker(BatchMaker):
             names = settings.of_field(number)
             of_field = assembled(settings, {*names.values()}, reader.index, *rows.good(good), ignored)
             if "loss_tokens" in names.values():
-                of_field["loss_tokens"] = self._loss_tokens(picks)[number]
+                of_field["loss_tokens"] = self.losses.of_step(picks.step, epoch=picks.after.epoch)[number]
             made |= {name: of_field[own] for name, own in names.items()}
         if "id" in settings.fields:
             made["id"] = torch.from_numpy(self._numbers(batch)[good])
@@ -136,29 +128,3 @@ class TokenMaker(BatchMaker):
             return batch.picks.positions
         segments = batch.rows[0].parts.segments
         return self.readers[0].index.starts[segments.shard] + segments.document
-
-    def _loss_tokens(self, picks: Picks) -> list[int]:
-        """Return how many labels carry loss in all batches of an optimizer step, on all ranks, bad samples included.
-
-        There is a number for each field.
-        """
-        plan = self.run.source
-        assert isinstance(plan, Plan)
-        epoch, number = picks.after.epoch, picks.step // self.settings.accumulate
-        with self._lock:
-            if (epoch, number) in self._losses:
-                return self._losses[epoch, number]
-        first = number * self.settings.accumulate
-        positions: list[Ints] = []
-        for step in range(first, min(first + self.settings.accumulate, plan.num_steps)):
-            span = plan.span(epoch, step)
-            begin = span.start - plan.rank.rank * len(span)
-            here = np.arange(begin, begin + len(span) * plan.rank.world_size, dtype=np.int64)
-            positions.append(here[here < span.num_samples] if plan.tail is Tail.MASK else here % span.num_samples)
-        packs = plan.order(epoch, np.concatenate(positions))
-        found = [int(reader.packs.loss(packs, seed=self.drawn, epoch=epoch).sum()) for reader in self.readers]
-        with self._lock:
-            self._losses[epoch, number] = found
-            while len(self._losses) > _MAX_KNOWN:
-                self._losses.popitem(last=False)
-        return found

@@ -16,9 +16,7 @@ from datapipe.core.checks import names_or_none, path_name
 from datapipe.core.printable import counted
 from datapipe.core.user_cache import INDEXES, index_directory
 from datapipe.errors import MissingDataError, OptionError
-from datapipe.index.joined_tokens import JoinedPacks, joined_index
-from datapipe.index.pack_plan import open_plan
-from datapipe.index.packs import DocumentPacks, Labels, Long, Packing, Packs, StreamPacks, default_packs, pack_ends
+from datapipe.index.joined_tokens import joined_index
 from datapipe.index.sample_index import SampleIndex
 from datapipe.index.tokens import TokenIndex
 from datapipe.kernel.kind import Data
@@ -27,6 +25,12 @@ from datapipe.kinds.tokens.kind import Corpus, TokenKind
 from datapipe.kinds.tokens.settings import Layout, TokenSettings
 from datapipe.kinds.tokens.tokenizer import refuse_other_tokenizer
 from datapipe.opening.tokens.opening import TokenSource, open_tokens
+from datapipe.packing.joined import JoinedPacks
+from datapipe.packing.kept_plans import open_plan
+from datapipe.packing.packs import Packs
+from datapipe.packing.settings import Labels, Long, Packing, default_packs
+from datapipe.packing.single import DocumentPacks, pack_ends
+from datapipe.packing.stream import StreamPacks
 from datapipe.stores.location import is_url
 from datapipe.stores.requests import apply_settings
 from datapipe.stores.settings import Remote, remote_settings

@@ -14,13 +14,13 @@ from datapipe.containers.form import Form, refuse_choices
 from datapipe.containers.forms import CONVERTED
 from datapipe.core.printable import counted
 from datapipe.errors import OptionError
-from datapipe.index.pack_windows import measured_fill
-from datapipe.index.packs import PackSettings
 from datapipe.index.sample_index import SampleIndex
 from datapipe.index.tokens import TokenIndex
 from datapipe.kinds.tokens.tokenizer import open_decoder, refuse_other_tokenizer
 from datapipe.opening.samples import open_index
 from datapipe.opening.tokens.opening import open_tokens, token_fields
+from datapipe.packing.settings import PackSettings
+from datapipe.packing.windows import measured_fill
 
 _LENGTHS = (0, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 _ROWS = (1024, 4096, 16384)  # lengths of rows

@@ -16,7 +16,6 @@ from datapipe.core.printable import counted
 from datapipe.errors import OptionError
 from datapipe.fetch.files import Files, open_files
 from datapipe.fetch.local import LocalFiles
-from datapipe.index.packs import Ints, Packs
 from datapipe.index.tokens import TokenIndex
 from datapipe.kernel.delivery import Delivery
 from datapipe.kernel.explanation import TRANSFER, device_line, steps_line, threads_text
@@ -29,8 +28,11 @@ from datapipe.kinds.tokens.batches import TokenMaker
 from datapipe.kinds.tokens.rows import FieldReader
 from datapipe.kinds.tokens.settings import TokenSettings
 from datapipe.order.by_length import BalancedSteps, LikeLengths
+from datapipe.order.draws import Ints
 from datapipe.order.plan import Plan
 from datapipe.order.sample_order import Order, SequentialOrder, ShuffledOrder
+from datapipe.packing.losses import StepLosses
+from datapipe.packing.packs import Packs
 from datapipe.stores.settings import Remote
 
 # Arguments of a loader that tokens do not serve, and what to do instead.
@@ -130,7 +132,10 @@ class TokenKind(Kind):
             FieldReader(one.index, one.packs, packs, self.settings.pad, self._files, maps)
             for one, packs in zip(self.corpora, self.settings.packs, strict=True)
         ]
-        return TokenMaker(self.settings, readers, settings, delivery, resources)
+        plan, drawn = settings.source, settings.seed if settings.options.shuffle else None
+        assert isinstance(plan, Plan)
+        losses = StepLosses(plan, self.settings.accumulate, [one.packs for one in self.corpora], drawn)
+        return TokenMaker(self.settings, readers, settings, delivery, resources, losses, drawn)
 
     def explain(self, passes: Passes) -> list[str]:
         index, settings, options, plan = self.index, self.settings, passes.options, passes.source()

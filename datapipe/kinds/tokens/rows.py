@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from datapipe.errors import DecodeError, IntegrityError
 from datapipe.fetch.files import Files
 from datapipe.index.entries import Extents
-from datapipe.index.packs import Packs, PackSettings, Segments
 from datapipe.index.tokens import TokenIndex, TokenShard
 from datapipe.kernel.kind import Reason
 from datapipe.order.draws import Ints
+from datapipe.packing.packs import Packs, Segments
+from datapipe.packing.settings import PackSettings
 
 _READ_WHOLE = 1 << 18  # bytes; of a longer document, only the part that is needed is read, without its checksum
 

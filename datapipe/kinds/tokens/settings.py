@@ -7,8 +7,8 @@ from typing import Literal
 
 from datapipe.core.checks import whole_number
 from datapipe.errors import OptionError
-from datapipe.index.packs import PackSettings
 from datapipe.kernel.options import refuse_unknown_fields
+from datapipe.packing.settings import PackSettings, refuse_unfit
 
 Layout = Literal["rows", "flat"]
 OF_FIELDS = (
@@ -35,7 +35,7 @@ class TokenSettings:
     accumulate: int = 1
 
     def __post_init__(self) -> None:
-        packs, put = self.packs[0], object.__setattr__
+        put = object.__setattr__
         if self.layout not in ("rows", "flat"):
             raise OptionError(f"layout is {self.layout!r:.40}; choose 'rows' or 'flat'")
         usual = _OF_ONE if len(self.packs) == 1 else _OF_SEVERAL
@@ -46,25 +46,7 @@ class TokenSettings:
             put(self, "num_seqlens", whole_number(self.num_seqlens, "num_seqlens", least=2, most=_MAX_SEQLENS))
         put(self, "pad", whole_number(self.pad, "pad", least=0, most=(1 << 63) - 1))
         put(self, "accumulate", whole_number(self.accumulate, "accumulate", least=1, most=_MAX_ACCUMULATED))
-        if len(self.packs) > 1:
-            self._check_several()
-        if self.repack and (len(self.packs) > 1 or (packs.packing != "best-fit" and packs.max_tokens is None)):
-            what = f"{packs.packing!r} has nothing to pack again" if len(self.packs) == 1 else "documents of several fields stay"
-            raise OptionError(f"repack is for packing='best-fit', and for max_tokens; {what}")
-        if packs.packing == "concat" and packs.max_documents is not None:
-            raise OptionError("max_documents is for packing='best-fit'; 'concat' cuts the stream wherever a row ends")
-
-    def _check_several(self) -> None:
-        packs = self.packs[0]
-        if packs.packing != "pad":
-            raise OptionError(
-                f"packing is {packs.packing!r} for several fields, which only packing='pad' keeps together; pass that"
-            )
-        if packs.long == "split":
-            raise OptionError("long='split' for several fields, whose documents stay together; pass long='truncate' or 'drop'")
-        length = sum(one.length for one in self.packs)
-        if packs.max_tokens is not None and packs.max_tokens < length:
-            raise OptionError(f"max_tokens is {packs.max_tokens}, and documents have up to {length} tokens; pass more")
+        refuse_unfit(self.packs, repack=self.repack)
 
     @property
     def has_documents(self) -> bool:

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 import datapipe as dp
 from datapipe.codecs.tokens import TokenFacts
-from datapipe.index.packs import PackSettings
 from datapipe.index.tokens import LossRuns, TokenIndex, TokenShard
 from datapipe.kinds.tokens.data import _Opening
 from datapipe.kinds.tokens.settings import TokenSettings
+from datapipe.packing.settings import PackSettings
 from datapipe.stores.settings import remote_settings
 
 pytestmark = pytest.mark.nightly

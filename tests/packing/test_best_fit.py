@@ -10,7 +10,7 @@ from fixtures import quick
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datapipe.order.packing import best_fit, like_lengths
+from datapipe.packing.fit import best_fit, like_lengths
 
 
 def one_by_one(lengths: list[int], capacity: int, most: int) -> list[int]:

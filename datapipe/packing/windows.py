@@ -8,11 +8,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from datapipe.index.packs import WINDOW, Ints, PackSettings, Segments, kept_documents, losses_of, refuse_long
-from datapipe.index.tokens import TokenIndex
-from datapipe.order.packing import best_fit, like_lengths
-
-Field = tuple[TokenIndex, PackSettings]  # one of those whose documents are packed together
+from datapipe.order.draws import Ints
+from datapipe.packing.documents import Documents, Field, kept_documents, refuse_long
+from datapipe.packing.fit import best_fit, like_lengths
+from datapipe.packing.losses import losses_of
+from datapipe.packing.packs import Segments
+from datapipe.packing.settings import WINDOW, PackSettings
 
 
 class PackedWindow(NamedTuple):
@@ -55,7 +56,7 @@ def grouped(fields: Sequence[Field], number: int, first: int) -> PackedWindow:
     )
 
 
-def fitted(index: TokenIndex, settings: PackSettings, number: int, first: int) -> PackedWindow:
+def fitted(index: Documents, settings: PackSettings, number: int, first: int) -> PackedWindow:
     """Pack the documents of a shard from `first` on, as many as a window has."""
     length, shard = settings.length, index.shard(number)
     total = np.asarray(shard.num_tokens[first : first + WINDOW], np.int64)
@@ -84,7 +85,7 @@ def fitted(index: TokenIndex, settings: PackSettings, number: int, first: int) -
     )
 
 
-def measured_fill(index: TokenIndex, settings: PackSettings, *, most_windows: int) -> float:
+def measured_fill(index: Documents, settings: PackSettings, *, most_windows: int) -> float:
     """Return which share of their rows the tokens of a corpus fill when fitted, by some windows spread over it."""
     windows = windows_of(index)
     some = windows[:: max(1, -(-len(windows) // most_windows))]
@@ -93,7 +94,7 @@ def measured_fill(index: TokenIndex, settings: PackSettings, *, most_windows: in
     return num_tokens / max(1, sum(len(window.ends) for window, _ in packed) * settings.length)
 
 
-def windows_of(index: TokenIndex) -> list[tuple[int, int]]:
+def windows_of(index: Documents) -> list[tuple[int, int]]:
     """Return the shard and the first document of each window."""
     nums = np.diff(index.starts).tolist()
     return [(number, first) for number, num in enumerate(nums) for first in range(0, num, WINDOW)]

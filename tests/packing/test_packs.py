@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -14,11 +16,17 @@ from hypothesis import strategies as st
 
 from datapipe.codecs.tokens import TokenFacts
 from datapipe.errors import FormatError, OptionError
-from datapipe.index import pack_plan, pack_windows
-from datapipe.index.joined_tokens import JoinedPacks, joined_index
-from datapipe.index.pack_plan import open_plan
-from datapipe.index.packs import DocumentPacks, Packs, PackSettings, Segments, StreamPacks, loss_of
+from datapipe.index.joined_tokens import joined_index
 from datapipe.index.tokens import LossRuns, TokenIndex, TokenShard
+from datapipe.packing import plan as plans
+from datapipe.packing import windows
+from datapipe.packing.joined import JoinedPacks
+from datapipe.packing.kept_plans import open_plan
+from datapipe.packing.losses import loss_of
+from datapipe.packing.packs import Packs, Segments
+from datapipe.packing.settings import PackSettings
+from datapipe.packing.single import DocumentPacks
+from datapipe.packing.stream import StreamPacks
 
 SHARD_SIZES = st.lists(st.lists(st.integers(0, 50), min_size=1, max_size=30), min_size=1, max_size=3)
 
@@ -175,7 +183,7 @@ def test_repacking_changes_which_documents_share_a_row_and_no_row_is_added(tmp_p
 
 
 def test_windows_are_packed_by_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (pack_plan, pack_windows):
+    for module in (plans, windows):
         monkeypatch.setattr(module, "WINDOW", 100)
     index = index_of([[30] * 250, [7] * 30])
     plan = open_plan(index, PackSettings(60), [tmp_path])
@@ -183,17 +191,17 @@ def test_windows_are_packed_by_themselves(tmp_path: Path, monkeypatch: pytest.Mo
     assert tokens_of(segments) == Counter(
         {(s, d, t): 1 for s, n, size in ((0, 250, 30), (1, 30, 7)) for d in range(n) for t in range(size)}
     )
-    windows = {
+    of_windows = {
         (row, shard, document // 100)
         for row, shard, document in zip(segments.row.tolist(), segments.shard.tolist(), segments.document.tolist(), strict=True)
     }
-    assert len(windows) == len(plan)
+    assert len(of_windows) == len(plan)
 
 
 def test_a_plan_is_made_once_and_another_corpus_has_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     index = index_of([[3, 4, 5]])
     open_plan(index, PackSettings(8), [tmp_path])
-    monkeypatch.setattr(pack_windows, "best_fit", None)
+    monkeypatch.setattr(windows, "best_fit", None)
     assert len(open_plan(index, PackSettings(8), [tmp_path])) == 2
     with pytest.raises(TypeError):
         open_plan(index, PackSettings(9), [tmp_path])
@@ -261,29 +269,46 @@ def test_corpora_join(tmp_path: Path) -> None:
     )
 
 
-def test_corpora_of_different_tokenizers_are_refused() -> None:
-    one, other = index_of([[3]]), index_of([[3]])
-    one.facts, other.facts = TokenFacts("uint16", vocab_size=100), TokenFacts("uint16", vocab_size=200)
-    with pytest.raises(OptionError, match="different tokenizers"):
-        joined_index([one, other])
-
-
-def test_documents_that_overlap_are_refused_and_a_stream_has_no_gaps() -> None:
-    with pytest.raises(FormatError, match="overlap"):
-        TokenShard("x.ds", np.dtype("<u2"), np.array([0, 4]), np.array([3, 4]))
-    with pytest.raises(FormatError, match="does not begin at a token"):
-        TokenShard("x.ds", np.dtype("<u2"), np.array([0, 7]), np.array([3, 4]))
-    with pytest.raises(FormatError, match="places that no file has"):
-        TokenShard("x.ds", np.dtype("<u2"), np.array([0, 1 << 62]), np.array([3, 4]))
+def test_a_stream_has_no_gaps() -> None:
     gaps = TokenShard("x.ds", np.dtype("<u2"), np.array([0, 10]), np.array([3, 4]))
     index = TokenIndex("x", [2], lambda number: gaps, fingerprint="f", facts=TokenFacts("uint16"))
     with pytest.raises(OptionError, match="several fields"):
         StreamPacks(index, PackSettings(4, "concat"))
 
 
-@pytest.mark.parametrize("runs", [[(-1, 2)], [(2, 1)], [(0, 4)], [(0, 2), (1, 3)], [(2, 3), (0, 1)]])
-def test_tokens_with_loss_lie_in_their_document_once(runs: list[tuple[int, int]]) -> None:
-    """They would be counted in the loss of a step, and not be in a batch."""
-    loss = LossRuns(np.array([0, 1, 1 + len(runs)]), np.array([(0, 2), *runs], np.int32))
-    with pytest.raises(FormatError, match=r"x\.ds: tokens with loss lie outside of their document, or overlap"):
-        TokenShard("x.ds", np.dtype("<u2"), np.array([0, 4]), np.array([2, 3]), loss=loss)
+@dataclass
+class Lengths:
+    """Samples that are no files of tokens, in one shard: nothing is known of them but their lengths."""
+
+    num: np.ndarray
+    loss: None = None
+    where: str = "somewhere"
+    field: str = "conversation"
+    fingerprint: str = "f"
+    num_shards: int = 1
+
+    @property
+    def starts(self) -> np.ndarray:
+        return np.array([0, len(self.num)])
+
+    def shard(self, number: int) -> SimpleNamespace:
+        return SimpleNamespace(num_tokens=self.num, loss=None)
+
+    def locate(self, documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return np.zeros(len(documents), np.int64), documents
+
+    def num_tokens(self, documents: np.ndarray) -> np.ndarray:
+        return self.num[documents]
+
+    def describe(self, document: int) -> str:
+        return f"sample {document}"
+
+
+@pytest.mark.parametrize("packing", ["best-fit", "pad"])
+def test_whatever_has_lengths_is_packed(packing: str, tmp_path: Path) -> None:
+    samples, settings = Lengths(np.array([3, 4, 5, 8, 1, 1])), PackSettings(8, packing, "error")  # type: ignore[arg-type]
+    packs: Packs = open_plan(samples, settings, [tmp_path]) if packing == "best-fit" else DocumentPacks(samples, settings)
+    assert rows_of(all_segments(packs)) == ([8, 6, 8] if packing == "best-fit" else samples.num.tolist())
+    assert packs.loss(np.arange(len(packs)), seed=None, epoch=0).sum() == samples.num.sum() - len(samples.num)
+    with pytest.raises(OptionError, match=r"sample 3: .*has 8 tokens, and length is 7"):
+        open_plan(samples, replace(settings, length=7, packing="best-fit"), [tmp_path])
