@@ -155,7 +155,8 @@ def _cpu_s() -> float:
 
 
 def _run(names: list[str], num_steps: int, *, is_attached: bool) -> dict[str, list[float]]:
-    from datapipe.instruments.attach.launching import RECORDING, child_environment
+    from datapipe.instruments.attach.launching import child_environment
+    from datapipe.instruments.attach.settings import RECORDING
     from datapipe.instruments.measure.recorded import SUFFIX
 
     module = ["benchmarks.attach_cost", "--once", "; ".join(names), "--steps", str(num_steps)]

@@ -23,7 +23,7 @@ from datapipe.analysis.predict.workload import Workload
 from datapipe.diagnostics.ceilings.of_training import roofline_of_training
 from datapipe.diagnostics.details import details_of
 from datapipe.diagnostics.document import AppliedRemedy, Document, LeftOut, Outlook, RankResult, Remedies, guide_of
-from datapipe.instruments.attach.launching import Applied
+from datapipe.instruments.attach.settings import Applied
 from datapipe.instruments.measure.recorded import Process
 from datapipe.instruments.measure.timeline import STEP
 

@@ -21,7 +21,8 @@ from datapipe.analysis.predict.trying import Trying
 from datapipe.core.printable import say
 from datapipe.diagnostics.diagnosis import Command, Diagnosis, diagnose, with_applied
 from datapipe.diagnostics.document import BatchSizeRow, Document
-from datapipe.instruments.attach.launching import Applied, CommandResult, Settings, run_command, run_script
+from datapipe.instruments.attach.launching import CommandResult, run_command, run_script
+from datapipe.instruments.attach.settings import Applied, Settings
 from datapipe.instruments.measure.recorded import read_processes
 
 _DATASET_S = 4.0  # at most, of the time for trials, for each trial of the script's own code

@@ -22,7 +22,7 @@ from datapipe.analysis.predict.replay import Setup
 from datapipe.analysis.predict.workload import Change, Workload
 from datapipe.diagnostics.diagnosis import remedies_of as chosen_remedies
 from datapipe.diagnostics.document import as_json, guide_of, read_document
-from datapipe.instruments.attach.launching import Applied
+from datapipe.instruments.attach.settings import Applied
 from datapipe.instruments.measure.timeline import STEP, Steps
 
 HOSTILE = "<script>alert('x')</script>&\"\x1b[31m\ud800"

@@ -21,7 +21,8 @@ from datapipe.diagnostics.diagnosis import diagnose
 from datapipe.diagnostics.document import MAX_SPANS, MAX_STEPS, as_json, read_document
 from datapipe.diagnostics.report.page import page
 from datapipe.errors import FormatError, MissingDataError
-from datapipe.instruments.attach.launching import Applied, Settings, child_environment, settings_from
+from datapipe.instruments.attach.launching import child_environment
+from datapipe.instruments.attach.settings import Applied, Settings, settings_from
 from datapipe.instruments.measure.observed import LockHolder, LockUse
 from datapipe.instruments.measure.recorded import Process, TrialSource, choose_ranks, read_process, write_process
 

@@ -19,7 +19,7 @@ from datapipe.analysis.predict.replay import Delivery, Setup
 from datapipe.analysis.predict.trying import Trials
 from datapipe.analysis.predict.workload import Change, Contention, Workload, contention_of, production_parts
 from datapipe.core.observe import Stage, StageEvent
-from datapipe.instruments.attach.launching import Applied
+from datapipe.instruments.attach.settings import Applied
 from datapipe.instruments.measure.watching import LoaderFacts
 from datapipe.instruments.trials import CACHED, CONVERTED, OURS, RESIZED
 from datapipe.instruments.trials.scaling import MOSTLY, mostly_waits, worker_counts

@@ -21,10 +21,10 @@ from datapipe.core.environment import is_of_datapipe
 from datapipe.core.observe import StageEvent
 from datapipe.instruments.attach.cuda_hooks import BusySampler, read_busy
 from datapipe.instruments.attach.exchanges import ExchangeReader
-from datapipe.instruments.attach.launching import RESULTS, Settings, settings_from
 from datapipe.instruments.attach.lock_sampler import LockSampler
 from datapipe.instruments.attach.machine import process_started_ns, rank_here, surroundings
 from datapipe.instruments.attach.ours import complain
+from datapipe.instruments.attach.settings import RESULTS, Settings, settings_from
 from datapipe.instruments.attach.step_counter import StepCounter
 from datapipe.instruments.attach.step_hooks import HookedMeter, ProfilerWindow, Tap, until
 from datapipe.instruments.measure.bracket import READ_AT_ONCE, ThreadBracket

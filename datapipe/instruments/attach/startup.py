@@ -14,9 +14,9 @@ from typing import Any
 
 from datapipe.errors import LifecycleError
 from datapipe.instruments.attach import loaders, ours
-from datapipe.instruments.attach.launching import WATCH, Applied, settings_from
 from datapipe.instruments.attach.ours import complain
 from datapipe.instruments.attach.session import Session
+from datapipe.instruments.attach.settings import WATCH, Applied, settings_from
 from datapipe.instruments.attach.sites import site_of
 from datapipe.instruments.measure.watching import Hooks, OpenWatch, Watch
 
