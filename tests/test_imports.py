@@ -127,6 +127,11 @@ TORCH_FREE = (
 )
 
 
+# What starts processes: modules, and the beginnings of names of `os`.
+STARTERS = ("subprocess", "multiprocessing", "concurrent", "asyncio", "pty")
+STARTING = ("fork", "spawn", "posix_spawn", "exec", "popen", "system")
+
+
 @dataclass(frozen=True)
 class Import:
     """`importer` uses `imported`: dotted names, the second down to the module."""
@@ -315,6 +320,44 @@ def test_packing_knows_lengths_and_no_files() -> None:
     assert found == {"datapipe.index.arrow_buffers", "datapipe.index.entries"}
 
 
+def starts_processes(source: str) -> bool:
+    """Return True for a module that has what starts processes: `subprocess`, `multiprocessing`, forks and spawns of `os`."""
+    for node in ast.walk(parsed(source)):
+        match node:
+            case ast.Import(names=names) if any(alias.name.split(".")[0] in STARTERS for alias in names):
+                return True
+            case ast.ImportFrom(module=str(module)) if module.split(".")[0] in STARTERS:
+                return True
+            case ast.Attribute(value=ast.Name("os"), attr=name) if name.startswith(STARTING):
+                return True
+            case ast.ImportFrom(module="os", names=names) if any(alias.name.startswith(STARTING) for alias in names):
+                return True
+    return False
+
+
+def test_analysis_starts_no_process() -> None:
+    """It is arithmetic on what was recorded and tried; neither do the modules that it needs, directly or not."""
+    sources = {name: path.read_text() for name, path in modules(ROOT).items()}
+    needed, reached = needed_by_each(sources), set[str]()
+    todo = [name for name in sources if _inside(name, "datapipe.analysis")]
+    while todo:
+        name = todo.pop()
+        if name not in reached:
+            reached.add(name)
+            todo += needed[name]
+    assert "datapipe.instruments.measure.recorded" in reached, "the walk found no imports at all"
+    assert sorted(name for name in reached if starts_processes(sources[name])) == []
+    assert starts_processes(sources["datapipe.instruments.trials.running"])
+    for planted in (
+        "def f():\n    import subprocess",
+        "from multiprocessing import pool",
+        "import os\nos.fork()",
+        "from os import execv",
+    ):
+        assert starts_processes(planted)
+    assert not starts_processes("import os\nos.path.exists('a')")
+
+
 def code_lines(source: str) -> int:
     """The lines of a module without blank ones, comments and docstrings."""
     documented: set[int] = set()
@@ -414,7 +457,7 @@ PLANTED = {
     "the loader from a converter": ("converters.engines.local", "from datapipe.kernel import options"),
     "a later part of converters": ("converters.samples.reading", "from converters.planning.plan import read_plan"),
     "converters from the loader": ("datapipe.kinds.loader", "import converters.engines.local"),
-    "converters from the diagnosis": ("datapipe.analysis.predict.trying", "import converters.engines.local"),
+    "converters from the diagnosis": ("datapipe.analysis.predict.candidates", "import converters.engines.local"),
     "DALI outside its room": ("datapipe.kinds.loader", "from nvidia import dali"),
     "DALI's parts outside its room": ("datapipe.kinds.images.images_cpu", "from nvidia.dali import fn"),
     "h5py outside its room": ("datapipe.containers.tar.scanner", "import h5py"),

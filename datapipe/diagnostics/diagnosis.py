@@ -1,4 +1,4 @@
-"""Diagnose a run: judge and explain its measurements in one document, and add what a remedy gained when it was applied."""
+"""Diagnose a recorded run: judge it, try and predict remedies, and tell it in one document; add what one gained when applied."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ import numpy as np
 from datapipe.analysis.judge.analysis import Analysis, analyze
 from datapipe.analysis.judge.bootstrap import Interval
 from datapipe.analysis.judge.breakdown import places_of
-from datapipe.analysis.judge.ranks import RankParts, join_ranks
+from datapipe.analysis.judge.ranks import Joined, RankParts, join_ranks
 from datapipe.analysis.judge.verdict import Verdict, VerdictKind, figures_of
 from datapipe.analysis.predict.candidates import Candidates, candidates_for
 from datapipe.analysis.predict.instructions import place_of
 from datapipe.analysis.predict.measured_workload import workload_from
 from datapipe.analysis.predict.needs import LoaderSituation, needs_of, sample_nbytes_of
 from datapipe.analysis.predict.remedies import NO_REMEDY, WORTH_IT, Prediction, Ranking, rank_remedies
-from datapipe.analysis.predict.trying import Trials
 from datapipe.analysis.predict.workload import Workload
 from datapipe.diagnostics.ceilings.of_training import roofline_of_training
 from datapipe.diagnostics.details import details_of
@@ -26,6 +25,7 @@ from datapipe.diagnostics.document import AppliedRemedy, Document, LeftOut, Outl
 from datapipe.instruments.attach.settings import Applied
 from datapipe.instruments.measure.recorded import Process
 from datapipe.instruments.measure.timeline import STEP
+from datapipe.instruments.trials.results import Trials
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,7 @@ class Diagnosis:
 
 
 _OF_WORKERS = "num_workers="
+_NOT_STARVED = Trials(reasons={"": "the training does not wait for data, so nothing was tried"})
 
 Try = Callable[[Analysis], Trials]
 
@@ -67,54 +68,72 @@ def diagnose(
 
     If data is waited for, `try_out` is called with the slowest rank and measures the available remedies.
     """
+    judged = judge_ranks(processes)
+    trials = _NOT_STARVED
+    if judged.worst is not None and judged.is_starved:  # only then is trying worth its time
+        trials = try_out(judged.worst)
+    return told(judged, predict_remedies(judged, trials), command, troubles=troubles)
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """The verdict on a run, and what remedies are predicted from."""
+
+    ranks: Sequence[Analysis]  # in order; none without a loader
+    joined: Joined | None  # None without a loader
+    verdict: Verdict
+    workload: Workload | str  # of the slowest rank; a text says why there is none
+
+    @property
+    def worst(self) -> Analysis | None:
+        """The slowest rank."""
+        return None if self.joined is None else self.ranks[self.joined.place]
+
+    @property
+    def is_starved(self) -> bool:
+        """Whether the training waits for data, and enough is known of it to predict remedies."""
+        return self.why_no_remedies is None and self._worst_verdict.severity != "fine"
+
+    @property
+    def why_no_remedies(self) -> str | None:
+        """Why nothing can be predicted; None if something can."""
+        verdict = self._worst_verdict
+        if self.worst is None or verdict.kind in (VerdictKind.NOT_ENOUGH, VerdictKind.NOT_MEASURED):
+            return f"{verdict.kind.value}: {verdict.reason}"
+        return self.workload if isinstance(self.workload, str) else None
+
+    @property
+    def _worst_verdict(self) -> Verdict:
+        return self.verdict if self.worst is None else self.worst.verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """The remedies of a run; None, and why there are none."""
+
+    remedies: Remedies | None
+    why_none: str | None
+    candidates: Candidates
+
+
+def judge_ranks(processes: Sequence[Process]) -> Judged:
+    """Judge the processes of a run, in the order of ranks."""
     found = [analyze(process) for process in processes]
-    joined = join_ranks(found) if found else None
-    worst, verdict = (None, _unmeasured()) if joined is None else (found[joined.place], joined.verdict)
-    workload = "there was no training" if worst is None else workload_from(worst)
-    remedies, why, candidates = _remedies(worst, workload, try_out)
-    document = Document(
-        command=command.argv,
-        exit_code=command.exit_code,
-        started_at=command.started_at,
-        duration_s=command.duration_s,
-        clock="cuda" if verdict.is_device else "host",
-        verdict=verdict,
-        ranks=() if joined is None else tuple(map(_rank_result, found, joined.parts)),
-        straggler=None if joined is None else joined.straggler,
-        in_turn_s=None if joined is None else joined.in_turn_s,
-        model=next((process.model for process in processes if process.model is not None), None),
-        attribution=worst.attribution if worst else None,
-        why_no_attribution=worst.why_no_attribution if worst else verdict.reason,
-        remedies=remedies,
-        why_no_remedies=why,
-        left_out=tuple(LeftOut(name=name, reason=reason) for name, reason in candidates.left_out.items()),
-        troubles=(*troubles, *_troubles(found)),
-    )
-    if worst is not None:
-        ceilings = None if isinstance(workload, str) else roofline_of_training(worst, workload)
-        document = msgspec.structs.replace(document, ceilings=ceilings, **details_of(worst))
-    return Diagnosis(document, candidates.applied)
+    if not found:
+        return Judged((), None, _unmeasured(), "there was no training")
+    joined = join_ranks(found)
+    return Judged(found, joined, joined.verdict, workload_from(found[joined.place]))
 
 
-def _rank_result(found: Analysis, parts: RankParts | None) -> RankResult:
-    process = found.process
-    return RankResult(
-        rank=process.rank, pid=process.pid, verdict=found.verdict, num_steps=process.num_training_steps, parts=parts
-    )
-
-
-def _remedies(worst: Analysis | None, workload: Workload | str, try_out: Try) -> tuple[Remedies | None, str | None, Candidates]:
-    verdict, nothing = worst.verdict if worst else _unmeasured(), Candidates()
-    if worst is None or verdict.kind in (VerdictKind.NOT_ENOUGH, VerdictKind.NOT_MEASURED):
-        return None, f"{verdict.kind.value}: {verdict.reason}", nothing
-    if isinstance(workload, str):
-        return None, workload, nothing
-    starved = verdict.severity != "fine"
-    trials = try_out(worst) if starved else Trials(reasons={"": "the training does not wait for data, so nothing was tried"})
+def predict_remedies(judged: Judged, trials: Trials) -> Predicted:
+    """Predict what remedies bring, from what was judged and tried."""
+    worst, workload = judged.worst, judged.workload
+    if worst is None or isinstance(workload, str) or judged.why_no_remedies is not None:
+        return Predicted(None, judged.why_no_remedies, Candidates())
     candidates = candidates_for(worst, workload, trials)
     ranking = rank_remedies(workload, candidates.remedies, measured_step_s=worst.of_loader.step_s)
-    found = remedies_of(ranking, candidates, starved=starved)
-    if starved and worst.attribution is not None and worst.loader is not None:
+    found = remedies_of(ranking, candidates, starved=judged.is_starved)
+    if judged.is_starved and worst.attribution is not None and worst.loader is not None:
         code = {**worst.loader.places, **places_of(worst.profiles)}
         places = {what: place_of(place) for what, place in code.items()}
         if worst.attribution.holder is not None:
@@ -129,7 +148,41 @@ def _remedies(worst: Analysis | None, workload: Workload | str, try_out: Try) ->
         )
         needs = needs_of(workload, worst.attribution, places, situation=situation, scale=ranking.scale)
         found = msgspec.structs.replace(found, needs=tuple(needs))
-    return found, None, candidates
+    return Predicted(found, None, candidates)
+
+
+def told(judged: Judged, predicted: Predicted, command: Command, *, troubles: Sequence[str]) -> Diagnosis:
+    """Return what was judged and predicted as a document. `troubles`: what went wrong before."""
+    worst, joined, verdict, workload = judged.worst, judged.joined, judged.verdict, judged.workload
+    document = Document(
+        command=command.argv,
+        exit_code=command.exit_code,
+        started_at=command.started_at,
+        duration_s=command.duration_s,
+        clock="cuda" if verdict.is_device else "host",
+        verdict=verdict,
+        ranks=() if joined is None else tuple(map(_rank_result, judged.ranks, joined.parts)),
+        straggler=None if joined is None else joined.straggler,
+        in_turn_s=None if joined is None else joined.in_turn_s,
+        model=next((one.process.model for one in judged.ranks if one.process.model is not None), None),
+        attribution=worst.attribution if worst else None,
+        why_no_attribution=worst.why_no_attribution if worst else verdict.reason,
+        remedies=predicted.remedies,
+        why_no_remedies=predicted.why_none,
+        left_out=tuple(LeftOut(name=name, reason=reason) for name, reason in predicted.candidates.left_out.items()),
+        troubles=(*troubles, *_troubles(judged.ranks)),
+    )
+    if worst is not None:
+        ceilings = None if isinstance(workload, str) else roofline_of_training(worst, workload)
+        document = msgspec.structs.replace(document, ceilings=ceilings, **details_of(worst))
+    return Diagnosis(document, predicted.candidates.applied)
+
+
+def _rank_result(found: Analysis, parts: RankParts | None) -> RankResult:
+    process = found.process
+    return RankResult(
+        rank=process.rank, pid=process.pid, verdict=found.verdict, num_steps=process.num_training_steps, parts=parts
+    )
 
 
 def remedies_of(ranking: Ranking, candidates: Candidates, *, starved: bool) -> Remedies:

@@ -1,8 +1,12 @@
-"""Run the user's command with an attachment: once to diagnose it, and again with a remedy or with other batch sizes."""
+"""Run the user's command with an attachment: once to diagnose it, and again with a remedy or with other batch sizes.
+
+A diagnosis has five steps: record, try, judge, predict and tell. What is tried after the script has ended waits for the verdict.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import signal
 import sys
 import tempfile
@@ -17,13 +21,15 @@ import msgspec
 
 from datapipe.analysis.judge.analysis import Analysis, analyze
 from datapipe.analysis.judge.ranks import join_ranks
-from datapipe.analysis.predict.trying import Trying
 from datapipe.core.printable import say
 from datapipe.diagnostics.diagnosis import Command, Diagnosis, diagnose, with_applied
 from datapipe.diagnostics.document import BatchSizeRow, Document
 from datapipe.instruments.attach.launching import CommandResult, run_command, run_script
 from datapipe.instruments.attach.settings import Applied, Settings
-from datapipe.instruments.measure.recorded import read_processes
+from datapipe.instruments.measure.recorded import Process, read_processes
+from datapipe.instruments.trials.choosing import waits_for_storage
+from datapipe.instruments.trials.results import Trials
+from datapipe.instruments.trials.running import run_trials
 
 _DATASET_S = 4.0  # at most, of the time for trials, for each trial of the script's own code
 _SNAPSHOT_S = 10.0  # the first snapshot; the next after twice as long, and so on
@@ -79,7 +85,18 @@ def diagnose_command(
             trials_s = 0
             name = signal.Signals(outcome.signal).name
             notes = [*notes, f"{name} ended the script; this describes the first half of its time, or more"]
-        return diagnose(processes, facts, try_out=Trying(scratch, processes, trials_s, tell=tell), troubles=notes), outcome
+        try_out = functools.partial(_trials_of, processes, scratch, trials_s)
+        return diagnose(processes, facts, try_out=try_out, troubles=notes), outcome
+
+
+def _trials_of(processes: Sequence[Process], scratch: Path, seconds: float, found: Analysis) -> Trials:
+    """Try remedies for the judged loader. One rank records for all: loaders are numbered alike on each."""
+    assert found.loader is not None
+    key, dataset = found.loader.key, found.loader.dataset
+    alike = (one for one in processes if key in one.loaders and one.loaders[key].dataset == dataset)
+    source = next((one.sources[key] for one in alike if key in one.sources), None)
+    evicts = waits_for_storage([profile.made for profile in found.profiles])
+    return run_trials(source, scratch, seconds=seconds, evicts=evicts, tell=tell)
 
 
 @dataclass(frozen=True, slots=True)

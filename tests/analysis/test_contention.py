@@ -11,12 +11,12 @@ from diagnosis_processes import COMMAND, process
 from datapipe.analysis.judge.analysis import analyze
 from datapipe.analysis.predict.remedies import NO_REMEDY
 from datapipe.analysis.predict.replay import Setup
-from datapipe.analysis.predict.trying import Trials
 from datapipe.analysis.predict.workload import Workload, contention_of
 from datapipe.diagnostics.diagnosis import diagnose, ranked_again, with_applied
 from datapipe.diagnostics.document import Document, Outlook, Remedies
 from datapipe.diagnostics.report.screen import screen
-from datapipe.instruments.trials.scaling import worker_counts
+from datapipe.instruments.trials.choosing import worker_counts
+from datapipe.instruments.trials.results import Trials
 
 MS = 1e-3
 NONE = {"": "not asked for"}

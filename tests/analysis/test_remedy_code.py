@@ -22,9 +22,9 @@ from datapipe.analysis.judge.analysis import analyze
 from datapipe.analysis.predict.candidates import candidates_for
 from datapipe.analysis.predict.instructions import Instruction, assigned_name
 from datapipe.analysis.predict.measured_workload import workload_from
-from datapipe.analysis.predict.trying import Trials
 from datapipe.analysis.predict.workload import Workload
 from datapipe.cli.main import main
+from datapipe.instruments.trials.results import Trials
 
 torchvision_v2()
 folders = importlib.import_module("torchvision.datasets")

@@ -12,9 +12,9 @@ from datapipe.analysis.judge.analysis import Analysis, analyze
 from datapipe.analysis.predict.candidates import candidates_for, network_share
 from datapipe.analysis.predict.measured_workload import workload_from
 from datapipe.analysis.predict.remedies import rank_remedies
-from datapipe.analysis.predict.trying import Trials
 from datapipe.analysis.predict.workload import Workload
 from datapipe.core.observe import Stage, StageEvent
+from datapipe.instruments.trials.results import Trials
 
 MS = 1_000_000
 

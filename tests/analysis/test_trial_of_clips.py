@@ -19,10 +19,10 @@ from datapipe.analysis.predict.candidates import candidates_for  # noqa: E402
 from datapipe.analysis.predict.measured_workload import workload_from  # noqa: E402
 from datapipe.analysis.predict.needs import LoaderSituation, advice_for  # noqa: E402
 from datapipe.analysis.predict.replay import Delivery  # noqa: E402
-from datapipe.analysis.predict.trying import Trials  # noqa: E402
 from datapipe.analysis.predict.workload import Workload, production_parts  # noqa: E402
 from datapipe.instruments.attach.sites import facts_of  # noqa: E402
 from datapipe.instruments.trials.dataset import held_for_trial, try_clips  # noqa: E402
+from datapipe.instruments.trials.results import Trials  # noqa: E402
 
 NAME = "datapipe's clips of the same videos"
 

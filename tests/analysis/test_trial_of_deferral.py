@@ -18,10 +18,10 @@ from torch.utils.data import DataLoader
 from datapipe.analysis.judge.analysis import analyze
 from datapipe.analysis.predict.candidates import candidates_for
 from datapipe.analysis.predict.measured_workload import workload_from
-from datapipe.analysis.predict.trying import Trials
 from datapipe.analysis.predict.workload import Workload, production_parts
 from datapipe.instruments.trials import forking
 from datapipe.instruments.trials.dataset import held_for_trial, try_deferral
+from datapipe.instruments.trials.results import Trials
 
 NAME = "datapipe.from_torch, the Dataset as it is"
 

@@ -12,9 +12,9 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from datapipe.analysis.judge.analysis import analyze
 from datapipe.analysis.predict.candidates import candidates_for
 from datapipe.analysis.predict.measured_workload import workload_from
-from datapipe.analysis.predict.trying import Trials
 from datapipe.analysis.predict.workload import Workload, production_parts
 from datapipe.instruments.trials.dataset import held_for_trial, try_rows
+from datapipe.instruments.trials.results import Trials
 
 NUM = 2000
 NAME = "whole batches gathered from memory"

@@ -14,7 +14,6 @@ from diagnosis_processes import COMMAND, FACTS, process
 from datapipe.analysis.judge.analysis import Analysis, analyze
 from datapipe.analysis.predict.candidates import candidates_for, change_to_ours
 from datapipe.analysis.predict.measured_workload import workload_from
-from datapipe.analysis.predict.trying import Trials
 from datapipe.analysis.predict.workload import Workload
 from datapipe.core.observe import Stage, StageEvent
 from datapipe.diagnostics.diagnosis import diagnose
@@ -25,6 +24,7 @@ from datapipe.instruments.attach.launching import child_environment
 from datapipe.instruments.attach.settings import Applied, Settings, settings_from
 from datapipe.instruments.measure.observed import LockHolder, LockUse
 from datapipe.instruments.measure.recorded import Process, TrialSource, choose_ranks, read_process, write_process
+from datapipe.instruments.trials.results import Trials
 
 MS = 1e-3
 

@@ -16,13 +16,12 @@ from datapipe.analysis.predict.instructions import Instruction, Snippet, argumen
 from datapipe.analysis.predict.measured_workload import MAKING
 from datapipe.analysis.predict.remedies import Remedy
 from datapipe.analysis.predict.replay import Delivery, Setup
-from datapipe.analysis.predict.trying import Trials
 from datapipe.analysis.predict.workload import Change, Contention, Workload, contention_of, production_parts
 from datapipe.core.observe import Stage, StageEvent
 from datapipe.instruments.attach.settings import Applied
 from datapipe.instruments.measure.watching import LoaderFacts
-from datapipe.instruments.trials import CACHED, CONVERTED, OURS, RESIZED
-from datapipe.instruments.trials.scaling import MOSTLY, mostly_waits, worker_counts
+from datapipe.instruments.trials.choosing import MOSTLY, mostly_waits, worker_counts
+from datapipe.instruments.trials.results import CACHED, CONVERTED, OURS, RESIZED, Trials
 
 _DEEPER = 4
 _SYNCED = 0.05  # share of the steps

@@ -17,9 +17,10 @@ import numpy as np
 from datapipe.core.environment import is_of_datapipe
 from datapipe.instruments.attach.ours import complain
 from datapipe.instruments.torch_stages.profile import Making
+from datapipe.instruments.trials.choosing import mostly_waits, waiting_share, worker_counts
 from datapipe.instruments.trials.forking import batch_size_of, cpu_ratio, told_by_fork
 from datapipe.instruments.trials.sample import why_no_files
-from datapipe.instruments.trials.scaling import mostly_waits, try_scaling, waiting_share, worker_counts
+from datapipe.instruments.trials.scaling import try_scaling
 
 _MAX_BATCH = 32  # samples
 _MAX_ROWS = 1024  # of a batch

@@ -32,8 +32,8 @@ from datapipe.errors import DatapipeError, OptionError
 from datapipe.index.concat import AnyIndex, select
 from datapipe.index.entries import WHOLE_FILE, Entries
 from datapipe.index.file_list import FileListIndex
-from datapipe.instruments.trials import CACHED, CONVERTED, OURS, RESIZED
 from datapipe.instruments.trials.forking import spread_of
+from datapipe.instruments.trials.results import CACHED, CONVERTED, OURS, RESIZED
 from datapipe.instruments.trials.sample import MAX_SAMPLES, Sample, SampledFiles, Shards
 from datapipe.kinds.images.data import Images
 from datapipe.kinds.loader import DataLoader
