@@ -42,7 +42,7 @@ def explain(loader: Any) -> Explanation:
     """
     if isinstance(loader, Loader):
         taken_over = [f"from      {loader.origin}"] if loader.origin else []
-        return Explanation((*taken_over, *loader.strategy_lines, *loader._passes.kind.explain(loader._passes)))
+        return Explanation((*taken_over, *loader.strategy_lines, *loader._passes.kind.explain(loader._passes.facts())))
     if isinstance(loader, (str, bytes)) or not hasattr(loader, "__iter__"):
         raise OptionError(f"explain({loader!r:.60}): pass a loader, such as datapipe.DataLoader(path, ...)")
     origin = getattr(loader, "origin", "") or f"{type(loader).__qualname__}: unchanged"

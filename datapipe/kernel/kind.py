@@ -28,8 +28,6 @@ from datapipe.order.sample_order import Order
 if TYPE_CHECKING:
     import torch
 
-    from datapipe.kernel.passes import Passes
-
 Source = Plan | SampledSource  # what says which samples make up which batch
 Step = BatchSpan | Picks  # one rank's batch, before it is made; picks come from a sampler of the user's
 Reason = DecodeError | IntegrityError  # what is wrong with a sample
@@ -79,6 +77,16 @@ class Pass:
             return step
         assert isinstance(self.source, Plan)  # samplers give picks
         return self.source.picks_of(step)
+
+
+@dataclass(frozen=True, slots=True)
+class PassFacts:
+    """The pass that would begin now, for `explain`."""
+
+    settings: Pass  # the seed is 0 there: it may not be drawn yet
+    order: str  # the name of the order, as states have it; "sampler": that of a sampler of the user's
+    seed: str  # the seed and its origin, in words
+    num_ranks: int
 
 
 def note_stage(
@@ -226,7 +234,7 @@ class Kind(Protocol):
     def open_pass(self, settings: Pass, /) -> BatchMaker:
         """Return the maker of a pass that begins now. What passes share is made when the first one needs it."""
 
-    def explain(self, passes: Passes, /) -> list[str]:
+    def explain(self, facts: PassFacts, /) -> list[str]:
         """Return the lines that `explain` prints about a loader of this data: a name of up to 9 letters, then text."""
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from datapipe.core.observe import Observer, null_observer
 from datapipe.errors import StateError
 from datapipe.kernel.bad_samples import BadSampleLog
-from datapipe.kernel.kind import Kind, Pass, Source
+from datapipe.kernel.kind import Kind, Pass, PassFacts, Source
 from datapipe.kernel.options import LoaderOptions
 from datapipe.kernel.samplers import SampledSource, SamplerChecksum, WeightedSampler
 from datapipe.kernel.state import LoaderProgress, LoaderState
@@ -50,6 +50,13 @@ class Passes:
         start = self.progress.epochs.upcoming
         return Pass(self.source(seed), seed, start, self.options, self.observer, self.bad_samples)
 
+    def facts(self) -> PassFacts:
+        """Return what `explain` says of a pass that would begin now."""
+        settings, progress = self.settings(), self.progress
+        return PassFacts(
+            settings, _order_name(self._latest or settings.source), progress.seed.describe(), progress.rank.world_size
+        )
+
     def source(self, seed: int = 0) -> Source:
         """Return what says which samples make up the batches of a pass with that seed; their number depends on no seed."""
         sampler, batch_sampler = self._arguments["sampler"], self._arguments["batch_sampler"]
@@ -88,9 +95,14 @@ class Passes:
             samples_done=last.samples_done,
             global_batch=0 if is_of_free_ranks else source.global_batch,
             num_samples=self.kind.num_samples,
-            order=source.order.kind if isinstance(source, Plan) else "sampler",
+            order=_order_name(source),
             seed=self.progress.seed.value,
             tail=self.options.tail.value,
             dataset=self.kind.fingerprint,
             trail="" if isinstance(source, Plan) else self._checksum.at(last),
         )
+
+
+def _order_name(source: Source) -> str:
+    """Return the name of an order in states."""
+    return source.order.kind if isinstance(source, Plan) else "sampler"

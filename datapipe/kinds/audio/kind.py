@@ -17,10 +17,9 @@ from datapipe.fetch.files import Files, open_object_files
 from datapipe.fetch.remote import RemoteFiles
 from datapipe.kernel.delivery import Delivery
 from datapipe.kernel.explanation import TRANSFER, device_line, steps_line, threads_text
-from datapipe.kernel.kind import Identity, Kind, Pass, Resources
+from datapipe.kernel.kind import Identity, Kind, Pass, PassFacts, Resources
 from datapipe.kernel.mixing import Mixture, mixed_order
 from datapipe.kernel.options import LoaderOptions, Shuffle, refuse_not_served, refuse_unknown_names
-from datapipe.kernel.passes import Passes
 from datapipe.kernel.pools import ObjectPool
 from datapipe.kernel.samplers import SampledSource, WeightedSampler
 from datapipe.kinds.audio.batches import AudioMaker
@@ -92,8 +91,8 @@ class AudioKind(Kind):
         least = math.ceil(ahead / of_batch)
         return dataclasses.replace(options, prefetch_factor=max(options.prefetch_factor, least))
 
-    def explain(self, passes: Passes) -> list[str]:
-        samples, options, source = self.samples, passes.options, passes.source()
+    def explain(self, facts: PassFacts) -> list[str]:
+        samples, options, source = self.samples, facts.settings.options, facts.settings.source
         settings, found, batches = samples.settings, samples.utterances, samples.batches
         hours = float(found.seconds.sum()) / 3600
         of_batch = "batch" if batches is not None else "utterance"
@@ -112,7 +111,7 @@ class AudioKind(Kind):
             f"samples   {what}, at {samples.rate:,} Hz, {counted(settings.channels, 'channel')}{resampled}",
             f"order     {'that of the sampler' if isinstance(source, SampledSource) else order}",
             *([] if self.mixture is None else [f"mix       {self.mixture.described()}"]),
-            f"seed      {passes.progress.seed.describe()}",
+            f"seed      {facts.seed}",
             f"batch     {', '.join(samples.fields)}",
             device_line(self.device()),
             f"backend   libsndfile on {threads_text(options)}; of FLAC, WAV and Opus, the stretch alone is read",

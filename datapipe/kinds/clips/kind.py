@@ -20,11 +20,10 @@ from datapipe.kernel.calibration import arguments_to_measure, rates_of
 from datapipe.kernel.cuda_runtime import cuda_runtime
 from datapipe.kernel.delivery import Delivery
 from datapipe.kernel.explanation import TRANSFER, device_line, steps_line, threads_text
-from datapipe.kernel.kind import Identity, Kind, Pass, Resources
+from datapipe.kernel.kind import Identity, Kind, Pass, PassFacts, Resources
 from datapipe.kernel.mixing import Mixture
 from datapipe.kernel.options import LoaderOptions, Shuffle, refuse_not_served, refuse_unknown_names
 from datapipe.kernel.own_process import can_be_sent
-from datapipe.kernel.passes import Passes
 from datapipe.kernel.pools import BatchMemory, ObjectPool, SlabPool
 from datapipe.kernel.processes import await_launcher, launcher, wanted
 from datapipe.kinds.clips.batches import ClipMaker, fields_of, visit_order
@@ -230,8 +229,8 @@ class ClipKind(Kind):
             },
         )
 
-    def explain(self, passes: Passes) -> list[str]:
-        index, settings, options, plan = self.index, self.settings, passes.options, passes.source()
+    def explain(self, facts: PassFacts) -> list[str]:
+        index, settings, options, plan = self.index, self.settings, facts.settings.options, facts.settings.source
         assert isinstance(plan, Plan)
         order, each = visit_order(plan), settings.per_visit
         lines = index.explain()
@@ -245,7 +244,7 @@ class ClipKind(Kind):
         if self.mixture is not None:
             lines.append(f"mix       {self.mixture.described()}")
         lines += [
-            f"seed      {passes.progress.seed.describe()}",
+            f"seed      {facts.seed}",
             f"batch     {', '.join(fields_of(settings, index))}; layout {settings.layout}",
             device_line(self.device()),
             f"backend   {self._shown_backend(options)}; a frame is decoded once for all clips of a visit",

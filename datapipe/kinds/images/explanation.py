@@ -11,7 +11,7 @@ from datapipe.core.printable import counted, size_text
 from datapipe.fetch.files import can_keep_shards
 from datapipe.fetch.remote import RemoteFiles, StoreFacts
 from datapipe.kernel.explanation import TRANSFER, device_line, threads_text
-from datapipe.kernel.passes import Passes
+from datapipe.kernel.kind import PassFacts
 from datapipe.kinds.images.assembly import can_be_processes, options_of_making
 from datapipe.kinds.images.dali.installation import installation, mismatch
 from datapipe.kinds.images.dali.region_trial import region_problem
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from datapipe.kinds.images.kind import ImageKind
 
 
-def explain(kind: ImageKind, passes: Passes) -> list[str]:
+def explain(kind: ImageKind, facts: PassFacts) -> list[str]:
     """Return the lines about the passes over such data."""
     choice, dataset = kind.choice, kind.dataset
-    options = options_of_making(passes.options, choice, dataset)
+    options = options_of_making(facts.settings.options, choice, dataset)
     is_copied = choice.device.type != "cpu"
-    manifest, threads, order = dataset.index.manifest, threads_text(options), passes.state()["order"]
+    manifest, threads, order = dataset.index.manifest, threads_text(options), facts.order
     on_device = is_copied and options.collate_fn is None  # the pixel operations
     shards = manifest.container if manifest.is_listing else f"{manifest.container}, {counted(len(manifest.shards), 'shard')}"
     lines = [
         f"data      {counted(len(dataset), 'sample')} in {shards}, {_order(order, dataset)}",
-        f"seed      {passes.progress.seed.describe()}",
+        f"seed      {facts.seed}",
         f"fields    {_fields(dataset.fields, dataset)}",
         device_line(choice.device),
         f"backend   {choice.backend}: {choice.reason}",
@@ -47,12 +47,14 @@ def explain(kind: ImageKind, passes: Passes) -> list[str]:
             threads += ", each with a process"
         lines.append(f"decoder   {default_decoder_name()} on {threads}; Pillow for images that it does not decode")
     else:
-        decodes_on = kind.decoder_device(passes.settings())
-        lines += _about_dali(choice.dali, threads, decodes_on, num_workers=passes.options.num_workers, device=choice.device)
+        decodes_on = kind.decoder_device(facts.settings)
+        lines += _about_dali(
+            choice.dali, threads, decodes_on, num_workers=facts.settings.options.num_workers, device=choice.device
+        )
     if isinstance(kind.files, RemoteFiles):
         lines += store_lines(
             kind.files.facts(),
-            ranks=passes.progress.rank.world_size,
+            ranks=facts.num_ranks,
             in_windows=order.startswith("windows "),
             has_shards=can_keep_shards(dataset.index),
         )

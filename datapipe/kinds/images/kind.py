@@ -15,10 +15,9 @@ from datapipe.fetch.remote import RemoteFiles, StoreFacts
 from datapipe.fetch.row_groups import max_lanes
 from datapipe.fetch.shard_cache.schedule import Schedule, ShardUse
 from datapipe.kernel.accelerators import runtime_of
-from datapipe.kernel.kind import Kind, Pass, Source
+from datapipe.kernel.kind import Kind, Pass, PassFacts, Source
 from datapipe.kernel.mixing import mixed_order
 from datapipe.kernel.options import LoaderOptions, Shuffle
-from datapipe.kernel.passes import Passes
 from datapipe.kernel.samplers import WeightedSampler
 from datapipe.kinds.images.assembly import assemble
 from datapipe.kinds.images.batches import SampleBatchMaker
@@ -147,8 +146,8 @@ class ImageKind(Kind):
         """Return how samples are read from an object store at this moment; None for other data."""
         return self.files.facts() if isinstance(self.files, RemoteFiles) else None
 
-    def explain(self, passes: Passes) -> list[str]:
-        return explain(self, passes)
+    def explain(self, facts: PassFacts) -> list[str]:
+        return explain(self, facts)
 
     @property
     def choice(self) -> Choice:

@@ -21,9 +21,8 @@ from datapipe.kernel.cache_settings import Cache
 from datapipe.kernel.calibration import arguments_to_measure, power_of_two, rates_of
 from datapipe.kernel.cuda_runtime import cuda_runtime
 from datapipe.kernel.explanation import TRANSFER, device_line, threads_text
-from datapipe.kernel.kind import Identity, Kind, Pass, Resources
+from datapipe.kernel.kind import Identity, Kind, Pass, PassFacts, Resources
 from datapipe.kernel.options import LoaderOptions, Shuffle, refuse_not_served
-from datapipe.kernel.passes import Passes
 from datapipe.kinds.tables.arrow import RowGather
 from datapipe.kinds.tables.batches import MappedRowMaker, TableParts, TableSetup, WindowMaker
 from datapipe.kinds.tables.choice import MEASURED, PACKAGES, TABLE_BACKENDS, TableBackend, TableChoice, choose_table_backend
@@ -148,8 +147,8 @@ class TableKind(Kind):
         windows = ShuffledWindows(parts, runs, seed=settings.seed)
         return WindowMaker(parts, plan, runs, _resources(parts, shared=windows))
 
-    def explain(self, passes: Passes) -> list[str]:
-        index, layout, options, plan, choice = self.index, self.layout, passes.options, passes.source(), self.choice
+    def explain(self, facts: PassFacts) -> list[str]:
+        index, layout, options, plan, choice = self.index, self.layout, facts.settings.options, facts.settings.source, self.choice
         assert isinstance(plan, Plan)
         device = self.device()
         is_copied = device.type != "cpu"
@@ -161,7 +160,7 @@ class TableKind(Kind):
             + (counted(most, "row") if least == most else f"{least:,} to {most:,} rows (median {median:,})"),
             *(f"          {line}" for line in index.widened),
             f"order     {_shown_order(plan, index, row_nbytes=layout.row_nbytes + PLACE_NBYTES)}",
-            f"seed      {passes.progress.seed.describe()}",
+            f"seed      {facts.seed}",
             *(f"matrix    {one.name}: {'(b,)' if one.is_vector else f'(b, {one.width})'} {one.dtype}" for one in layout.matrices),
             device_line(device),
             (_MAPPED if index.is_row_major else _CUDF if choice.uses_cudf else _ARROW) + threads_text(options),

@@ -19,10 +19,9 @@ from datapipe.fetch.local import LocalFiles
 from datapipe.index.tokens import TokenIndex
 from datapipe.kernel.delivery import Delivery
 from datapipe.kernel.explanation import TRANSFER, device_line, steps_line, threads_text
-from datapipe.kernel.kind import Identity, Kind, Pass, Resources
+from datapipe.kernel.kind import Identity, Kind, Pass, PassFacts, Resources
 from datapipe.kernel.mixing import Mixture, mixed_order
 from datapipe.kernel.options import LoaderOptions, Shuffle, refuse_not_served, refuse_unknown_names
-from datapipe.kernel.passes import Passes
 from datapipe.kernel.pools import ObjectPool
 from datapipe.kinds.tokens.batches import TokenMaker
 from datapipe.kinds.tokens.rows import FieldReader
@@ -137,8 +136,8 @@ class TokenKind(Kind):
         losses = StepLosses(plan, self.settings.accumulate, [one.packs for one in self.corpora], drawn)
         return TokenMaker(self.settings, readers, settings, delivery, resources, losses, drawn)
 
-    def explain(self, passes: Passes) -> list[str]:
-        index, settings, options, plan = self.index, self.settings, passes.options, passes.source()
+    def explain(self, facts: PassFacts) -> list[str]:
+        index, settings, options, plan = self.index, self.settings, facts.settings.options, facts.settings.source
         assert isinstance(plan, Plan)
         packs, is_grouped = settings.packs[0], settings.has_documents
         packing, lengths = _PACKING[packs.packing], " and ".join(f"{one.length:,}" for one in settings.packs)
@@ -155,7 +154,7 @@ class TokenKind(Kind):
             f"data      {counted(len(index), 'document')} in {counted(index.num_shards, 'shard')}, {index.facts.dtype} ids",
             f"rows      {counted(self.num_samples, unit)} of {'up to ' * is_grouped}{lengths} tokens: {packing}{long}",
             f"order     {order}",
-            f"seed      {passes.progress.seed.describe()}",
+            f"seed      {facts.seed}",
             f"batch     {', '.join(settings.fields)}; labels are {packs.labels}, layout {settings.layout}",
             device_line(self.device()),
             f"backend   tokens read and put together on {threads_text(options)}",

@@ -13,9 +13,8 @@ import torch
 from datapipe.errors import DecodeError, IntegrityError
 from datapipe.index.entries import Description
 from datapipe.kernel.bad_samples import replacement
-from datapipe.kernel.kind import BadRow, BatchMaker, Kind, Pass, Piece, Resources, SharedPieces
+from datapipe.kernel.kind import BadRow, BatchMaker, Kind, Pass, PassFacts, Piece, Resources, SharedPieces
 from datapipe.kernel.options import Shuffle
-from datapipe.kernel.passes import Passes
 from datapipe.kernel.pools import ObjectPool
 from datapipe.order.plan import BatchSpan, Tail
 from datapipe.order.sample_order import Order, SequentialOrder, ShuffledOrder
@@ -37,8 +36,8 @@ class NumbersKind(Kind):
         lines = Lines(self.index)
         return NumbersMaker(settings, self.index, lines, Resources(settings.options, ObjectPool(object), shared=lines))
 
-    def explain(self, passes: Passes) -> list[str]:
-        return [f"data      {self.num_samples} numbers", f"seed      {passes.progress.seed.describe()}"]
+    def explain(self, facts: PassFacts) -> list[str]:
+        return [f"data      {self.num_samples} numbers", f"seed      {facts.seed}"]
 
 
 @dataclass
