@@ -4,92 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from datapipe.columns.layout import MatrixLayout
-from datapipe.core.observe import Observer, Stage
-from datapipe.index.tables import TableIndex
-from datapipe.kernel.bad_samples import BadSampleLog
-from datapipe.kernel.device_runtime import DeviceRuntime
+from datapipe.core.observe import Stage
 from datapipe.kernel.kind import BatchMaker, Piece, Resources, note_stage
-from datapipe.kernel.options import LoaderOptions
-from datapipe.kernel.pools import ObjectPool
 from datapipe.kinds.tables.arrow import RowGather
-from datapipe.kinds.tables.windows import LoadedWindow
+from datapipe.kinds.tables.parts import LoadedWindow, RowBatch, TableParts, TableSetup
 from datapipe.order.plan import BatchSpan, Plan, Tail
-from datapipe.order.row_order import GroupPart, RowRun, RunOrder, ShuffleWindow
-
-
-@dataclass(frozen=True, slots=True)
-class TableSetup:
-    """The table, its layout, and the options that all parts of a loader of tables share."""
-
-    index: TableIndex
-    layout: MatrixLayout
-    options: LoaderOptions
-    window_nbytes: int  # rows that are shuffled with each other, and read ahead
-    bad_samples: BadSampleLog
-    observer: Observer
-
-
-@dataclass(slots=True)
-class RowBatch:
-    """One batch in the making. Several threads may gather parts of it at once: each writes rows of its own."""
-
-    span: BatchSpan
-    matrices: list[torch.Tensor]  # (b, width) each
-    arrays: list[NDArray[Any]]  # the same memory, if it is the host's
-    good: NDArray[np.bool_]  # (b,) False for rows of row groups that are left out
-    runs: list[RowRun] = field(default_factory=list)  # of windows, which make up the batch one after the other
-    lists: dict[int, list[tuple[NDArray[Any], NDArray[np.int64]]]] = field(default_factory=dict)  # by first row: each column's
-
-    def __len__(self) -> int:
-        return len(self.span)
-
-
-class TableParts(Protocol):
-    """The backend of a loader of tables, shared by all its passes. Thread-safe."""
-
-    @property
-    def setup(self) -> TableSetup: ...
-
-    @property
-    def workers(self) -> ObjectPool[Any]:
-        """The readers of row groups."""
-
-    @property
-    def runtime(self) -> DeviceRuntime | None:
-        """The device that batches go to; None if they stay in host memory."""
-
-    @property
-    def parts_at_once(self) -> int:
-        """Row groups that are best read together."""
-
-    def lease_batch(self, span: BatchSpan) -> RowBatch:
-        """Return a batch with memory for the rows of a span."""
-
-    def lease_window(self, num_rows: int, room: int) -> Any:
-        """Return memory for a window of (num_rows, width) matrices. `room`: rows of the largest window."""
-
-    def fill(self, reader: Any, window: LoadedWindow, pieces: Sequence[GroupPart]) -> None:
-        """Read pieces of a window into their places. Raises what reading and packing raise."""
-
-    def replace(self, window: LoadedWindow, rows: NDArray[np.int64], others: NDArray[np.int64]) -> None:
-        """Overwrite rows of a window with other rows of it."""
-
-    def gather(self, batch: RowBatch, window: LoadedWindow, chosen: slice | NDArray[np.int64], first: int) -> None:
-        """Copy some rows of a window to rows of a batch from `first` on."""
-
-    def blocks(self, batch: RowBatch) -> list[range]:
-        """Return the rows of each unit of work of a batch."""
-
-    def hand_over(self, batch: RowBatch) -> Any:
-        """Return the batch as the user gets it, or its arrival on a device."""
+from datapipe.order.row_order import RowRun, RunOrder, ShuffleWindow
 
 
 class Stretch(NamedTuple):

@@ -24,11 +24,11 @@ from datapipe.kernel.device_runtime import Event, Stream
 from datapipe.kernel.kind import note_stage
 from datapipe.kernel.pools import ObjectPool
 from datapipe.kernel.pytree import tensors_of
-from datapipe.kinds.tables.batches import RowBatch, TableSetup, named_batch
+from datapipe.kinds.tables.batches import named_batch
 from datapipe.kinds.tables.cudf.library import library, stream_ordered_memory
 from datapipe.kinds.tables.cudf.packing import DevicePacker, PinnedUploads, pack
 from datapipe.kinds.tables.cudf.reader import CudfReader
-from datapipe.kinds.tables.windows import LoadedWindow
+from datapipe.kinds.tables.parts import LoadedWindow, RowBatch, TableSetup
 from datapipe.order.plan import BatchSpan
 from datapipe.order.row_order import GroupPart
 

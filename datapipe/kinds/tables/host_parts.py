@@ -20,10 +20,10 @@ from datapipe.kernel.device_runtime import DeviceRuntime
 from datapipe.kernel.kind import note_stage
 from datapipe.kernel.pools import BatchMemory, ObjectPool, SlabPool
 from datapipe.kinds.tables.arrow import lists_of, pack
-from datapipe.kinds.tables.batches import RowBatch, TableSetup, named_batch
+from datapipe.kinds.tables.batches import named_batch
 from datapipe.kinds.tables.jagged import jagged_of
 from datapipe.kinds.tables.kept_rows import KeptRows
-from datapipe.kinds.tables.windows import Lists, LoadedWindow
+from datapipe.kinds.tables.parts import Lists, LoadedWindow, RowBatch, TableSetup
 from datapipe.order.plan import BatchSpan
 from datapipe.order.row_order import GroupPart
 

@@ -24,11 +24,12 @@ from datapipe.kernel.explanation import TRANSFER, device_line, threads_text
 from datapipe.kernel.kind import Identity, Kind, Pass, PassFacts, Resources
 from datapipe.kernel.options import LoaderOptions, Shuffle, refuse_not_served
 from datapipe.kinds.tables.arrow import RowGather
-from datapipe.kinds.tables.batches import MappedRowMaker, TableParts, TableSetup, WindowMaker
+from datapipe.kinds.tables.batches import MappedRowMaker, WindowMaker
 from datapipe.kinds.tables.choice import MEASURED, PACKAGES, TABLE_BACKENDS, TableBackend, TableChoice, choose_table_backend
 from datapipe.kinds.tables.device_parts import DeviceTableParts
 from datapipe.kinds.tables.host_parts import HostTableParts
 from datapipe.kinds.tables.kept_rows import KeptRows, cache_directory, mapped_rows
+from datapipe.kinds.tables.parts import TableParts, TableSetup
 from datapipe.kinds.tables.windows import ShuffledWindows
 from datapipe.order.plan import Plan
 from datapipe.order.row_order import PLACE_NBYTES, FirstWindowed, ShuffledRows, StoredRows, WindowedRows

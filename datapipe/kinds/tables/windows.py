@@ -1,69 +1,18 @@
-"""The windows of a pass: memory for rows that are shuffled with each other, filled by row groups."""
+"""The windows of a pass: rows that are shuffled with each other, filled by row groups."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from datapipe.errors import DecodeError, IntegrityError
 from datapipe.kernel.bad_samples import BadSample
 from datapipe.kernel.kind import SharedPieces
-from datapipe.order.draws import Ints, key64, mix64
-from datapipe.order.row_order import GroupPart, RowRun, RunOrder, ShuffleWindow
-
-if TYPE_CHECKING:
-    from datapipe.kinds.tables.batches import TableParts
-
-
-@dataclass(slots=True)
-class Lists:
-    """The lists of a window's rows. Pieces are added by several threads, then put together by one."""
-
-    num_columns: int
-    pieces: dict[int, list[tuple[NDArray[Any], Ints]]] = field(default_factory=dict)  # by place: elements, lengths of each column
-    values: list[NDArray[Any]] = field(default_factory=list)  # of each column: (total,)
-    starts: list[Ints] = field(default_factory=list)  # (rows,) each
-    lengths: list[Ints] = field(default_factory=list)  # (rows,) each
-
-    def put_together(self, num_rows: int) -> None:
-        """Concatenate the pieces in order. Rows of missing pieces have empty lists."""
-        for column in range(self.num_columns):
-            parts, starts, lengths, total = [], np.zeros(num_rows, np.int64), np.zeros(num_rows, np.int64), 0
-            for place, found in sorted(self.pieces.items()):
-                values, counts = found[column]
-                lengths[place : place + len(counts)] = counts
-                starts[place : place + len(counts)] = total + np.cumsum(counts) - counts
-                parts.append(values)
-                total += len(values)
-            self.values.append(np.concatenate(parts) if parts else np.empty(0, np.int64))
-            self.starts.append(starts)
-            self.lengths.append(lengths)
-        self.pieces.clear()
-
-
-@dataclass(slots=True, eq=False)
-class LoadedWindow:
-    """A window that is being filled, then complete in memory."""
-
-    window: ShuffleWindow
-    step: int  # the first step that needs it
-    arrays: Any  # memory of (rows, width) for each matrix, as `lease` gave it
-    shuffled: NDArray[np.int64] | None = None  # (rows,) row at each shuffled place; None: in their own order
-    bad: NDArray[np.bool_] | None = None  # (rows,) rows to be left out
-    bad_parts: list[GroupPart] = field(default_factory=list)
-    lists: Lists | None = None  # of the columns of lists, where there are any
-
-    def __len__(self) -> int:
-        return len(self.window)
-
-    def rows_of(self, run: RowRun, start: int, stop: int) -> slice | NDArray[np.int64]:
-        """Return the window's rows at the places `start` to `stop` of a run."""
-        places = slice(run.start + start, run.start + stop)
-        return places if self.shuffled is None else self.shuffled[places]
+from datapipe.kinds.tables.parts import Lists, LoadedWindow, TableParts
+from datapipe.order.draws import key64, mix64
+from datapipe.order.row_order import GroupPart, RunOrder
 
 
 class ShuffledWindows(SharedPieces):

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from table_values import table_of, write_groups, write_table
 
 import datapipe as dp
-from datapipe.kinds.tables.windows import LoadedWindow
+from datapipe.kinds.tables.parts import LoadedWindow
 
 NUM_ROWS = 3210
 GROUPS = {"dense": ["I*"], "ids": ["C*", "row"]}
