@@ -66,7 +66,7 @@ def test_steps_until_each_shard_is_due() -> None:
 def test_what_a_step_needs_is_there_though_few_fit(served: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With room for a third of the shards, each is fetched once an epoch, before it is due, and none is evicted too early."""
     loader = dp.DataLoader(dp.Images(URL, remote=dp.Remote(cache_dir=tmp_path / "c", cache_nbytes=1)), **OPTIONS)
-    uses_of = shard_uses(loader._passes.source(1), loader.dataset)
+    uses_of = shard_uses(loader._passes.source(1), loader._passes.kind.samples)
     assert uses_of is not None
     assert isinstance(loader._passes.kind.files, RemoteFiles)
     assert loader._passes.kind.files.cache is not None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -28,12 +27,9 @@ from datapipe.kinds.images.fields import FurtherFields
 from datapipe.kinds.images.images_cpu import BlockWorker
 from datapipe.kinds.images.kept_images import KeptImages
 from datapipe.kinds.images.process_workers import IMPORTS, ProcessBlockWorker
+from datapipe.kinds.images.samples import BatchSamples
 from datapipe.transforms import Recipe
 from datapipe.transforms.recipe import Size
-
-if TYPE_CHECKING:
-    from datapipe.kinds.images.data import Images
-
 
 FETCHING = 2  # threads that fetch for DALI, which has threads of its own: more of them would only fight over Python's lock
 _ALL = 0.95  # share of samples from which on DALI decodes so many that its threads need no help
@@ -44,17 +40,17 @@ def assemble(
     choice: Choice,
     settings: Pass,
     *,
-    dataset: Images,
+    samples: BatchSamples,
     recipe: Recipe,
     files: Files,
     kept: KeptImages | None,
     device_images: DeviceImages | None,
 ) -> SampleBatchMaker:
     """Return the maker of a pass's batches. Call it in the consumer's thread: for a GPU it creates a stream there."""
-    index, fields, options = dataset.index, dataset.fields, settings.options
+    index, fields, options = samples.index, samples.fields, settings.options
     stored_size = index.manifest.image_size
     size = recipe.output_size(stored_size) if fields.has_image else None
-    making = options_of_making(options, choice, dataset)
+    making = options_of_making(options, choice, samples)
     stream = None if device_images is None else device_images.stream
     delivery = Delivery.to(choice.device, making, settings.observer, stream=stream)
     collator = Collator(
@@ -62,8 +58,8 @@ def assemble(
         options=options,
         rank=settings.source.rank,
         fields=fields,
-        memory_format=dataset.settings.memory_format,
-        boxes=dataset.settings.boxes,
+        memory_format=samples.settings.memory_format,
+        boxes=samples.settings.boxes,
         delivery=delivery,
     )
     leaves_pixels = collator.finishes_pixels and size is not None
@@ -80,7 +76,7 @@ def assemble(
     worker_recipe = in_blocks if stage is not None or leaves_pixels else recipe
 
     begun = None
-    if stage is None and can_be_processes(making, dataset=dataset, recipe=worker_recipe, files=files, kept=kept):
+    if stage is None and can_be_processes(making, samples=samples, recipe=worker_recipe, files=files, kept=kept):
         begun = launcher(IMPORTS)
 
     def open_worker() -> Worker:
@@ -110,21 +106,23 @@ def assemble(
     )
 
 
-def can_be_processes(options: LoaderOptions, *, dataset: Images, recipe: Recipe, files: Files, kept: KeptImages | None) -> bool:
+def can_be_processes(
+    options: LoaderOptions, *, samples: BatchSamples, recipe: Recipe, files: Files, kept: KeptImages | None
+) -> bool:
     """Return whether what decode threads do can be done by processes: with files that they open, and without the user's code."""
     return (
         wanted(options.num_workers)
-        and dataset.fields.has_image
-        and recipe.output_size(dataset.index.manifest.image_size) is not None
+        and samples.fields.has_image
+        and recipe.output_size(samples.index.manifest.image_size) is not None
         and isinstance(files, LocalFiles)
         and kept is None
         and not recipe.rest
         and can_be_sent(recipe)
-        and not any(part.manifest.has_row_groups for part in wholes(dataset.index))  # which threads share once they are read
+        and not any(part.manifest.has_row_groups for part in wholes(samples.index))  # which threads share once they are read
     )
 
 
-def options_of_making(options: LoaderOptions, choice: Choice, dataset: Images) -> LoaderOptions:
+def options_of_making(options: LoaderOptions, choice: Choice, samples: BatchSamples) -> LoaderOptions:
     """Return the user's options with those of `num_workers` and `prefetch_factor` with which batches are made.
 
     One batch more than there are pipelines is ahead; for a store, as many samples as hide its latency. Where DALI does all of the
@@ -133,9 +131,9 @@ def options_of_making(options: LoaderOptions, choice: Choice, dataset: Images) -
     least, num_workers = 0, options.num_workers
     if choice.dali is not None:
         least = choice.dali.num_pipelines + 1
-        if choice.share_for_dali >= _ALL and not dataset.fields.further:
+        if choice.share_for_dali >= _ALL and not samples.fields.further:
             num_workers = min(num_workers, FETCHING)
-    if dataset.index.is_remote:
+    if samples.index.is_remote:
         least = max(least, -(-REMOTE_SAMPLES_AHEAD // options.batch_size))
     return dataclasses.replace(options, num_workers=num_workers, prefetch_factor=max(options.prefetch_factor, least))
 

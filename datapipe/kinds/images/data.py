@@ -22,7 +22,6 @@ from datapipe.errors import DecodeError, IntegrityError, OptionError
 from datapipe.fetch.files import open_files
 from datapipe.fetch.row_groups import row_groups_of_windows
 from datapipe.index.concat import AnyIndex, concatenated, select
-from datapipe.index.stored_order import StoredOrder, stored_order
 from datapipe.kernel.accelerators import accelerator
 from datapipe.kernel.bad_samples import located
 from datapipe.kernel.cache_settings import Cache
@@ -32,7 +31,7 @@ from datapipe.kernel.shown import shown_device
 from datapipe.kinds.images.collate import BoxesForm
 from datapipe.kinds.images.fields import IMAGE, LABEL, BatchFields, FurtherFields
 from datapipe.kinds.images.kind import ImageKind
-from datapipe.kinds.images.samples import AnySource, ImageSettings, Samples, is_dataset
+from datapipe.kinds.images.samples import AnySource, BatchSamples, ImageSettings, Samples, is_dataset
 from datapipe.order.draws import key64
 from datapipe.order.sample_order import Permutation
 from datapipe.order.sampling import MAX_MIXED
@@ -104,8 +103,8 @@ class Images(Data):
         self.fields = BatchFields.of(self.index, names) if fields is None else fields
         if settings.cache is not None and not self.fields.has_image:
             raise OptionError("cache is for images, and batches have none; leave it out")
+        self._batched = BatchSamples(samples, settings, self.fields)
         self._targets: list[int] | None = None
-        self._stored_order: StoredOrder | None = None
 
     @functools.cached_property
     def _stored(self) -> FurtherFields:
@@ -210,18 +209,6 @@ class Images(Data):
     def transform(self, value: object) -> None:
         raise OptionError("a dataset's transform is fixed once a loader has it; make a loader with transform=")
 
-    def stored_order(self) -> StoredOrder:
-        """Return what a shuffle in windows of shards goes by. Raises OptionError where there is no such order."""
-        if self._stored_order is None:
-            if self.mixture is not None:
-                raise OptionError(
-                    "shuffle='windows' of what mix() or repeat() made: its datasets are shuffled in full; pass True"
-                )
-            self._stored_order = stored_order(self.index, [spec.name for spec in self.fields.stored])
-        if self._stored_order is None:
-            raise OptionError(f"{self.index.where}: shuffle='windows' goes by shards, and these are single files; pass True")
-        return self._stored_order
-
     def select(self, indices: Iterable[int]) -> Images:
         """Return a dataset of the samples at these positions, in this order. They keep their ids, and so their random crops."""
         if self.mixture is not None:
@@ -287,11 +274,6 @@ class Images(Data):
 
     # -- a loader's data --------------------------------------------------------------------------
 
-    def check_unchanged(self) -> None:
-        """Raise LifecycleError if a torch Dataset that this was made of has changed since."""
-        if self._samples.original is not None:
-            self._samples.original.check_unchanged()
-
     def open_kind(
         self, arguments: Mapping[str, Any], *, device: Callable[[], torch.device], open_loader: Callable[..., Iterable[Any]]
     ) -> ImageKind:
@@ -301,12 +283,16 @@ class Images(Data):
         if cache is not None and cache.where == "gpu" and (accelerator() is None or str(where).startswith("cpu")):
             raise OptionError(f"cache='gpu' keeps images on a GPU, and device is {shown_device(where)}; pass cache='ram'")
         if arguments["shuffle"] == "windows":
-            self.stored_order()
+            _ = self._batched.stored_order  # which raises here where there is none
         row_groups = row_groups_of_windows(len(self.fields.stored))
         files = open_files(self.index, row_groups=row_groups, remote=self.settings.remote)
-        return ImageKind(self, files=files, recipe=recipe, device=device, open_loader=open_loader)
 
-    def measured(self) -> Images:
+        def open_measured(**options: Any) -> Iterable[Any]:
+            return open_loader(self._measured(), **options)
+
+        return ImageKind(self._batched, files=files, recipe=recipe, device=device, open_measured=open_measured)
+
+    def _measured(self) -> Images:
         """Return the same samples as a backend is measured with them: image and label, kept nowhere, the torch Dataset aside."""
         names = [spec.name for spec in self.index.manifest.fields]
         fields = tuple(name for name in (IMAGE, LABEL) if name in names)

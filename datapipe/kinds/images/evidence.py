@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,11 +23,9 @@ from datapipe.kinds.images.dali.region_trial import DISTRIBUTIONS
 from datapipe.kinds.images.dali.settings import Dali
 from datapipe.kinds.images.fields import IMAGE
 from datapipe.kinds.images.process_workers import IMPORTS
+from datapipe.kinds.images.samples import BatchSamples
 from datapipe.transforms import Recipe
 from datapipe.transforms.recipe import Size
-
-if TYPE_CHECKING:
-    from datapipe.kinds.images.data import Images
 
 CANDIDATES: tuple[Dali | None, ...] = (
     None,
@@ -52,26 +50,29 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class DataEvidence:
-    """Facts about the data of a loader, found out only if a choice needs them. `open_loader`: makes one from such arguments."""
+    """Facts about the data of a loader, found out only if a choice needs them.
 
-    dataset: Images
+    `open_measured`: opens a loader of the same images and labels, by its options.
+    """
+
+    samples: BatchSamples
     files: Files
     recipe: Recipe
     arguments: Mapping[str, Any]
     options: LoaderOptions
     device: torch.device
-    open_loader: Callable[..., Iterable[Any]]
+    open_measured: Callable[..., Iterable[Any]]
 
     def share_for_dali(self) -> float:
         """Return the share of some samples that DALI decodes: 0 to 1."""
-        found = [can_decode(data, header) for _, data, header in _some_samples(self.dataset.index, self.files, _LOOKED_AT)]
+        found = [can_decode(data, header) for _, data, header in _some_samples(self.samples.index, self.files, _LOOKED_AT)]
         return sum(found) / max(1, len(found))
 
     def rates(self) -> list[Measured]:
         """Return the rates of the backends here, at least one of them DALI's."""
-        if not len(self.dataset):
+        if not len(self.samples):
             return [Measured(Dali(), 0.0)]  # nothing to measure with, and nothing to load
-        looked_at = _some_samples(self.dataset.index, self.files, _LOOKED_AT)
+        looked_at = _some_samples(self.samples.index, self.files, _LOOKED_AT)
         sizes = [(len(data), header.height * header.width) for _, data, header in looked_at]
         nbytes, pixels = np.median(np.array(sizes or [(1, 1)]), axis=0)
         rates = rates_of(
@@ -94,9 +95,8 @@ class DataEvidence:
     def _open_loader(self, candidate: Dali | None) -> Iterable[Any]:
         if candidate is None:
             await_launcher(IMPORTS, self.options.num_workers)
-        return self.open_loader(
-            self.dataset.measured(),
-            batch_size=min(self.options.batch_size, len(self.dataset)),
+        return self.open_measured(
+            batch_size=min(self.options.batch_size, len(self.samples)),
             shuffle=True,
             num_workers=self.arguments["num_workers"],
             prefetch_factor=self.arguments["prefetch_factor"],

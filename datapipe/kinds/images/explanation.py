@@ -2,65 +2,75 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import torch
 
 from datapipe.codecs.decode import default_decoder_name
 from datapipe.core.printable import counted, size_text
-from datapipe.fetch.files import can_keep_shards
+from datapipe.fetch.files import Files, can_keep_shards
 from datapipe.fetch.remote import RemoteFiles, StoreFacts
+from datapipe.index.concat import AnyIndex
 from datapipe.kernel.explanation import TRANSFER, device_line, threads_text
 from datapipe.kernel.kind import PassFacts
+from datapipe.kernel.mixing import Mixture
 from datapipe.kinds.images.assembly import can_be_processes, options_of_making
+from datapipe.kinds.images.choice import Choice
 from datapipe.kinds.images.dali.installation import installation, mismatch
 from datapipe.kinds.images.dali.region_trial import region_problem
 from datapipe.kinds.images.dali.settings import Dali
+from datapipe.kinds.images.device_images import DeviceImages
 from datapipe.kinds.images.fields import BatchFields
+from datapipe.kinds.images.kept_images import KeptImages
+from datapipe.kinds.images.samples import BatchSamples
 from datapipe.stores.window import MAX_NBYTES
-
-if TYPE_CHECKING:
-    from datapipe.kinds.images.data import Images
-    from datapipe.kinds.images.kind import ImageKind
+from datapipe.transforms import Recipe
 
 
-def explain(kind: ImageKind, facts: PassFacts) -> list[str]:
-    """Return the lines about the passes over such data."""
-    choice, dataset = kind.choice, kind.dataset
-    options = options_of_making(facts.settings.options, choice, dataset)
+def explain(
+    facts: PassFacts,
+    *,
+    choice: Choice,
+    samples: BatchSamples,
+    recipe: Recipe,
+    files: Files,
+    cache: KeptImages | DeviceImages | None,
+    decodes_on: Callable[[], str],
+) -> list[str]:
+    """Return the lines about the passes over such data. `decodes_on`: says where DALI decodes, "gpu" or "cpu"; may raise."""
+    options = options_of_making(facts.settings.options, choice, samples)
     is_copied = choice.device.type != "cpu"
-    manifest, threads, order = dataset.index.manifest, threads_text(options), facts.order
+    manifest, threads, order = samples.index.manifest, threads_text(options), facts.order
     on_device = is_copied and options.collate_fn is None  # the pixel operations
     shards = manifest.container if manifest.is_listing else f"{manifest.container}, {counted(len(manifest.shards), 'shard')}"
     lines = [
-        f"data      {counted(len(dataset), 'sample')} in {shards}, {_order(order, dataset)}",
+        f"data      {counted(len(samples), 'sample')} in {shards}, {_order(order, samples.mixture)}",
         f"seed      {facts.seed}",
-        f"fields    {_fields(dataset.fields, dataset)}",
+        f"fields    {_fields(samples.fields, samples.index)}",
         device_line(choice.device),
         f"backend   {choice.backend}: {choice.reason}",
     ]
-    if not dataset.fields.has_image:
+    if not samples.fields.has_image:
         return lines[:-1]
     if choice.dali is None:
-        in_blocks = kind.recipe.geometry_alone() if on_device else kind.recipe
-        if can_be_processes(options, dataset=dataset, recipe=in_blocks, files=kind.files, kept=kind.kept_images):
+        kept = cache if isinstance(cache, KeptImages) else None
+        in_blocks = recipe.geometry_alone() if on_device else recipe
+        if can_be_processes(options, samples=samples, recipe=in_blocks, files=files, kept=kept):
             threads += ", each with a process"
         lines.append(f"decoder   {default_decoder_name()} on {threads}; Pillow for images that it does not decode")
     else:
-        decodes_on = kind.decoder_device(facts.settings)
-        lines += _about_dali(
-            choice.dali, threads, decodes_on, num_workers=facts.settings.options.num_workers, device=choice.device
-        )
-    if isinstance(kind.files, RemoteFiles):
+        num_workers = facts.settings.options.num_workers
+        lines += _about_dali(choice.dali, threads, decodes_on(), num_workers=num_workers, device=choice.device)
+    if isinstance(files, RemoteFiles):
         lines += store_lines(
-            kind.files.facts(),
+            files.facts(),
             ranks=facts.num_ranks,
             in_windows=order.startswith("windows "),
-            has_shards=can_keep_shards(dataset.index),
+            has_shards=can_keep_shards(samples.index),
         )
-    if kind.cache is not None:
-        lines.append(f"cache     {kind.cache.describe()}")
-    steps = kind.recipe.explain()
+    if cache is not None:
+        lines.append(f"cache     {cache.describe()}")
+    steps = recipe.explain()
     where = "device" if on_device else "CPU"
     lines += [f"{'recipe' if number == 0 else '':<10}{step}" for number, step in enumerate(steps)]
     lines.append(f"pixels    uint8 until the pixel operations, which run on the {where}")
@@ -75,9 +85,9 @@ def explain(kind: ImageKind, facts: PassFacts) -> list[str]:
     return lines
 
 
-def _fields(fields: BatchFields, dataset: Images) -> str:
+def _fields(fields: BatchFields, index: AnyIndex) -> str:
     named = [spec.name + (" (cut with the image)" if spec in fields.moved else "") for spec in fields.specs]
-    others = [spec.name for spec in dataset.index.manifest.fields if spec not in fields.specs]
+    others = [spec.name for spec in index.manifest.fields if spec not in fields.specs]
     return ", ".join(named) + (f"; not loaded: {', '.join(others)}" if others else "")
 
 
@@ -91,8 +101,7 @@ _ORDERS = {
 }
 
 
-def _order(kind: str, dataset: Images) -> str:
-    mixture = dataset.mixture
+def _order(kind: str, mixture: Mixture | None) -> str:
     if mixture is not None:
         kind = kind.rpartition(" ")[0]
         return f"{kind}, {mixture.described()}"

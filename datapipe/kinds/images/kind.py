@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,53 +26,51 @@ from datapipe.kinds.images.device_images import DeviceImages, check_recipe
 from datapipe.kinds.images.evidence import DataEvidence, check_sizes
 from datapipe.kinds.images.explanation import explain
 from datapipe.kinds.images.kept_images import CacheStats, KeptImages
+from datapipe.kinds.images.samples import BatchSamples
 from datapipe.order.plan import Plan
 from datapipe.order.sample_order import Order, SequentialOrder, ShuffledOrder, StoredWindowsOrder, WindowedOrder
 from datapipe.transforms import Recipe
-
-if TYPE_CHECKING:
-    from datapipe.kinds.images.data import Images
 
 _NUM_SHARDS = 5  # of each lane, that are needed at about the same time: a window is two long, and takes part in three
 _SHARDS_NBYTES = 8 << 30  # of all lanes: on a disk, or in the memory that the kernel keeps of one
 
 
 class ImageKind(Kind):
-    """The samples of `dataset` under a recipe. What its passes share is made when the first one needs it. See `Kind`.
+    """Samples under a recipe. What its passes share is made when the first one needs it. See `Kind`.
 
-    `open_loader`: makes a loader from arguments, to measure backends.
+    `open_measured`: opens a loader of their images and labels, by its options, to measure backends.
     """
 
     def __init__(
         self,
-        dataset: Images,
+        samples: BatchSamples,
         *,
         files: Files,
         recipe: Recipe,
         device: Callable[[], torch.device],
-        open_loader: Callable[..., Any],
+        open_measured: Callable[..., Any],
     ) -> None:
-        self.dataset, self.files, self.recipe = dataset, files, recipe
-        self.fingerprint, self.num_samples = dataset.index.fingerprint, len(dataset)
-        self.num_in_epoch = len(dataset) if dataset.mixture is None else sum(dataset.mixture.counts)
-        self._cache = dataset.settings.cache
+        self.samples, self.files, self.recipe = samples, files, recipe
+        self.fingerprint, self.num_samples = samples.index.fingerprint, len(samples)
+        self.num_in_epoch = len(samples) if samples.mixture is None else sum(samples.mixture.counts)
+        self._cache = samples.settings.cache
         self._device = device
-        self._open_loader = open_loader
+        self._open_measured = open_measured
         self._followed_seed: int | None = None  # of the order by which a cache of shards fetches and evicts
 
     def configure(self, arguments: Mapping[str, Any], options: LoaderOptions) -> None:
         """Use these arguments for passes that begin from now on. Raises OptionError, and changes nothing, if they do not fit."""
-        recipe, has_image, has_collate_fn = self.recipe, self.dataset.fields.has_image, options.collate_fn is not None
-        self.dataset.fields.check_rename(options.rename)
-        sampler, mixture = arguments["sampler"], self.dataset.mixture
+        recipe, has_image, has_collate_fn = self.recipe, self.samples.fields.has_image, options.collate_fn is not None
+        self.samples.fields.check_rename(options.rename)
+        sampler, mixture = arguments["sampler"], self.samples.mixture
         if isinstance(sampler, WeightedSampler):
             if mixture is not None:
                 raise OptionError("a WeightedSampler and a dataset of mix() or repeat() both say how often samples come; use one")
-            sampler.check_fits(self.num_samples, self.dataset.index.where)
-        stored_size = self.dataset.index.manifest.image_size
+            sampler.check_fits(self.num_samples, self.samples.index.where)
+        stored_size = self.samples.index.manifest.image_size
         makes_batches = not has_collate_fn and (options.batch_size > 1 or arguments["batch_sampler"] is not None)
         if has_image and makes_batches and not recipe.rest:
-            check_sizes(recipe, stored_size, index=self.dataset.index, files=self.files)
+            check_sizes(recipe, stored_size, index=self.samples.index, files=self.files)
         if recipe.batch and has_collate_fn:
             raise OptionError(f"{recipe.batch[0][1]!r} mixes finished batches, and collate_fn would have to make them")
         if self._is_cached_on_device:
@@ -92,28 +90,28 @@ class ImageKind(Kind):
         self._maker: SampleBatchMaker | None = None
 
     def check_unchanged(self) -> None:
-        self.dataset.check_unchanged()
+        self.samples.samples.check_unchanged()
 
     def order(self, seed: int, *, shuffle: Shuffle, global_batch: int) -> Order:
-        dataset = self.dataset
-        if dataset.mixture is not None:
-            return mixed_order(dataset.mixture, seed=seed, shuffle=shuffle)
+        samples = self.samples
+        if samples.mixture is not None:
+            return mixed_order(samples.mixture, seed=seed, shuffle=shuffle)
         if not shuffle:
-            return SequentialOrder(len(dataset))
+            return SequentialOrder(len(samples))
         if shuffle == "windows":
-            stored = dataset.stored_order()
+            stored = samples.stored_order
             # The same on every machine, as orders depend on it.
             lanes = max(1, _SHARDS_NBYTES // (_NUM_SHARDS * max(1, stored.nbytes)))
             return StoredWindowsOrder(WindowedOrder(stored.starts, seed, global_batch, max_lanes=lanes), stored.positions_of)
-        grouping = dataset.index.row_grouping([spec.name for spec in dataset.fields.stored])
+        grouping = samples.index.row_grouping([spec.name for spec in samples.fields.stored])
         if grouping is None:
-            return ShuffledOrder(len(dataset), seed)
+            return ShuffledOrder(len(samples), seed)
         return WindowedOrder(grouping.starts, seed, global_batch, max_lanes=max_lanes(grouping.nbytes))
 
     def open_pass(self, settings: Pass) -> SampleBatchMaker:
         maker = self.batch_maker(settings)
         if isinstance(self.files, RemoteFiles) and self._followed_seed != settings.seed:
-            uses_of = shard_uses(settings.source, self.dataset)
+            uses_of = shard_uses(settings.source, self.samples)
             if uses_of is not None:
                 self.files.follow(Schedule(uses_of, num_ahead=maker.resources.options.depth))
                 self._followed_seed = settings.seed
@@ -125,7 +123,7 @@ class ImageKind(Kind):
             self._maker = assemble(
                 self.choice,
                 settings,
-                dataset=self.dataset,
+                samples=self.samples,
                 recipe=self.recipe,
                 files=self.files,
                 kept=self.kept_images,
@@ -147,7 +145,15 @@ class ImageKind(Kind):
         return self.files.facts() if isinstance(self.files, RemoteFiles) else None
 
     def explain(self, facts: PassFacts) -> list[str]:
-        return explain(self, facts)
+        return explain(
+            facts,
+            choice=self.choice,
+            samples=self.samples,
+            recipe=self.recipe,
+            files=self.files,
+            cache=self.cache,
+            decodes_on=lambda: self.decoder_device(facts.settings),
+        )
 
     @property
     def choice(self) -> Choice:
@@ -160,14 +166,14 @@ class ImageKind(Kind):
         """Return the facts on which a choice under "auto" is based: the data, and the rates of the backends here."""
         # On the device the backend makes what is kept.
         recipe = self.recipe.split_front()[0] if self._is_cached_on_device else self.recipe
-        return DataEvidence(self.dataset, self.files, recipe, self._arguments, self._options, self._device(), self._open_loader)
+        return DataEvidence(self.samples, self.files, recipe, self._arguments, self._options, self._device(), self._open_measured)
 
     @functools.cached_property
     def kept_images(self) -> KeptImages | None:
         """The cache in memory or on a disk, opened here; None: there is none. Raises StorageError if it cannot be opened."""
         if self._cache is None or self._is_cached_on_device:
             return None
-        return KeptImages.of(self._cache, self.dataset.index, self.recipe)
+        return KeptImages.of(self._cache, self.samples.index, self.recipe)
 
     @functools.cached_property
     def device_images(self) -> DeviceImages | None:
@@ -177,8 +183,8 @@ class ImageKind(Kind):
         runtime = runtime_of(self._device())
         return DeviceImages(
             self.recipe,
-            check_recipe(self.recipe, self.dataset.index.manifest.image_size),
-            num_samples=len(self.dataset),
+            check_recipe(self.recipe, self.samples.index.manifest.image_size),
+            num_samples=len(self.samples),
             nbytes=self._cache.nbytes,
             runtime=runtime,
             stream=runtime.new_stream(),
@@ -198,11 +204,11 @@ class ImageKind(Kind):
         return self._cache is not None and self._cache.where == "gpu"
 
 
-def shard_uses(source: Source, dataset: Images) -> Callable[[int], list[ShardUse]] | None:
+def shard_uses(source: Source, samples: BatchSamples) -> Callable[[int], list[ShardUse]] | None:
     """Return what says when this rank needs which shard in an epoch; None where that is not known beforehand."""
     if not isinstance(source, Plan) or not isinstance(source.order, StoredWindowsOrder):
         return None
-    windows, stored = source.order.windows, dataset.stored_order()
+    windows, stored = source.order.windows, samples.stored_order
     lanes = {*windows.lanes_of(source.rank.rank, source.rank.world_size), windows.num_lanes}
 
     def uses_of(epoch: int) -> list[ShardUse]:

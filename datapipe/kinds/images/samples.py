@@ -1,7 +1,8 @@
-"""Open samples, wherever they lie, and check the settings by which they are read."""
+"""Open samples, wherever they lie, and check the settings by which they are read: values, which loaders are made of."""
 
 from __future__ import annotations
 
+import functools
 import os
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,10 +14,12 @@ from datapipe.containers.form import Form, errors_in_python
 from datapipe.datasets import DatasetFiles, Original, see_through, webdataset_stream
 from datapipe.errors import OptionError
 from datapipe.index.concat import AnyIndex
+from datapipe.index.stored_order import StoredOrder, stored_order
 from datapipe.kernel.cache_settings import Cache
 from datapipe.kernel.mixing import Mixture
 from datapipe.kernel.options import one_of
 from datapipe.kinds.images.collate import BoxesForm
+from datapipe.kinds.images.fields import BatchFields
 from datapipe.opening.samples import open_index
 from datapipe.stores.location import is_url
 from datapipe.stores.requests import apply_settings
@@ -52,6 +55,11 @@ class Samples:
     recipe: Recipe | None = None  # its transforms
     fields: tuple[str, ...] | None = None  # those that it gives, if it is a webdataset pipeline
 
+    def check_unchanged(self) -> None:
+        """Raise LifecycleError if a torch Dataset that they were made of has changed since."""
+        if self.original is not None:
+            self.original.check_unchanged()
+
     @classmethod
     def open(cls, source: AnySource, remote: Remote, form: Form | str | None = None) -> Samples:
         """Open a source. Raises what `open_index` raises, and OptionError for an object whose files cannot be seen."""
@@ -79,6 +87,37 @@ class Samples:
             f"dataset: {seen}; pass the path of a converted dataset, of WebDataset shards or of an image folder, or "
             "for a Dataset of your own datapipe.from_torch(torch.utils.data.DataLoader(dataset, ...))"
         )
+
+
+@dataclass(frozen=True, eq=False)
+class BatchSamples:
+    """Samples, and what the batches of a loader have of them. Thread-safe."""
+
+    samples: Samples
+    settings: ImageSettings
+    fields: BatchFields
+
+    def __len__(self) -> int:
+        return len(self.samples.index)
+
+    @property
+    def index(self) -> AnyIndex:
+        return self.samples.index
+
+    @property
+    def mixture(self) -> Mixture | None:
+        """How often the samples of each part come in an epoch, if this is a mixture."""
+        return self.samples.mixture
+
+    @functools.cached_property
+    def stored_order(self) -> StoredOrder:
+        """What a shuffle in windows of shards goes by. Raises OptionError where there is no such order."""
+        if self.mixture is not None:
+            raise OptionError("shuffle='windows' of what mix() or repeat() made: its datasets are shuffled in full; pass True")
+        found = stored_order(self.index, [spec.name for spec in self.fields.stored])
+        if found is None:
+            raise OptionError(f"{self.index.where}: shuffle='windows' goes by shards, and these are single files; pass True")
+        return found
 
 
 def is_dataset(source: object) -> bool:
