@@ -291,27 +291,27 @@ def test_the_public_namespace_imports_what_it_may() -> None:
     assert violations(list(imports_of(name, path.read_text(), set(modules(ROOT)), is_package=True))) == []
 
 
-def needed_by_each(sources: dict[str, str]) -> dict[str, set[str]]:
-    """Module -> the modules of ours that its code imports, inside functions too, but not those for typing alone."""
+def needed_by_each(sources: dict[str, str], *, for_types: bool) -> dict[str, set[str]]:
+    """Module -> the modules of ours that its code imports, inside functions too; `for_types`: and those for typing alone."""
     known, needed = set(sources), {}
     for name, source in sources.items():
-        uses = imports_of(name, source, known, is_package=False, leave_out=for_typing(parsed(source)))
+        left_out = None if for_types else for_typing(parsed(source))
+        uses = imports_of(name, source, known, is_package=False, leave_out=left_out)
         needed[name] = {use.imported for use in uses if use.imported in known} - {name}
     return needed
 
 
 def test_no_module_needs_itself_by_way_of_others() -> None:
+    """Nor for types: two modules that name each other's types are read together, and so are one, or lack a third."""
     sources = {name: path.read_text() for name, path in modules(ROOT).items()}
-    graphlib.TopologicalSorter(needed_by_each(sources)).prepare()
-    for inside in ("", "def f():\n    "):
-        planted = {
-            "a": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import b",
-            "b": "import c",
-            "c": inside + "import b",
-        }
+    graphlib.TopologicalSorter(needed_by_each(sources, for_types=True)).prepare()
+    for_types = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import b"
+    for last in ("import b", "def f():\n    import b", for_types):
+        planted = {"a": "import b", "b": "import c", "c": last}
         with pytest.raises(graphlib.CycleError):
-            graphlib.TopologicalSorter(needed_by_each(planted)).prepare()
-        graphlib.TopologicalSorter(needed_by_each(planted | {"c": ""})).prepare()
+            graphlib.TopologicalSorter(needed_by_each(planted, for_types=True)).prepare()
+        graphlib.TopologicalSorter(needed_by_each(planted | {"c": ""}, for_types=True)).prepare()
+    assert needed_by_each({"a": for_types, "b": ""}, for_types=False) == {"a": set(), "b": set()}
 
 
 def test_packing_knows_lengths_and_no_files() -> None:
@@ -338,7 +338,7 @@ def starts_processes(source: str) -> bool:
 def test_analysis_starts_no_process() -> None:
     """It is arithmetic on what was recorded and tried; neither do the modules that it needs, directly or not."""
     sources = {name: path.read_text() for name, path in modules(ROOT).items()}
-    needed, reached = needed_by_each(sources), set[str]()
+    needed, reached = needed_by_each(sources, for_types=False), set[str]()
     todo = [name for name in sources if _inside(name, "datapipe.analysis")]
     while todo:
         name = todo.pop()
