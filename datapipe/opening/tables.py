@@ -8,7 +8,6 @@ from datapipe.containers import arrow
 from datapipe.containers.form import Form
 from datapipe.containers.formats import container_of
 from datapipe.containers.forms import FORMS, TABLE
-from datapipe.containers.hdf5.row_major import is_row_major
 from datapipe.containers.look import LIST_NAMES, Evidence, Look, Nature, Strength
 from datapipe.containers.parquet import scanner as parquet
 from datapipe.containers.tables.files import SUFFIXES
@@ -83,6 +82,8 @@ def _are_rows(look: Look, path: str) -> bool:
         return not names_files(look, path)
     container = SUFFIXES[suffix]
     if container == "hdf5":
+        from datapipe.containers.hdf5.row_major import is_row_major  # late: h5py takes a tenth of a second
+
         return look.once(f"rows in {path}", lambda: is_row_major(path))
     return container_of(os.path.basename(path)) is None or not _holds_samples(look, path, container)
 
