@@ -5,7 +5,8 @@ the samples are those of its files, in the order of the files' names. Any other 
 `open_source(place, form) -> Source` (`index/listed`), whose scan lists the samples of a place. Both are loaded and converted.
 
 Every command asks the same question of all forms: is this place of yours? (`opening/recognise`). A form is known by the names of
-its `files`, or by `recognise(look, form) -> Evidence | None` in its module, where names do not tell (`containers/look`).
+its `files`, or by `recognise(look, form) -> Evidence | None` in its module, where names do not tell (`containers/look`). One that
+has `files` or `marks` is asked only where such a name was seen.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ AUDIO_SUFFIXES = (
 FIELD_KINDS = (
     "image", "mask", "boxes", "text", "json", "array", "bytes", "label", "int", "float", "text-file", "json-file", "none",
 )  # fmt: skip
+_LISTS = r".+\.(csv|tsv|jsonl|ndjson|json)"  # names of lists of files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +45,7 @@ class FormFacts:
     shards: str = ""  # module of `index_shard`
     known_by: str = ""  # module of `recognise`; "": the one above, if it has that, else the names of files
     files: re.Pattern[str] | None = None  # the names of its files; those of shards in this case alone
+    marks: re.Pattern[str] | None = None  # further names, in lower case, of files and folders that places of this form have
     rows: str = ""  # module that reads row groups by `read_rows`, and names the errors by which it finds DAMAGE
     kind: str = IMAGES  # the kind of data that it holds, of `kinds/registry`
     takes_root: bool = False  # names files, which may lie in a folder that is not its own
@@ -85,6 +88,7 @@ FORMS: dict[str, FormFacts] = {
         examples=("instances.json shards/coco --to webdataset --root val2017",),
         about=("COCO's annotation file", "an image it lists", "`image`, `boxes`, `image_id`", "the ids of the images"),
         source="datapipe.sources.coco",
+        files=re.compile(r".+\.json"),
         takes_root=True,
     ),
     "tar": FormFacts(
@@ -95,6 +99,7 @@ FORMS: dict[str, FormFacts] = {
         source="datapipe.sources.tars",
         shards="datapipe.containers.tar.scanner",
         files=re.compile(r".+\.tar"),
+        marks=re.compile(r".+\.t(ar\.)?(gz|bz2|xz|zst|lz4)|.+\.tbz"),
         in_stores=True,
     ),
     "npy": FormFacts(
@@ -103,6 +108,7 @@ FORMS: dict[str, FormFacts] = {
         examples=("arrays shards/arrays --to tfrecord --class-from none",),
         about=("a folder", "a `.npy` file", "`array`, `label`", "class, folder, name"),
         source="datapipe.sources.file_tree",
+        files=re.compile(r".+\.npy"),
         in_stores=True,
     ),
     "archive": FormFacts(
@@ -113,6 +119,7 @@ FORMS: dict[str, FormFacts] = {
         source="datapipe.sources.archives.source",
         known_by="datapipe.sources.archives.recognise",
         files=re.compile(r".+\.(zip|t(ar\.)?(gz|bz2|xz|zst|lz4)|tbz)", re.IGNORECASE),
+        marks=re.compile(r".+\.tar"),
         in_stores=True,
     ),
     "lmdb": FormFacts(
@@ -182,6 +189,7 @@ FORMS: dict[str, FormFacts] = {
         ),
         known_by="datapipe.opening.tables",
         files=re.compile(r".+\.(parquet|pq|arrow|feather|ipc|h5|csv|tsv|jsonl|ndjson|npy)", re.IGNORECASE),
+        marks=re.compile(r"table\.json"),
         kind="tables",
         targets=("parquet", "hdf5"),
         made_for=("parquet", "hdf5"),
@@ -196,6 +204,7 @@ FORMS: dict[str, FormFacts] = {
         about=("a folder of videos, a video, a list", "a video, or a part", "`mp4`, `label`", "class, folder, name; the rows"),
         source="datapipe.opening.videos.opening",
         files=re.compile(rf".+({'|'.join(map(re.escape, VIDEO_SUFFIXES))})", re.IGNORECASE),
+        marks=re.compile(_LISTS),
         takes_root=True,
         kind="clips",
         in_stores=True,
@@ -215,12 +224,14 @@ FORMS: dict[str, FormFacts] = {
         ),
         source="datapipe.opening.recordings.opening",
         files=re.compile(rf".+({'|'.join(map(re.escape, AUDIO_SUFFIXES))})", re.IGNORECASE),
+        marks=re.compile(rf"{_LISTS}|.+\.(tar|parquet)"),
         takes_root=True,
         kind="audio",
     ),
     LEROBOT: FormFacts(
         title="a dataset of LeRobot's",
         known_by="datapipe.opening.videos.lerobot",
+        marks=re.compile("meta"),
         kind="clips",
         targets=(),
     ),
@@ -237,6 +248,7 @@ FORMS: dict[str, FormFacts] = {
         examples=("shards/train small --to webdataset --resize shorter:256",),
         about=("a set that `convert` made", "a sample of it", "those of the set", "the ids of the set"),
         known_by="datapipe.opening.converted",
+        marks=re.compile(r"dataset\.json"),
         in_stores=True,
     ),
 }  # fmt: skip

@@ -10,6 +10,7 @@ import fnmatch
 import glob
 import itertools
 import os
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -104,6 +105,18 @@ class Look:
     def holds(self, is_wanted: Callable[[bytes], bool]) -> bool:
         """Return True if a file that was seen is wanted by its name."""
         return any(map(is_wanted, self.all_files))
+
+    @property
+    def has_names(self) -> bool:
+        """True if any files or folders were seen, as they are not of web servers, which list nothing."""
+        return bool(self.files or self.folders or self.below)
+
+    def has_name(self, names: re.Pattern[str]) -> bool:
+        """Return True if a file that was seen, or a folder in the place, has one of these names, in lower case."""
+        return any(map(names.fullmatch, self.once("names", self._lowered_names)))
+
+    def _lowered_names(self) -> frozenset[str]:
+        return frozenset(os.fsdecode(name).lower() for name in itertools.chain(self.all_files, self.folders))
 
     @property
     def has_media(self) -> bool:
@@ -207,7 +220,7 @@ def _names_in(folder: bytes) -> tuple[list[bytes], list[bytes]]:
     """Return the names of the first files and folders in a folder, sorted. Raises OSError."""
     files: list[bytes] = []
     folders: list[bytes] = []
-    for entry in itertools.islice(read_directory(folder), MAX_NAMES):
+    for entry in read_directory(folder).first(MAX_NAMES):
         if not is_junk(entry.name):
             (folders if is_folder(entry) else files).append(entry.name)
     return sorted(files), sorted(folders)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fnmatch
 import glob
+import itertools
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -36,42 +37,43 @@ class Directory:
     on that are not kept.
     """
 
-    __slots__ = ("_budget", "_entries", "_rest", "is_whole", "status")
+    __slots__ = ("_entries", "_kept", "_rest", "is_whole", "status")
 
     def __init__(self, path: bytes, status: os.stat_result, kept: _Kept | None) -> None:
         self.status, self.is_whole = status, True
-        self._budget = kept
+        self._kept = kept
         self._entries: list[os.DirEntry[bytes]] = []
-        self._rest: Iterator[os.DirEntry[bytes]] | None = os.scandir(path)
+        self._rest = os.scandir(path)
+
+    def first(self, num: int) -> list[os.DirEntry[bytes]]:
+        """Return the first entries, at most `num` of them, in the file system's order. Raises OSError."""
+        self._keep(num - len(self._entries))
+        if len(self._entries) < num and self._kept is None:
+            self.close()
+        return self._entries[:num]
 
     def __iter__(self) -> Iterator[os.DirEntry[bytes]]:
-        """Yield all entries: those that are kept, then those that are still to be read. Raises OSError."""
-        number = 0
-        try:
-            while True:
-                if number < len(self._entries):
-                    yield self._entries[number]
-                    number += 1
-                    continue
-                entry = None if self._rest is None else next(self._rest, None)
-                if entry is None:
-                    self.close()
-                    return
-                if self._budget is not None and self._budget.room > 0:
-                    self._budget.room -= 1
-                    self._entries.append(entry)
-                else:
-                    self.is_whole = False
-                    yield entry
-        finally:
-            if self._budget is None:
-                self.close()
+        """Return an iterator over all entries: those that are kept, then those that are still to be read. Raises OSError."""
+        if self._kept is None:
+            return self._rest
+        self._keep(self._kept.room)
+        beyond = next(self._rest, None)
+        if beyond is None:
+            return iter(self._entries)
+        self.is_whole = False
+        return itertools.chain(self._entries, [beyond], self._rest)
+
+    def _keep(self, num: int) -> None:
+        """Read up to `num` entries more, and keep them, as far as there is room for them."""
+        room = num if self._kept is None else min(num, self._kept.room)
+        found = [*itertools.islice(self._rest, max(0, room))]
+        self._entries += found
+        if self._kept is not None:
+            self._kept.room -= len(found)
 
     def close(self) -> None:
         """Read no further."""
-        rest, self._rest = self._rest, None
-        if rest is not None:
-            rest.close()  # type: ignore[attr-defined]
+        self._rest.close()
 
 
 def read_directory(path: str | bytes | os.PathLike[str]) -> Directory:

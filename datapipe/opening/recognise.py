@@ -73,8 +73,9 @@ def recognise(place: Place, form: Form | None = None, *, target: str | None = No
 def _evidence_of(name: str, look: Look, form: Form) -> Evidence | None:
     """Return why a place is of a form, by the form's own module, or by the names of its files; None if it is not."""
     facts = FORMS[name]
-    if facts.shards and not facts.source and recognise_by_names(look, name) is None:
-        return None  # so that the libraries of some forms are not imported for all data
+    names = [one for one in (facts.files, facts.marks) if one is not None]
+    if names and look.has_names and not any(map(look.has_name, names)):
+        return None  # so that the modules and libraries of most forms are not imported for all data
     module = importlib.import_module(facts.known_by or facts.source or facts.shards)
     if not hasattr(module, "recognise"):
         return recognise_by_names(look, name)

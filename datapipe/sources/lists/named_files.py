@@ -160,7 +160,7 @@ def _leads_out(name: bytes) -> bool:
 def _folders_in(folder: Path) -> list[Path]:
     """Return the folders directly in `folder`, of its first entries, sorted; none where it cannot be read."""
     try:
-        entries = itertools.islice(read_directory(folder), _MAX_ENTRIES)
+        entries = read_directory(folder).first(_MAX_ENTRIES)
         return sorted(folder / os.fsdecode(entry.name) for entry in entries if is_folder(entry))
     except OSError:
         return []
