@@ -174,6 +174,7 @@ FORMS: dict[str, FormFacts] = {
         about=("JSON lines, text files, a folder", "a line, or a text file", "`text`, or as chosen", "files by name, then lines"),
         source="datapipe.sources.documents",
         files=re.compile(r".+\.(jsonl|ndjson|json|txt|text|md)(\.(gz|bz2|xz|zst))?", re.IGNORECASE),
+        marks=re.compile(r".+\.(parquet|arrow)"),
         in_stores=True,
         made_for=("tokens",),
     ),
