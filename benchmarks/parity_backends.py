@@ -21,7 +21,7 @@ from benchmarks.contenders.torchvision_transforms import import_torchvision
 from benchmarks.parity_case import Bound, Pair
 from datapipe import transforms as T
 from datapipe.codecs.probe import probe
-from datapipe.kinds.images.dali.gate import form_of
+from datapipe.kinds.images.dali.gate import choose_cut_form
 from datapipe.kinds.images.dali.pipeline import DaliPipeline
 from datapipe.kinds.images.dali.settings import GraphOptions
 from datapipe.kinds.loader import DataLoader
@@ -191,7 +191,7 @@ def piped(photos: Photos, transforms: list[Any], *, decodes_regions: bool) -> Im
     """By DALI's pipeline alone, from cuts drawn here: uint8 recipes."""
     recipe = T.Recipe.of(transforms)
     height, width = recipe.check_equal_sizes()
-    form, num = form_of(recipe, None), len(photos.encoded)
+    form, num = choose_cut_form(recipe, None), len(photos.encoded)
     graph = GraphOptions(height, width, num, None, form, decodes_regions, num_threads=1, hw_decoder_load=0.0)
     cuts: list[Cuts] = recipe.draw_cuts(photos.draws, photos.sizes)
     pixels, _ = DaliPipeline(graph).run(photos.encoded, cuts[0], None)

@@ -313,7 +313,7 @@ class _Conversion:
 
     def _refuse_too_many(self, plan: ConversionPlan, num_errors: int) -> None:
         limit = self.options.max_errors
-        if limit is not None and num_errors > limit.of(plan.num_samples):
+        if limit is not None and num_errors > limit.accepted_of(plan.num_samples):
             raise DecodeError(
                 f"{self.options.source}: {num_errors} bad samples exceed --max-errors {limit} of {plan.num_samples};"
                 " check the source, or run again with a higher limit"

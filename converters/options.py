@@ -142,7 +142,7 @@ class Limit:
             return cls(percent=Fraction(match[1]))
         raise OptionError(f"--max-errors {text!r} is neither a count nor a percentage, such as 100 or 0.1%")
 
-    def of(self, num_samples: int) -> int:
+    def accepted_of(self, num_samples: int) -> int:
         """Return the number of bad samples that is still accepted."""
         return self.count if self.count is not None else int((self.percent or Fraction(0)) * num_samples / 100)
 

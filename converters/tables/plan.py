@@ -122,7 +122,7 @@ def make_plan(
     if not facts:
         raise MissingDataError(f"{options.source}: its rows have no columns: every line is an empty object; check the source")
     check_used(options.schema, facts)
-    if options.max_errors is not None and num_bad > options.max_errors.of(num_seen):
+    if options.max_errors is not None and num_bad > options.max_errors.accepted_of(num_seen):
         raise DecodeError(f"{options.source}: {num_bad} bad rows exceed --max-errors {options.max_errors} of {num_seen}")
     schema = known.schema(options.schema)
     nbytes = sum(row_nbytes(field.type, facts[field.name]) for field in schema)

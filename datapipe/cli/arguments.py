@@ -225,7 +225,7 @@ def add_form_options(parser: argparse.ArgumentParser, title: str) -> None:
     group.add_argument("--class-map", type=Path, metavar="FILE", help='labels: JSON {"class": index} or lines `class index`')
 
 
-def form_of(args: argparse.Namespace) -> Form | None:
+def parse_form(args: argparse.Namespace) -> Form | None:
     """Return the form that such options name; None if none is given."""
     if args.form == AUTO and not any((args.root, args.field, args.class_from, args.class_map)):
         return None

@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 
-from datapipe.cli.arguments import form_of
+from datapipe.cli.arguments import parse_form
 from datapipe.core.checks import whole_number
 from datapipe.core.printable import say_text
 from datapipe.diagnostics.ceilings.of_loader import roofline_of
@@ -24,7 +24,7 @@ def run(args: argparse.Namespace) -> int:
         whole_number(getattr(args, name), f"--{name.replace('_', '-')}", least=1)
     if args.demand is not None and not (args.ceilings and args.demand > 0):
         raise OptionError(f"--demand {args.demand:g}: pass samples per second above 0, with --ceilings")
-    kind, index = open_path(args.path, form_of(args))
+    kind, index = open_path(args.path, parse_form(args))
     bench = part(kind, "bench")
     if args.ceilings:
         found = _ceilings(bench.loader(index, args), args)

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from converters.verify import verify, verify_remote
-from datapipe.cli.arguments import form_of
+from datapipe.cli.arguments import parse_form
 from datapipe.cli.progress import Progress
 from datapipe.columns.recipe import Columns
 from datapipe.core.printable import counted, say
@@ -56,7 +56,7 @@ def run_fit(args: argparse.Namespace) -> int:
 def run_index(args: argparse.Namespace) -> int:
     """Index the data and print the result. Returns 0. Raises what `open_index` raises."""
     start_s = time.perf_counter()
-    index = open_index(args.path, form_of(args))
+    index = open_index(args.path, parse_form(args))
     elapsed_s = time.perf_counter() - start_s
     if args.json:
         found = {"samples": len(index), "container": index.manifest.container, "index": str(index.sidecar_directory)}

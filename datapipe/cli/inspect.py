@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from datapipe.cli.arguments import form_of
+from datapipe.cli.arguments import parse_form
 from datapipe.core.atomic import refuse_to_replace
 from datapipe.core.checks import whole_number
 from datapipe.core.printable import say_text
@@ -17,7 +17,7 @@ def run(args: argparse.Namespace) -> int:
     whole_number(args.num, "--num", least=1)
     if args.grid is not None:
         refuse_to_replace(args.grid)
-    kind, index = open_path(args.path, form_of(args))
+    kind, index = open_path(args.path, parse_form(args))
     inspection = part(kind, "inspection")
     facts = inspection.describe(index, args)
     say_text(json.dumps(facts, indent=1) if args.json else inspection.as_text(args.path, facts))

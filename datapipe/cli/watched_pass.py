@@ -7,7 +7,7 @@ import json
 import sys
 import time
 
-from datapipe.cli.arguments import form_of
+from datapipe.cli.arguments import parse_form
 from datapipe.diagnostics.ceilings.costs import iterate
 from datapipe.diagnostics.ceilings.lock_watch import offer, report_span
 from datapipe.kinds.registry import open_path, part
@@ -17,7 +17,7 @@ def main() -> None:
     """Report one span of time with the seconds per sample."""
     offer()
     args = argparse.Namespace(**json.loads(sys.argv[1]))
-    kind, index = open_path(args.path, form_of(args))
+    kind, index = open_path(args.path, parse_form(args))
     loader = part(kind, "bench").loader(index, args)
     iterate(loader, args.images // 4, 0.5)
     started_s = time.perf_counter()

@@ -306,7 +306,7 @@ class Scratch:
     def __init__(self) -> None:
         self._latest: torch.Tensor | None = None
 
-    def of(self, height: int, width: int) -> torch.Tensor:
+    def lend(self, height: int, width: int) -> torch.Tensor:
         """Return (1, 3, height, width) uint8 in channels_last memory, which earlier calls may have returned too.
 
         torch's resize needs half of the time for it: it would unpack planes in the end.
@@ -323,7 +323,7 @@ def _planes(pixels: Any, front: Front, scratch: Scratch) -> torch.Tensor:
     if front.resampled is None:
         planes = planes_of(pixels)
     else:
-        resized = scratch.of(*how.size)
+        resized = scratch.lend(*how.size)
         pixels = pixels if pixels.flags.carray else np.ascontiguousarray(pixels)
         RESIZES[front.resampled](torch.from_numpy(as_batch(pixels)), how.size, False, None, None, out=resized)
         planes = resized[0]

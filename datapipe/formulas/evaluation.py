@@ -78,7 +78,9 @@ class RowFormula:
 
     def take(self, indices: np.ndarray[Any, np.dtype[np.int64]]) -> Any:
         """Return the batch of these samples, each one of `self.indices`, as default_collate makes it."""
-        found = [torch.tensor(leaf.of(indices)) if isinstance(leaf, Position) else leaf.take(indices) for leaf in self.leaves]
+        found = [
+            torch.tensor(leaf.numbers_at(indices)) if isinstance(leaf, Position) else leaf.take(indices) for leaf in self.leaves
+        ]
         if self.form is dict:
             return dict(zip(self.names, found, strict=True))
         return found[0] if self.form is None else found

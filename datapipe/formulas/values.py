@@ -40,7 +40,7 @@ class Position:
         if max(abs(self.scale), abs(self.offset)) >= _LARGEST * (1 if self.scale else _LARGEST):
             raise UnclearCode
 
-    def of(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+    def numbers_at(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the numbers for these indices, each below 2^31."""
         places = indices if self.scale == 1 else indices * self.scale
         return places + self.offset if self.offset else places
@@ -94,7 +94,7 @@ class RowValues:
 
     def take(self, indices: NDArray[np.int64]) -> torch.Tensor:
         """Return (n, *shape) the values of these samples, each one of `self.indices`."""
-        places = self.position.of(indices)
+        places = self.position.numbers_at(indices)
         # np.take is the faster one, but it would copy all of a view that is not contiguous
         found: Any = np.take(self.view, places, axis=0) if self.view.flags.c_contiguous else self.view[places]
         for library, dtype in self.casts:
@@ -116,7 +116,7 @@ class RowValues:
         if not is_mapped(self.view) or min(strides, default=0) < 0:
             return []
         nbytes = self.view.itemsize + sum((num - 1) * step for num, step in zip(self.shape, strides[1:], strict=True))
-        places = self.position.of(indices)
+        places = self.position.numbers_at(indices)
         places = places[(places >= 0) & (places < len(self.view))]
         return [Span(start, nbytes) for start in (places * strides[0] + self.view.ctypes.data).tolist()]
 

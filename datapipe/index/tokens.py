@@ -34,7 +34,7 @@ class LossRuns:
     ends: Ints  # (n + 1,) runs before each document, and in all
     runs: NDArray[np.int32]  # (runs, 2) first token of the document, and the one after the last
 
-    def of(self, document: int) -> NDArray[np.int32]:
+    def runs_of(self, document: int) -> NDArray[np.int32]:
         """Return (k, 2) the runs of a document."""
         return self.runs[self.ends[document] : self.ends[document + 1]]
 

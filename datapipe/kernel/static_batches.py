@@ -31,9 +31,9 @@ class StaticBatches:
         Tensors of a subclass become plain ones. Raises OptionError for a batch of other shapes than the first, and for one that
         holds tensors where they cannot be seen.
         """
-        form = _form_of(tensors_of(batch))
+        form = _shapes_of(tensors_of(batch))
         if self._ring:
-            self._check(form, _form_of(self._ring[0]))
+            self._check(form, _shapes_of(self._ring[0]))
         runtime, stream = self._runtime, self._runtime.current_stream()
         if self._stream is not None and self._stream != stream:
             runtime.wait_event(stream, runtime.record_event(self._stream))
@@ -65,5 +65,5 @@ class StaticBatches:
         )
 
 
-def _form_of(tensors: list[torch.Tensor]) -> _Form:
+def _shapes_of(tensors: list[torch.Tensor]) -> _Form:
     return [(tensor.size(), tensor.stride(), tensor.dtype) for tensor in tensors]

@@ -2,8 +2,8 @@
 
 What lies at a path, and of which kind it is, says `opening/recognise` for all of them. A kind is a folder beside this module. It
 has `inspection` (`open_place(path, form)`: the index of what lies at a path or URL, read as that form; `describe(index, args)`:
-facts, JSON-safe; `as_text(path, facts)`), `data` (`of(source, index)`: the data object of what was opened, or of an object that
-is no path, with None for the index; None if that is not of this kind) and `bench` (`measure(index, args)`: rates, JSON-safe;
+facts, JSON-safe; `as_text(path, facts)`), `data` (`make_data(source, index)`: the data object of what was opened, or of an object
+that is no path, with None for the index; None if that is not of this kind) and `bench` (`measure(index, args)`: rates, JSON-safe;
 `as_text(result)`; `loader(index, args)`: the loader whose ceilings are measured). Each but images, whose photographs lie in
 `datapipe/testing`, has `trial_data` (`TITLE`, what its file or folder is called; `make(path)`: generated data;
 `convert_options(path)`: those of `datapipe convert` where that makes what is loaded). Inspections work without torch.
@@ -70,9 +70,9 @@ def open_data(source: Any) -> Data:
             apply_settings(Remote())  # another loader may have applied others
         with errors_in_python():
             kind, index = open_path(source)
-        return part(kind, "data").of(source, index)  # type: ignore[no-any-return]
+        return part(kind, "data").make_data(source, index)  # type: ignore[no-any-return]
     for kind in KINDS:
-        found: Data | None = part(kind, "data").of(source, None)
+        found: Data | None = part(kind, "data").make_data(source, None)
         if found is not None:
             return found
     raise OptionError(

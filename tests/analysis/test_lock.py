@@ -44,7 +44,7 @@ def looked(seconds: float) -> LockUse:
     sampler.start()
     time.sleep(seconds)
     sampler.stop()
-    found = sampler.found()
+    found = sampler.summary()
     assert found is not None
     return found
 
@@ -75,7 +75,7 @@ def test_threads_that_wait_are_not_named() -> None:
 def test_looking_begins_and_ends_with_its_caller() -> None:
     before = set(threading.enumerate())
     sampler = LockSampler()
-    assert sampler.found() is None
+    assert sampler.summary() is None
     sampler.start(), sampler.start()
     (thread,) = set(threading.enumerate()) - before
     assert thread.name == "datapipe-lock"

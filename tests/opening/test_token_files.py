@@ -143,7 +143,7 @@ def test_runs_of_loss_count_in_the_fingerprint_and_do_not_cross_documents(tmp_pa
     index = open_tokens(masked_files(tmp_path / "a", "OLMo"), dtype="uint32", eos=2)
     loss = index.shard(0).loss
     assert loss is not None
-    assert [loss.of(number).tolist() for number in range(4)] == [[[0, 1], [3, 4]], [[0, 2]], [[1, 3]], [[0, 1]]]
+    assert [loss.runs_of(number).tolist() for number in range(4)] == [[[0, 1], [3, 4]], [[0, 2]], [[1, 3]], [[0, 1]]]
     (tmp_path / "a" / "label_mask.npy").unlink()
     other = open_tokens(tmp_path / "a" / "input_ids.npy", dtype="uint32", eos=2)
     assert other.shard(0).loss is None

@@ -25,7 +25,7 @@ from datapipe.errors import DecodeError, DependencyError, MissingDataError, Miss
 from datapipe.fetch.local import LocalFiles
 from datapipe.index.entries import Entries
 from datapipe.index.sample_index import SampleIndex
-from datapipe.kinds.images.dali.gate import form_of
+from datapipe.kinds.images.dali.gate import choose_cut_form
 from datapipe.kinds.images.dali.installation import installation
 from datapipe.kinds.images.dali.settings import GraphOptions
 from datapipe.kinds.images.dali_stage import DaliStage, Fetched, FetchWorker
@@ -70,7 +70,7 @@ class DaliWorker:
     def __init__(self, recipe: Recipe) -> None:
         installation()
         geometry, size = recipe.geometry_alone(), recipe.check_equal_sizes()
-        graph = GraphOptions(*size, 8, None, form_of(recipe, None), True, 2, 0.0)
+        graph = GraphOptions(*size, 8, None, choose_cut_form(recipe, None), True, 2, 0.0)
         self._recipe, self._size, self._stage = recipe, size, DaliStage(graph, num_pipelines=1)
         self._worker = FetchWorker(BlockWorker(geometry, LocalFiles()), geometry, graph)
 

@@ -109,9 +109,9 @@ class VideoDecoder:
         if not missing and not has_passed:
             self._keep(key, context)
         elif missing and kept is not None:  # what was decoded by this context before may be to blame
-            return [(run.of(missing), is_strict)]
+            return [(run.narrowed(missing), is_strict)]
         if damaged is not None and is_strict and is_open:
-            return [(run.of(missing), False)]
+            return [(run.narrowed(missing), False)]
         rest = [] if damaged is None else [(one, True) for one in run.around(damaged, missing)]
         for one, _ in rest:
             missing = {packet: frame for packet, frame in missing.items() if packet not in one.wanted}

@@ -39,7 +39,7 @@ class Run(NamedTuple):
     def wanted(self) -> dict[int, int]:
         return {packet: frame for part in self.parts for packet, frame in part.wanted.items()}
 
-    def of(self, packets: Collection[int]) -> Run:
+    def narrowed(self, packets: Collection[int]) -> Run:
         """Return the run for those of the wanted packets that are among these, at least one."""
         kept = [
             Part(one.start, {packet: frame for packet, frame in one.wanted.items() if packet in packets}) for one in self.parts
@@ -50,7 +50,7 @@ class Run(NamedTuple):
         """Return the runs for those of these packets that can be decoded without a damaged one."""
         before = {packet for packet in packets if packet < damaged}
         after = {packet for part in self.parts if part.start > damaged for packet in part.wanted.keys() & set(packets)}
-        return [self.of(some) for some in (before, after) if some]
+        return [self.narrowed(some) for some in (before, after) if some]
 
 
 def runs_of(track: VideoTrack, frames: Ints) -> list[Run]:

@@ -30,7 +30,7 @@ from datapipe.containers.parquet.pages import (
     pages,
 )
 from datapipe.containers.parquet.thrift_compact import DamagedError
-from datapipe.containers.parquet.values import PYARROW_ERRORS, Form, form_of, value_bytes
+from datapipe.containers.parquet.values import PYARROW_ERRORS, Form, find_form, value_bytes
 from datapipe.core.regular_files import open_file
 from datapipe.errors import DecodeError
 from datapipe.index.entries import RowGroup
@@ -170,7 +170,7 @@ def _rows(table: pa.Table, column: str) -> ColumnRows:
     while name != column and pa.types.is_struct(values.type):  # of the image only its bytes
         name += "." + values.type.field(0).name
         values = pc.struct_field(values, 0)
-    form = form_of(values.type)
+    form = find_form(values.type)
     if form is None:
         raise NoFieldError(f"of type {values.type}, which cannot become a field")
     return ColumnRows(values.chunks, form)

@@ -32,7 +32,7 @@ class Form:
     to_bytes: Callable[[Any], bytes]  # of a scalar that is not null
 
 
-def form_of(kind: pa.DataType) -> Form | None:
+def find_form(kind: pa.DataType) -> Form | None:
     """Return the form of a type; None if it cannot become a field: times, decimals, maps, binary within lists."""
     plain = _stored(kind)
     if pa.types.is_dictionary(plain):

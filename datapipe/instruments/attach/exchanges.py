@@ -51,7 +51,7 @@ class ExchangeReader:
             self._has_failed = True
             complain("how long ranks wait for each other is not measured", exc)
 
-    def found(self) -> tuple[Exchange, ...]:
+    def latest(self) -> tuple[Exchange, ...]:
         """Return the latest iterations. May be called from any thread."""
         return tuple(self._found.copy())
 

@@ -49,7 +49,7 @@ class LockSampler:
         """Stop looking."""
         self._stopped.set()
 
-    def found(self) -> LockUse | None:
+    def summary(self) -> LockUse | None:
         """Return what was seen; None if nothing was."""
         if not self._num:
             return None

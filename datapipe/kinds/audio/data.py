@@ -96,8 +96,8 @@ class Audio(Data):
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.mixture is not None:
-            return _mixed, (self._parts, self.mixture)
-        return _opened, self._opening
+            return Audio._join, (self._parts, self.mixture)
+        return Audio._reopen, self._opening
 
     @property
     def classes(self) -> tuple[str, ...] | None:
@@ -134,30 +134,30 @@ class Audio(Data):
         if any(part.samples.crop is None for part in parts):
             raise OptionError("mix() of whole utterances: they come in batches of like lengths; mix crops: seconds=5")
         refuse_unlike(parts, lambda part: self.samples.differing(part.samples))
-        made = _mixed(parts, Mixture.of(parts, weights, num_samples))
+        made = Audio._join(parts, Mixture.of(parts, weights, num_samples))
         if "label" in made.samples.fields:
             warn_of_classes([(part.where, part.classes) for part in parts])
         return made
 
+    @classmethod
+    def _reopen(cls, source: AudioSource, settings: AudioSettings, skip_bad: bool) -> Audio:
+        data = cls.__new__(cls)
+        data._set(source, settings, skip_bad)
+        return data
 
-def _opened(source: AudioSource, settings: AudioSettings, skip_bad: bool) -> Audio:
-    data = Audio.__new__(Audio)
-    data._set(source, settings, skip_bad)
-    return data
+    @classmethod
+    def _join(cls, parts: Sequence[Audio], mixture: Mixture) -> Audio:
+        data = cls.__new__(cls)
+        data._opening, data._parts, data.mixture = parts[0]._opening, tuple(parts), mixture
+        first = parts[0].samples
+        utterances = Utterances.joined([part.samples.utterances for part in parts])
+        left_out = "; ".join(filter(None, [part.samples.left_out for part in parts]))
+        data.samples = AudioSamples(utterances, first.settings, first.rate, left_out or None)
+        refuse_unknown_fields(first.settings.fields, data.samples.possible_fields)
+        return data
 
 
-def _mixed(parts: Sequence[Audio], mixture: Mixture) -> Audio:
-    data = Audio.__new__(Audio)
-    data._opening, data._parts, data.mixture = parts[0]._opening, tuple(parts), mixture
-    first = parts[0].samples
-    utterances = Utterances.joined([part.samples.utterances for part in parts])
-    left_out = "; ".join(filter(None, [part.samples.left_out for part in parts]))
-    data.samples = AudioSamples(utterances, first.settings, first.rate, left_out or None)
-    refuse_unknown_fields(first.settings.fields, data.samples.possible_fields)
-    return data
-
-
-def of(source: Any, index: Utterances | None) -> Audio | None:
+def make_data(source: Any, index: Utterances | None) -> Audio | None:
     """Refuse a path alone, which does not say what a sample is; no other object is one of sound."""
     if index is None:
         return None

@@ -174,8 +174,8 @@ class Clips(Data):
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.mixture is not None:
-            return _mixed, (self._parts, self.mixture)
-        return _opened, (self._opening, self.settings)
+            return Clips._join, (self._parts, self.mixture)
+        return Clips._reopen, (self._opening, self.settings)
 
     @property
     def shown(self) -> str:
@@ -206,10 +206,28 @@ class Clips(Data):
         """Return these clips and others, of each of which an epoch has a fixed share. See `mix`."""
         parts = (self, *others)
         refuse_unlike(parts, lambda part: self.settings.differing(part.settings))
-        made = _mixed(parts, Mixture.of(parts, weights, num_samples))
+        made = Clips._join(parts, Mixture.of(parts, weights, num_samples))
         if "label" in (self.settings.fields or made.index.usual):
             warn_of_classes([(part.where, part.classes) for part in parts])
         return made
+
+    @classmethod
+    def _reopen(cls, opening: _Opening, settings: ClipSettings) -> Clips:
+        if _is_in_store(opening.source):
+            apply_settings(settings.remote)
+        data = cls.__new__(cls)
+        data._set(opening, settings)
+        return data
+
+    @classmethod
+    def _join(cls, parts: Sequence[Clips], mixture: Mixture) -> Clips:
+        data = cls.__new__(cls)
+        data._opening, data.settings, data._parts, data.mixture = parts[0]._opening, parts[0].settings, tuple(parts), mixture
+        fields = data.settings.fields
+        index = JoinedClips([part.index for part in parts], fields)
+        refuse_unknown_fields(fields, [*(one.name for one in index.cameras), *index.columns])
+        data.index, data.classes = index, parts[0].classes if len({part.classes for part in parts}) == 1 else None
+        return data
 
 
 def _checked(deltas: Mapping[str, Sequence[float]] | None) -> dict[str, tuple[float, ...]]:
@@ -229,25 +247,7 @@ def _is_in_store(source: ClipSource) -> bool:
     return any(isinstance(path, str) and is_url(path) for path in paths)
 
 
-def _opened(opening: _Opening, settings: ClipSettings) -> Clips:
-    if _is_in_store(opening.source):
-        apply_settings(settings.remote)
-    data = Clips.__new__(Clips)
-    data._set(opening, settings)
-    return data
-
-
-def _mixed(parts: Sequence[Clips], mixture: Mixture) -> Clips:
-    data = Clips.__new__(Clips)
-    data._opening, data.settings, data._parts, data.mixture = parts[0]._opening, parts[0].settings, tuple(parts), mixture
-    fields = data.settings.fields
-    index = JoinedClips([part.index for part in parts], fields)
-    refuse_unknown_fields(fields, [*(one.name for one in index.cameras), *index.columns])
-    data.index, data.classes = index, parts[0].classes if len({part.classes for part in parts}) == 1 else None
-    return data
-
-
-def of(source: Any, index: Any) -> Clips | None:
+def make_data(source: Any, index: Any) -> Clips | None:
     """Refuse a path alone, which does not say what a clip is; no other object is one of clips."""
     if index is None:
         return None

@@ -18,7 +18,7 @@ from datapipe.kernel.processes import launcher, wanted
 from datapipe.kinds.images.batches import SampleBatchMaker, Worker
 from datapipe.kinds.images.choice import Choice
 from datapipe.kinds.images.collate import Collator
-from datapipe.kinds.images.dali.gate import form_of
+from datapipe.kinds.images.dali.gate import choose_cut_form
 from datapipe.kinds.images.dali.region_trial import region_problem
 from datapipe.kinds.images.dali.settings import Dali, GraphOptions
 from datapipe.kinds.images.dali_stage import DaliStage, FetchWorker
@@ -142,7 +142,7 @@ def _graph_options(
     dali: Dali, device: torch.device, recipe: Recipe, stored_size: Size | None, size: Size, options: LoaderOptions
 ) -> GraphOptions:
     on_gpu = device.type == "cuda"
-    form = form_of(recipe, stored_size)
+    form = choose_cut_form(recipe, stored_size)
     return GraphOptions(
         height=size[0],
         width=size[1],

@@ -13,7 +13,7 @@ import torch
 
 from datapipe.core.printable import counted
 from datapipe.errors import DependencyError, OptionError
-from datapipe.kinds.images.dali.gate import form_of
+from datapipe.kinds.images.dali.gate import choose_cut_form
 from datapipe.kinds.images.dali.installation import installation
 from datapipe.kinds.images.dali.settings import HUFFMAN_THRESHOLD, Dali
 from datapipe.kinds.images.evidence import DataEvidence, Measured
@@ -91,7 +91,7 @@ class BackendRequest:
                 "pass a batch_transform for what is to be done there, or backend='images_cpu'"
             )
         try:
-            form_of(self.recipe, self.stored_size)
+            choose_cut_form(self.recipe, self.stored_size)
         except OptionError as exc:
             return str(exc)
         return None

@@ -315,7 +315,7 @@ def of_torch_dataset(dataset: Any, index: AnyIndex, settings: ImageSettings, rec
     return Images._of(Samples(index, original=original), settings, None)
 
 
-def of(source: Any, index: AnyIndex | None) -> Images | None:
+def make_data(source: Any, index: AnyIndex | None) -> Images | None:
     """Return the samples of a source: a path, whose index was claimed, or a torch Dataset. None for other objects."""
     if index is not None:
         return Images._of(Samples(index), ImageSettings(), None)

@@ -141,7 +141,7 @@ class TableLoader(DataLoader):
         super().__init__(Table(source, **table), batch_size, shuffle, **options)
 
 
-def of(source: Any, index: TableIndex | None) -> Table | None:
+def make_data(source: Any, index: TableIndex | None) -> Table | None:
     """Return the table of a source: a path, whose index was claimed, or a list of paths. None for other objects."""
     if index is not None:
         return Table._of(source, TableSettings(), index)

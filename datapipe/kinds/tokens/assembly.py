@@ -92,7 +92,7 @@ def _labels(
         for part in mine.tolist():
             place, num, first = int(parts.begin[part]), int(segments.num[part]), int(segments.first[part])
             is_ignored = np.ones(num, np.bool_)
-            for one, end in (loss.of(int(segments.document[part])) - first - is_shifted).tolist():
+            for one, end in (loss.runs_of(int(segments.document[part])) - first - is_shifted).tolist():
                 is_ignored[max(0, one) : max(0, end)] = False
             labels[place : place + num][is_ignored] = IGNORED
     return labels

@@ -181,8 +181,8 @@ class Tokens(Data):
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.mixture is not None:
-            return _mixed, (self._parts, self.mixture)
-        return _opened, (self._opening, self.settings, self._is_padded)
+            return Tokens._join, (self._parts, self.mixture)
+        return Tokens._reopen, (self._opening, self.settings, self._is_padded)
 
     @property
     def shown(self) -> str:
@@ -218,26 +218,26 @@ class Tokens(Data):
             raise OptionError(
                 "mix() of Tokens with packing='pad': rows of like lengths are not mixed; pass max_tokens or packing='best-fit'"
             )
-        return _mixed(parts, Mixture.of(parts, weights, num_samples))
+        return Tokens._join(parts, Mixture.of(parts, weights, num_samples))
 
+    @classmethod
+    def _reopen(cls, opening: _Opening, settings: TokenSettings, is_padded: bool) -> Tokens:
+        data = cls.__new__(cls)
+        data._set(opening, settings, is_padded=is_padded)
+        return data
 
-def _opened(opening: _Opening, settings: TokenSettings, is_padded: bool) -> Tokens:
-    data = Tokens.__new__(Tokens)
-    data._set(opening, settings, is_padded=is_padded)
-    return data
-
-
-def _mixed(parts: Sequence[Tokens], mixture: Mixture) -> Tokens:
-    data = Tokens.__new__(Tokens)
-    data._opening, data._is_padded, data.settings = parts[0]._opening, True, parts[0].settings
-    data._parts, data.mixture = tuple(parts), mixture
-    first_shards = [sum(part.index.num_shards for part in parts[:number]) for number in range(len(parts))]
-    data.corpora = [
-        Corpus(joined_index([one.index for one in of_field]), JoinedPacks([one.packs for one in of_field], first_shards))
-        for of_field in zip(*(part.corpora for part in parts), strict=True)
-    ]
-    data.index = data.corpora[0].index
-    return data
+    @classmethod
+    def _join(cls, parts: Sequence[Tokens], mixture: Mixture) -> Tokens:
+        data = cls.__new__(cls)
+        data._opening, data._is_padded, data.settings = parts[0]._opening, True, parts[0].settings
+        data._parts, data.mixture = tuple(parts), mixture
+        first_shards = [sum(part.index.num_shards for part in parts[:number]) for number in range(len(parts))]
+        data.corpora = [
+            Corpus(joined_index([one.index for one in of_field]), JoinedPacks([one.packs for one in of_field], first_shards))
+            for of_field in zip(*(part.corpora for part in parts), strict=True)
+        ]
+        data.index = data.corpora[0].index
+        return data
 
 
 def _lengths(length: int | Sequence[int], num_fields: int) -> list[int]:
@@ -272,7 +272,7 @@ def _homes(index: TokenIndex) -> list[Path]:
     return [*beside, index_directory(INDEXES, name[:24])]
 
 
-def of(source: Any, index: TokenIndex | None) -> Tokens | None:
+def make_data(source: Any, index: TokenIndex | None) -> Tokens | None:
     """Refuse a path alone, which does not say how long rows are; no other object is one of tokens."""
     if index is None:
         return None

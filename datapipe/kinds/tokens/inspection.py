@@ -108,7 +108,7 @@ def _texts(index: TokenIndex, tokenizer: Path) -> list[dict[str, Any]]:
         carries = np.ones(len(tokens), np.bool_)
         if shard.loss is not None:
             carries[:] = False
-            for first, end in shard.loss.of(within).tolist():
+            for first, end in shard.loss.runs_of(within).tolist():
                 carries[first:end] = True
         bounds = [0, *(np.flatnonzero(np.diff(carries)) + 1).tolist(), len(tokens)]
         runs = [

@@ -36,7 +36,7 @@ def recognise(look: Look, form: Form) -> Evidence | None:
     assert isinstance(top, Path)
     names = map(os.fsdecode, look.files)
     found = next(
-        (name for name in names if name.endswith(_SAID) and form_of(top / name) != PLAIN and (top / name).is_file()), None
+        (name for name in names if name.endswith(_SAID) and identify_writer(top / name) != PLAIN and (top / name).is_file()), None
     )
     if found is None:
         return None
@@ -91,7 +91,7 @@ def _data_files(path: Path) -> list[Path]:
     return [path.with_suffix("")] if path.name.endswith(indexed.DATATROVE_INDEX) else []
 
 
-def form_of(path: Path) -> str:
+def identify_writer(path: Path) -> str:
     """Return whose file of token ids this is."""
     if path.suffix == indexed.DATATROVE_DATA:
         return DATATROVE
@@ -132,7 +132,7 @@ def _files(path: str) -> list[Path]:
 
 
 def _of_files(paths: Sequence[Path], dtype: str | None, eos: int | None, vocab_size: int | None) -> TokenIndex:
-    forms = sorted({form_of(path) for path in paths})
+    forms = sorted({identify_writer(path) for path in paths})
     where = str(paths[0]) if len(paths) == 1 else listed([str(path) for path in paths], most=1)
     if len(forms) > 1:
         raise FormatError(f"{where}: files of several forms ({', '.join(forms)}); open those of one at a time")

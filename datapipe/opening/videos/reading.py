@@ -35,17 +35,17 @@ def read_track(read: ReadAt, nbytes: int, where: str) -> VideoTrack:
 @contextlib.contextmanager
 def open_template(read: ReadAt, nbytes: int, where: str) -> Iterator[Any]:
     """Yield PyAV's stream of the video of a file: the template of a stream of the same packets. Raises as `read_track`."""
-    with open_stream(read, nbytes, where, form=_form_of(read, nbytes, where)) as (_, stream):
+    with open_stream(read, nbytes, where, form=_container_format(read, nbytes, where)) as (_, stream):
         yield stream
 
 
 def _track(read: ReadAt, nbytes: int, where: str) -> VideoTrack:
-    form = _form_of(read, nbytes, where)
+    form = _container_format(read, nbytes, where)
     track = read_mp4(read, nbytes, where) if form == _MOV else None
     return read_demuxed(read, nbytes, where, form=form) if track is None else track
 
 
-def _form_of(read: ReadAt, nbytes: int, where: str) -> str:
+def _container_format(read: ReadAt, nbytes: int, where: str) -> str:
     """Return FFmpeg's name of the format of a file."""
     beginning = read(0, min(BEGINNING_NBYTES, nbytes))
     form = _MOV if has_boxes(beginning) else format_of(beginning)

@@ -36,6 +36,6 @@ class Numbers(Data):
         return NumbersKind(self.index)
 
 
-def of(source: Any, index: NumbersIndex | None) -> Numbers | None:
+def make_data(source: Any, index: NumbersIndex | None) -> Numbers | None:
     """Return the numbers at a path that was claimed. No other object is one of numbers."""
     return None if index is None else Numbers(source)

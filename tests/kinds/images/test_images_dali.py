@@ -19,7 +19,7 @@ from fixtures import encode, jpeg, picture
 import datapipe as dp
 from datapipe import transforms as T
 from datapipe.codecs.decode import checked_header
-from datapipe.kinds.images.dali.gate import CutForm, can_decode, form_of
+from datapipe.kinds.images.dali.gate import CutForm, can_decode, choose_cut_form
 from datapipe.kinds.images.dali.installation import installation
 from datapipe.kinds.images.dali.pipeline import DaliPipeline, RunError
 from datapipe.kinds.images.dali.settings import GraphOptions
@@ -46,7 +46,7 @@ def undecodable() -> bytes:
 def pipeline_of(recipe: Recipe = CROP, *, max_batch_size: int = 8, decodes_regions: bool = True) -> DaliPipeline:
     installation()
     height, width = recipe.check_equal_sizes()
-    return DaliPipeline(GraphOptions(height, width, max_batch_size, None, form_of(recipe, None), decodes_regions, 2, 0.0))
+    return DaliPipeline(GraphOptions(height, width, max_batch_size, None, choose_cut_form(recipe, None), decodes_regions, 2, 0.0))
 
 
 def batch_of(recipe: Recipe, first: int, num: int = 8, *, bad: tuple[int, ...] = ()) -> tuple[list[bytes], Cuts]:

@@ -11,7 +11,7 @@ from fixtures import encode
 
 from datapipe.codecs.decode import checked_header
 from datapipe.fetch.local import LocalFiles
-from datapipe.kinds.images.dali.gate import form_of
+from datapipe.kinds.images.dali.gate import choose_cut_form
 from datapipe.kinds.images.dali.settings import GraphOptions
 from datapipe.kinds.images.dali_stage import Fetched, FetchWorker
 from datapipe.kinds.images.images_cpu import BlockReport, BlockWorker, EncodedSample, sizes_of
@@ -22,17 +22,17 @@ CUBIC, LINEAR = Recipe.of(RandomResizedCrop(24, interpolation="bicubic")), Recip
 
 
 def test_the_interpolation_is_part_of_the_form() -> None:
-    assert form_of(CUBIC, None).interpolation == "bicubic"
-    assert form_of(LINEAR, None).interpolation == "bilinear"
-    assert form_of(Recipe.of([Resize(30, "bicubic"), CenterCrop(24)]), None).interpolation == "bicubic"
-    assert form_of(Recipe.of(CenterCrop(24)), None).interpolation == "bilinear"
+    assert choose_cut_form(CUBIC, None).interpolation == "bicubic"
+    assert choose_cut_form(LINEAR, None).interpolation == "bilinear"
+    assert choose_cut_form(Recipe.of([Resize(30, "bicubic"), CenterCrop(24)]), None).interpolation == "bicubic"
+    assert choose_cut_form(Recipe.of(CenterCrop(24)), None).interpolation == "bilinear"
 
 
 def test_cuts_of_another_interpolation_are_taken_where_nothing_is_resampled() -> None:
     sizes = np.array([(24, 24), (40, 50)])
     chain = Recipe.of(Resize((24, 24), "bicubic")).draw_cuts(Draws(0, 0, np.arange(2)), sizes)
-    assert form_of(LINEAR, None).takes(chain).tolist() == [True, False]
-    assert form_of(CUBIC, None).takes(chain).tolist() == [True, True]
+    assert choose_cut_form(LINEAR, None).takes(chain).tolist() == [True, False]
+    assert choose_cut_form(CUBIC, None).takes(chain).tolist() == [True, True]
 
 
 @pytest.mark.parametrize("recipe", [CUBIC, LINEAR], ids=["bicubic", "bilinear"])
@@ -41,7 +41,7 @@ def test_what_is_taken_back_is_made_as_it_was_asked_for(recipe: Recipe) -> None:
     sample = EncodedSample(0, data, checked_header(data))
     worker = BlockWorker(recipe, LocalFiles())
     cuts = recipe.draw_cuts(Draws(0, 0, np.array([5])), sizes_of([sample]))
-    graph = GraphOptions(24, 24, 1, None, form_of(recipe, None), True, num_threads=1, hw_decoder_load=0.0)
+    graph = GraphOptions(24, 24, 1, None, choose_cut_form(recipe, None), True, num_threads=1, hw_decoder_load=0.0)
     batch = Fetched(1, 24, 24)
     batch.give(0, [sample], cuts[0])
     assert FetchWorker(worker, recipe.geometry_alone(), graph).take_over(batch, [0]) == []

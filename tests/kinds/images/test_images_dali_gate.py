@@ -17,7 +17,7 @@ import datapipe as dp
 from datapipe import transforms as T
 from datapipe.codecs.decode import checked_header, open_decoder
 from datapipe.codecs.probe import probe
-from datapipe.kinds.images.dali.gate import CutForm, can_decode, form_of
+from datapipe.kinds.images.dali.gate import CutForm, can_decode, choose_cut_form
 from datapipe.kinds.images.dali.pipeline import DaliPipeline, RunError
 from datapipe.kinds.images.dali.settings import GraphOptions
 from datapipe.order.draws import Draws
@@ -97,22 +97,22 @@ def test_a_png_that_dali_alone_refuses() -> None:
 ], ids=str)  # fmt: skip
 def test_recipes_that_some_images_do_not_fit_are_taken(transforms: list[object]) -> None:
     """A crop that some of the sizes tried are too small for; a crop that pads some images before a resize."""
-    assert isinstance(form_of(Recipe.of(transforms), None), CutForm)
+    assert isinstance(choose_cut_form(Recipe.of(transforms), None), CutForm)
 
 
 def test_an_image_size_that_fits_no_crop_is_said() -> None:
     with pytest.raises(dp.errors.OptionError, match=r"RandomCrop\(32\): an image of 8 x 8 pixels"):
-        form_of(Recipe.of([T.RandomCrop(32)]), (8, 8))
+        choose_cut_form(Recipe.of([T.RandomCrop(32)]), (8, 8))
 
 
 def test_geometry_of_two_resizes_is_refused() -> None:
     with pytest.raises(dp.errors.OptionError, match=r"resamples more than once .* pass backend='images_cpu'"):
-        form_of(Recipe.of([T.RandomResizedCrop(40), T.Resize((24, 24))]), None)
+        choose_cut_form(Recipe.of([T.RandomResizedCrop(40), T.Resize((24, 24))]), None)
 
 
 def test_each_sample_fits_or_not_by_itself() -> None:
     recipe = Recipe.of([T.CenterCrop(24)])
-    form = form_of(recipe, (40, 48))
+    form = choose_cut_form(recipe, (40, 48))
     assert not form.is_windowed
     sizes = np.array([(40, 48), (20, 48), (24, 24), (23, 24)])
     chain = recipe.draw_cuts(Draws(0, 0, np.arange(4)), sizes)

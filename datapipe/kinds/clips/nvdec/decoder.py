@@ -105,7 +105,7 @@ class EngineDecoder:
                 kept[packet_of[number]] = frame
             yield number, frame
         if is_good and self._trust.may_serve(track.coding):
-            self._compare(track, read, run.of(kept), kept)
+            self._compare(track, read, run.narrowed(kept), kept)
 
     def _compare(self, track: VideoTrack, read: ReadAt, run: Run, expected: dict[int, Any]) -> None:
         coding, colours = track.coding, Colours.of(next(iter(expected.values())))

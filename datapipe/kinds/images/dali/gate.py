@@ -107,7 +107,7 @@ class CutForm:
         return takes if cuts.fill == self.fill else takes & ~_showing_fill(cuts)
 
 
-def form_of(recipe: Recipe, input_size: tuple[int, int] | None) -> CutForm:
+def choose_cut_form(recipe: Recipe, input_size: tuple[int, int] | None) -> CutForm:
     """Return the form of a recipe's cuts, tried on images of many sizes, or of the common size.
 
     Raises OptionError for geometry that needs more than one cut for every image.
