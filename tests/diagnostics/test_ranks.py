@@ -235,7 +235,7 @@ def test_without_other_ranks_nothing_is_searched(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("gc.get_objects", lambda: pytest.fail("the process has no other ranks"))
     reader = ExchangeReader()
     reader(100)
-    assert reader.found() == ()
+    assert reader.latest() == ()
 
 
 _READS = """
@@ -247,13 +247,13 @@ from datapipe.instruments.attach.exchanges import ExchangeReader
 torch.distributed.init_process_group("gloo", init_method=f"file://{sys.argv[1]}/group", rank=int(sys.argv[2]), world_size=2)
 reader = ExchangeReader(every=2)
 reader(0)
-assert reader.found() == (), "there is no module yet"
+assert reader.latest() == (), "there is no module yet"
 model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)))
 reader(1)
 for step in range(40):
     model(torch.randn(4, 8)).sum().backward()
     reader(step)
-found = reader.found()
+found = reader.latest()
 assert len(found) >= 15 and len({one.iteration for one in found}) == len(found), found
 assert all(one.forward_s > 0 and one.backward_s > 0 and one.wait_s >= 0 and one.syncs_in_forward for one in found), found
 del model
@@ -262,7 +262,7 @@ reader(10_000)
 for step in range(20):
     other(torch.randn(4, 8)).sum().backward()
     reader(10_000 + step)
-assert {one.module for one in reader.found()} == {0, 1} and not reader.found()[-1].syncs_in_forward
+assert {one.module for one in reader.latest()} == {0, 1} and not reader.found()[-1].syncs_in_forward
 del other
 gc.collect()  # gloo's threads must end before the interpreter does, which aborts otherwise
 torch.distributed.destroy_process_group()
