@@ -21,10 +21,12 @@ from datapipe.containers.listing import is_image_name
 from datapipe.containers.look import LIST_NAMES, Evidence, Look, Nature, Strength, look_at, recognise_by_names
 from datapipe.errors import FormatError, MissingDataError, OptionError
 from datapipe.index.manifest import MANIFEST_NAME, refuse_unfinished
+from datapipe.index.remote_set import nothing_there
 from datapipe.index.tables import TABLE_NAME
 from datapipe.sources import coco
 from datapipe.sources.documents import DOCUMENTS_ARE
-from datapipe.stores.location import Place
+from datapipe.stores.location import Location, Place
+from datapipe.stores.objects import refuse_unlistable
 
 _READERS = {"clips": "datapipe.Clips", "audio": "datapipe.Audio", "tables": "datapipe.Table", "tokens": "datapipe.Tokens"}
 _TITLES = {VIDEOS: "videos", AUDIO: "sound files"}
@@ -58,6 +60,9 @@ def recognise(place: Place, form: Form | None = None, *, target: str | None = No
     found = {name: one for name in FORMS if (one := _evidence_of(name, look, form)) is not None}
     if kind is not None:
         found = _only_of(kind, found, place)
+    if not found and isinstance(place, Location) and look.nature is Nature.FOLDER and not look.has_names:
+        refuse_unlistable(place)
+        raise nothing_there(place)
     if not found and look.nature is Nature.NOTHING:
         raise MissingDataError(f"{place}: no such file or directory{_remedy(str(place))}")
     _refuse_sets_below(look, found)
