@@ -191,10 +191,13 @@ def _is_shown(path: Path, root: Path) -> bool:
 
 def _no_table(path: str) -> FormatError:
     suffix = Path(path).suffix.lower()
-    if suffix in (*TEXT_SUFFIXES, ".npy"):
-        what = "a matrix" if suffix == ".npy" else "text, whose rows have no places"
+    command = f"convert it first: datapipe convert {path} DST --to parquet"
+    if suffix == ".npy":
+        return FormatError(f"{path}: a matrix; {command}")
+    if suffix in TEXT_SUFFIXES:
         texts = ", or --to tokens if it holds texts" if suffix in (".jsonl", ".ndjson") else ""
-        return FormatError(f"{path}: {what}; convert it first: datapipe convert {path} DST --to parquet{texts}")
+        named = "if a column names files of samples, say which (--field COLUMN=image)"
+        return FormatError(f"{path}: text, whose rows have no places; {named}, else {command}{texts}")
     return FormatError(f"{path}: not a .parquet, .arrow, .feather or .h5 file, the formats of tables")
 
 
