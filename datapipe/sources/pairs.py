@@ -94,6 +94,9 @@ def find_partner(look: Look) -> bytes:
 
 def _partner_among(names: tuple[bytes, ...]) -> bytes:
     """Return the first name of a folder that is that of a partner; b"" if there is none."""
+    lowered = [name.lower() for name in names]
+    if not any(name.endswith(_ENDS) or b"_mask." in name or b"_seg." in name for name in lowered):
+        return b""  # as in most folders, which are large
     images: dict[bytes, list[bytes]] = {}
     for name in filter(is_image_name, names):
         images.setdefault(os.path.splitext(name)[0], []).append(name)
@@ -208,6 +211,7 @@ open_source = PairedFiles
 IMAGE = "image"
 MASK = "mask"
 KINDS = {b".txt": FieldKind.TEXT, b".json": FieldKind.JSON, b".npy": FieldKind.ARRAY}  # of files that are not images, by suffix
+_ENDS = (b".png", *KINDS)  # of names, one of which a partner has unless it is called a mask
 _BESIDE = {FieldKind.TEXT: "txt", FieldKind.JSON: "json", FieldKind.ARRAY: "array"}  # the field of such a file next to an image
 _IMAGE_FOLDERS = frozenset(
     (b"images", b"image", b"imgs", b"img", b"jpegimages", b"photos", b"pictures", b"inputs", b"input", b"rgb")
