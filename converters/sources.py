@@ -16,9 +16,10 @@ from datapipe.containers.field_names import AUDIO_FIELD, SPOKEN
 from datapipe.containers.forms import AUDIO, AUTO, FORMS, TABLE
 from datapipe.errors import OptionError
 from datapipe.index.listed import ListedSample, ScanNotes, Source, SourceFacts, Workspace
+from datapipe.opening.media import media_in_shards
 from datapipe.opening.recognise import Recognition
 from datapipe.opening.recognise import recognise as recognise_place
-from datapipe.opening.recordings.shards import are_sound_shards, spoken_fields
+from datapipe.opening.recordings.shards import spoken_fields
 from datapipe.sources.fields import in_order
 from datapipe.stores.location import Location
 
@@ -45,7 +46,7 @@ def open_source(options: ConvertOptions) -> Source:
         raise OptionError(f"{options.source}: is a table; convert it with `datapipe convert {options.source} DST --from table`")
     if facts.targets == ():
         raise OptionError(f"{options.source}: {facts.title}, to be read in place: nothing to convert")
-    if options.form == AUDIO and not isinstance(options.source, Location) and are_sound_shards(str(options.source)):
+    if options.form == AUDIO and not isinstance(options.source, Location) and media_in_shards(str(options.source)) == AUDIO:
         shards = IndexSource(options.source, options.how.named(AUTO))
         return _SpokenSource(shards, *spoken_fields(shards.fields, str(options.source)), to=options.to)
     if not facts.source:

@@ -21,6 +21,7 @@ from datapipe.containers.forms import FORMS
 from datapipe.containers.listing import is_audio_name, is_folder, is_image_name, is_junk, is_kept_by_tools, is_video_name
 from datapipe.containers.remote_shards import expanded
 from datapipe.core.directories import matching, read_directory
+from datapipe.core.remembering import recall
 from datapipe.errors import MissingDataError, StorageError
 from datapipe.index.manifest import MANIFEST_NAME
 from datapipe.index.remote_set import nothing_there, read_manifest_text
@@ -177,7 +178,14 @@ def first_object(pattern: Location) -> str | None:
 
 
 def look_at(place: Place) -> Look:
-    """Look at a place. Raises MissingDataError where a pattern or a prefix holds nothing, StorageError if it cannot be read."""
+    """Look at a place, once within `remembered`.
+
+    Raises MissingDataError where a pattern or a prefix holds nothing, StorageError if it cannot be read.
+    """
+    return recall(("look", place), lambda: _look_at(place))
+
+
+def _look_at(place: Place) -> Look:
     if isinstance(place, Location):
         return _look_at_location(place)
     if place.is_dir():

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from datapipe.codecs.field_values import LABEL_FIELD
 from datapipe.containers.form import Form
-from datapipe.containers.formats import container_of
-from datapipe.containers.remote_shards import expanded
-from datapipe.core.directories import matching, names_in
-from datapipe.errors import FormatError, MissingDataError, StorageError
+from datapipe.containers.forms import AUDIO
+from datapipe.containers.look import Look, Nature, look_at, recognise_by_names
+from datapipe.containers.parquet.scanner import holds_sound
+from datapipe.core.directories import matching
+from datapipe.errors import FormatError, MissingDataError
 from datapipe.index.concat import AnyIndex
 from datapipe.index.entries import Entries
 from datapipe.index.listed import ScanNotes, Workspace
 from datapipe.sources.file_tree import FileKind, classes_if_all, placed
 from datapipe.sources.lists.parts import ListedParts
-from datapipe.stores.location import Place, is_url, parse_location
-from datapipe.stores.objects import list_names
+from datapipe.sources.tars import media_held
+from datapipe.stores.location import Place, is_url, parse_place
 
 _AT_ONCE = 1 << 16  # samples that are looked up
 
@@ -69,44 +70,21 @@ def parts_to_convert(path: Path) -> tuple[Path, ListedParts]:
     return Path(os.path.commonpath([os.path.dirname(one) for one in paths])), ListedParts.whole(paths)
 
 
-def are_shards(name: str, looks: Mapping[str, Callable[[str], bool]]) -> bool:
-    """Return True if a path, pattern, folder or URL names shards of which the first is as wanted. `looks`: by container.
-
-    Raises StorageError.
-    """
+def media_in_shards(name: str) -> str:
+    """Return VIDEOS or AUDIO if a path, pattern, folder or URL names shards of these; "" for all else. Raises StorageError."""
     try:
-        first = _first_shard(name, looks)
-        return first is not None and looks[container_of(os.path.basename(first)) or ""](first)
-    except (FormatError, MissingDataError):  # of a URL; what reads it says what is wrong
+        look = look_at(parse_place(name))
+        return AUDIO if holds_spoken(look) else media_held(look)
+    except (FormatError, MissingDataError):  # what reads it says what is wrong
+        return ""
+
+
+def holds_spoken(look: Look) -> bool:
+    """Return True for Parquet files with a column of sound."""
+    first = look.first_shard("parquet") if recognise_by_names(look, "parquet") or look.nature is Nature.PATTERN else None
+    if first is None or not first.endswith(".parquet"):
         return False
-
-
-def _first_shard(name: str, containers: Collection[str]) -> str | None:
-    """Return the first file of one of these containers that a path, pattern or URL names, or that lies in it; None if none does.
-
-    Raises StorageError, and for a URL MissingDataError and FormatError.
-    """
-
-    def is_wanted(path: str) -> bool:
-        return container_of(os.path.basename(path)) in containers
-
-    if is_url(name):
-        name = next(expanded(name)) if "{" in name else name
-        location = parse_location(name)
-        if is_wanted(location.name) and not glob.has_magic(location.name):
-            return name
-        if glob.has_magic(location.name):
-            location = location.parent
-        first = next((one for one in list_names(location) if is_wanted(one)), None)
-        return None if first is None else str(location / first)
-    if os.path.isdir(name):
-        try:
-            found = [os.path.join(name, one) for one in names_in(name)]
-        except OSError as exc:
-            raise StorageError(exc.errno, f"{name}: cannot be read ({exc.strerror}); check its permissions") from exc
-    else:
-        found = [name] if os.path.isfile(name) else matching(name)
-    return next(filter(is_wanted, found), None)
+    return look.once(f"sound in {first}", lambda: holds_sound(first))
 
 
 def look_up_all(index: AnyIndex, field: str) -> Iterator[Entries]:

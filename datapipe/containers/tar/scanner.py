@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -26,29 +26,11 @@ from datapipe.errors import DecodeError, FormatError
 from datapipe.index.sidecar import SidecarRows
 
 _MAX_SUFFIXES = 1000  # limit of different ones
-_LOOKED_AT = 32  # members that tell what a tar holds
 _MAX_SHOWN = 3  # samples in a message
 _MAX_NAMED = 20  # suffixes in a message
 _MAX_LABEL_NBYTES = 256  # of its text, blanks included
 
 logger = get_logger(__name__)
-
-
-def begins_with(tar: str, is_wanted: Callable[[bytes], bool], *, others: Callable[[bytes], bool]) -> bool:
-    """Return True if among the names of the first members of a tar, by path or URL, some are wanted, and none of the others.
-
-    What comes before damage counts. Raises MissingDataError or StorageError.
-    """
-    is_found = False
-    try:
-        with byte_source(tar, "a tar") as data:
-            for member in itertools.islice(scan_members(data, ""), _LOOKED_AT):
-                if others(member.name):
-                    return False
-                is_found = is_found or is_wanted(member.name)
-    except FormatError:
-        return is_found
-    return is_found
 
 
 def split_name(name: bytes) -> tuple[bytes, str] | None:

@@ -14,8 +14,7 @@ from datapipe.containers.field_names import AUDIO_FIELD, SPOKEN
 from datapipe.containers.form import Form, on_disk, refuse_root
 from datapipe.containers.forms import AUDIO, AUDIO_SUFFIXES
 from datapipe.containers.listing import is_audio_name
-from datapipe.containers.look import Evidence, Look, Nature, Strength, recognise_by_names
-from datapipe.containers.parquet.scanner import holds_sound
+from datapipe.containers.look import Evidence, Look, Nature, Strength
 from datapipe.core.checks import path_name
 from datapipe.core.directories import names_in, walk_folders
 from datapipe.core.printable import listed
@@ -26,9 +25,9 @@ from datapipe.index.media import MediaSource
 from datapipe.index.recordings import RecordingEntry
 from datapipe.index.utterances import Utterances, frames_at, text_array
 from datapipe.opening.converted import kind_of_set
-from datapipe.opening.media import parts_of_files, parts_of_folder, parts_to_convert
+from datapipe.opening.media import holds_spoken, media_in_shards, parts_of_files, parts_of_folder, parts_to_convert
 from datapipe.opening.recordings.indexing import look_at, open_recordings
-from datapipe.opening.recordings.shards import are_sound_shards, open_shards
+from datapipe.opening.recordings.shards import open_shards
 from datapipe.sources.file_tree import FileKind, classes_if_all, refuse_field_choices
 from datapipe.sources.lists import refuse_class_from
 from datapipe.sources.lists.parts import LIST_SUFFIXES, ListedParts, read_parts, what_it_lists
@@ -56,7 +55,7 @@ def recognise(look: Look, form: Form) -> Evidence | None:
         return Evidence(f"it holds {MANIFEST_NAME}", Strength.DECISIVE)
     if what_it_lists(look) == AUDIO:
         return Evidence("it lists sound files")
-    if media_held(look) == AUDIO or _holds_spoken(look):
+    if media_held(look) == AUDIO or holds_spoken(look):
         return Evidence("its shards hold sound")
     if look.nature is Nature.FILE:
         return Evidence(f"its name ends with {look.suffix}") if is_audio_name(look.name) else None
@@ -69,14 +68,6 @@ def recognise(look: Look, form: Form) -> Evidence | None:
     ):
         return Evidence("sound files with a list of what is said in them")
     return Evidence("sound files in it, or in folders in it", Strength.LIKELY)
-
-
-def _holds_spoken(look: Look) -> bool:
-    """Return True for Parquet files with a column of sound."""
-    first = look.first_shard("parquet") if recognise_by_names(look, "parquet") or look.nature is Nature.PATTERN else None
-    if first is None or not first.endswith(".parquet"):
-        return False
-    return look.once(f"sound in {first}", lambda: holds_sound(first))
 
 
 def open_utterances(source: AudioSource) -> Utterances:
@@ -93,7 +84,7 @@ def open_utterances(source: AudioSource) -> Utterances:
             raise OptionError("the list of sound files is empty; name at least one")
         return _opened(parts_of_files(names, KIND), listed(names, most=1))
     name = path_name(source, "the path to the sound files")
-    if are_sound_shards(name):
+    if media_in_shards(name) == AUDIO:
         return open_shards(name)
     if is_url(name) and name.lower().endswith(LIST_SUFFIXES):
         raise OptionError(f"{name}: lists are read from disks; copy it here, and name the files in it by their URLs")

@@ -16,9 +16,6 @@ from numpy.typing import NDArray
 from datapipe.codecs.field_values import FieldKind, FieldSpec, value_of
 from datapipe.containers.field_names import SPOKEN, is_audio
 from datapipe.containers.foreign import cached_home, index_stamp, progress, stamp_of, write_stamp
-from datapipe.containers.listing import is_audio_name, is_image_name, is_video_name
-from datapipe.containers.parquet.scanner import holds_sound
-from datapipe.containers.tar.scanner import begins_with
 from datapipe.core import atomic
 from datapipe.core.printable import listed, size_text
 from datapipe.core.regular_files import read_bytes
@@ -29,7 +26,7 @@ from datapipe.fetch.files import Files, open_files
 from datapipe.index.entries import Extents
 from datapipe.index.media import MediaSource
 from datapipe.index.utterances import Utterances, text_array
-from datapipe.opening.media import are_shards, look_up_all
+from datapipe.opening.media import look_up_all
 from datapipe.opening.recordings.indexing import open_recordings
 from datapipe.opening.samples import open_index
 from datapipe.sources.lists.parts import TEXTS
@@ -37,16 +34,6 @@ from datapipe.sources.lists.parts import TEXTS
 _SIZES = "sizes.npy"  # of what is unpacked
 _VALUES_AT_ONCE = 64
 _TEXTS = (SPOKEN.name, *TEXTS)  # the field of what is said: the first that there is
-
-
-def are_sound_shards(name: str) -> bool:
-    """Return True for tars, by path, pattern, folder or URL, whose first members are sound alone, and for Parquet with sound."""
-    return are_shards(name, {"tar": _begins_with_sound, "parquet": holds_sound})
-
-
-def _begins_with_sound(tar: str) -> bool:
-    """Return True if there are sound files alone among the first members of a tar; one that is none is left to others."""
-    return begins_with(tar, is_audio_name, others=lambda name: is_image_name(name) or is_video_name(name))
 
 
 def open_shards(name: str) -> Utterances:

@@ -17,9 +17,8 @@ from datapipe.containers.field_names import is_video
 from datapipe.containers.form import Form, on_disk, refuse_root
 from datapipe.containers.formats import container_of
 from datapipe.containers.forms import VIDEO_SUFFIXES, VIDEOS
-from datapipe.containers.listing import is_image_name, is_video_name
+from datapipe.containers.listing import is_video_name
 from datapipe.containers.look import Evidence, Look, Nature, Strength
-from datapipe.containers.tar.scanner import begins_with
 from datapipe.core.checks import path_name
 from datapipe.core.printable import listed
 from datapipe.errors import OptionError
@@ -27,7 +26,7 @@ from datapipe.index.clips import VideoParts
 from datapipe.index.grids import frames_between
 from datapipe.index.listed import Origin, Source
 from datapipe.index.media import MediaSource
-from datapipe.opening.media import are_shards, look_up_all, parts_of_files, parts_of_folder, parts_to_convert
+from datapipe.opening.media import look_up_all, media_in_shards, parts_of_files, parts_of_folder, parts_to_convert
 from datapipe.opening.samples import open_index
 from datapipe.opening.videos.indexing import look_at, open_videos
 from datapipe.opening.videos.lerobot import is_lerobot
@@ -87,7 +86,7 @@ def open_parts(source: ClipSource) -> tuple[VideoParts, str]:
             raise OptionError("the list of videos is empty; name at least one")
         return _opened(parts_of_files(names, KIND), listed(names, most=1))
     name = path_name(source, "the path to the videos")
-    if are_video_shards(name) or container_of(os.path.basename(name)) == "tar":
+    if media_in_shards(name) == VIDEOS or container_of(os.path.basename(name)) == "tar":
         return _open_shards(name), name
     if is_video_name(os.fsencode(name)):
         return _opened(parts_of_files([name], KIND), name)
@@ -103,11 +102,6 @@ def _opened(parts: ListedParts, where: str) -> tuple[VideoParts, str]:
     videos = open_videos([MediaSource(path) for path in parts.paths], where=where)
     labels = np.full(len(parts.file), NO_LABEL, np.int64) if parts.labels is None else parts.labels
     return VideoParts(videos, parts.file, parts.start, parts.end, labels, parts.classes), where
-
-
-def are_video_shards(name: str) -> bool:
-    """Return True for a path, a pattern or a URL of tars, or of a folder or prefix with such, whose first members are videos."""
-    return are_shards(name, {"tar": lambda tar: begins_with(tar, is_video_name, others=is_image_name)})
 
 
 def _open_shards(name: str) -> VideoParts:
