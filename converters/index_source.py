@@ -20,6 +20,7 @@ from crc32c import crc32c
 from datapipe.codecs.field_values import LABEL_FIELD, NO_LABEL, FieldKind, FieldSpec, value_of
 from datapipe.codecs.stored import PLAIN, joined, summed_crc32c
 from datapipe.containers.form import Form
+from datapipe.containers.labels import LabelCensus
 from datapipe.errors import DecodeError, IntegrityError, MissingDataError, OptionError
 from datapipe.fetch.files import Files, open_files
 from datapipe.fetch.row_groups import RowGroups
@@ -27,7 +28,7 @@ from datapipe.index.entries import Extents, RowGroup
 from datapipe.index.listed import ANY_SIZE, ListedSample, Origin, ScanNotes, SourceFacts, Workspace, divide, time_of_etag
 from datapipe.index.manifest import Manifest
 from datapipe.opening.samples import open_index
-from datapipe.sources.fields import Choices, LabelCensus, in_order
+from datapipe.sources.fields import Choices, in_order
 from datapipe.sources.lists import refuse_class_from
 from datapipe.sources.spool import SpoolWriter, spooled
 from datapipe.stores.location import Location, Place

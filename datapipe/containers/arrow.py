@@ -17,14 +17,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from datapipe.codecs.field_values import NO_LABEL, FieldSpec
+from datapipe.codecs.field_values import FieldSpec
 from datapipe.codecs.probe import encoding_of
 from datapipe.containers.columns import add_field, rows_of_images
 from datapipe.containers.field_names import (
     HEAD_NBYTES,
     IMAGE_COLUMNS,
     KEY_COLUMNS,
-    LABEL_COLUMNS,
     PATHS_ALONE,
     Features,
     kind_of_bytes,
@@ -33,6 +32,7 @@ from datapipe.containers.field_names import (
     read_features,
 )
 from datapipe.containers.form import Form
+from datapipe.containers.labels import label_names
 from datapipe.containers.look import Evidence, Look, recognise_by_names
 from datapipe.containers.mapped import mapped
 from datapipe.containers.tables.claims import check_sizes
@@ -206,7 +206,7 @@ def _image_column(features: Features, schema: Any, places: dict[str, tuple[Field
 
 def _label_column(features: Features, schema: Any) -> str | None:
     candidates: Iterator[str] = (
-        name for name in (*names_among(LABEL_COLUMNS, schema.names), *features.classes) if name in schema.names
+        name for name in (*label_names("arrow", schema.names), *features.classes) if name in schema.names
     )
     return next((name for name in candidates if pa.types.is_integer(schema.field(name).type)), None)
 
@@ -225,6 +225,6 @@ def _names(parts: list[Any]) -> list[str] | None:
     return names if all(isinstance(name, str) and name for name in names) and len(set(names)) == len(names) else None
 
 
-def _labels(parts: list[Any]) -> list[int]:
-    """Return the label of each row; NO_LABEL if it is null."""
-    return [NO_LABEL if value is None else value for part in parts for value in part.to_pylist()]
+def _labels(parts: list[Any]) -> list[int | None]:
+    """Return the integer in each row."""
+    return [value for part in parts for value in part.to_pylist()]

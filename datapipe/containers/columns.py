@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from datapipe.codecs.field_values import IMAGE_FIELD, NO_LABEL, FieldKind, FieldSpec
 from datapipe.codecs.stored import PLAIN
 from datapipe.containers.field_names import IMAGE, LABEL, field_name
+from datapipe.containers.labels import class_labels
 from datapipe.core.printable import get_logger, listed
 from datapipe.errors import FormatError
 from datapipe.index.sidecar import FieldColumn, SidecarRows
@@ -103,25 +104,21 @@ def rows_of_extents(
 def rows_of_images(
     images: FieldColumn,
     keys: Iterable[bytes],
-    labels: Sequence[int] | None,
+    labels: Iterable[int | None] | None,
     *,
     classes: tuple[str, ...] | None,
     where: str,
     field: FieldSpec = IMAGE_FIELD,
 ) -> tuple[SidecarRows, list[FieldSpec]]:
-    """Return rows with the image and, unless it is None, the label of every sample (NO_LABEL: null), and these fields.
+    """Return rows with the image and, unless it is None, the label of every sample, and these fields.
 
     `classes`: names by label, if they are known. `field`: what there is instead of images, if it is something else.
     Raises FormatError, naming `where`, for labels that are no class numbers.
     """
-    least = min((label for label in labels or () if label != NO_LABEL), default=0)
-    if least < -1:
-        raise FormatError(f"{where}: a label is {least}, expected class numbers; write labels from 0")
-    if labels is not None and classes is not None and max(labels) >= len(classes):
-        raise FormatError(f"{where}: a label is {max(labels)}, its metadata name {len(classes)} classes; write the file again")
+    checked = [NO_LABEL] * len(images.offset) if labels is None else class_labels(labels, where, classes=classes)
     rows = SidecarRows((), classes=classes)
     rows.add_column(field.name, images)
-    rows.add_samples(keys, [NO_LABEL] * len(images.offset) if labels is None else labels)
+    rows.add_samples(keys, checked)
     return rows, [field, *([] if labels is None else [FieldSpec(LABEL, FieldKind.LABEL)])]
 
 

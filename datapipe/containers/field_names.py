@@ -21,9 +21,8 @@ LABEL = "label"
 AUDIO_FIELD = FieldSpec("audio", FieldKind.BYTES)  # of sound files, of any format
 SPOKEN = FieldSpec("txt", FieldKind.TEXT)  # what is said in them
 
-# Names of columns of images, labels and keys in Parquet and Arrow files of other tools.
+# Names of columns of images and keys in Parquet and Arrow files of other tools; those of labels: `labels`.
 IMAGE_COLUMNS = ("image", "images", "img", "imgs", "jpeg", "jpg", "png", "x")
-LABEL_COLUMNS = ("label", "labels", "target", "targets", "y", "class", "fine_label")
 KEY_COLUMNS = ("key", "__key__", "file_name", "filename", "image_id", "id")
 
 # What is said of a column of `datasets` that was written without its files.

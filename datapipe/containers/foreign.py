@@ -13,23 +13,24 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from datapipe.codecs.field_values import FieldSpec
 from datapipe.containers.columns import CommonFields
 from datapipe.containers.formats import scanner_of
+from datapipe.containers.labels import SetLabels, webdataset_number
 from datapipe.core import atomic, regular_files
 from datapipe.core.printable import printable
 from datapipe.core.regular_files import leads_out
 from datapipe.core.user_cache import INDEXES, one_at_a_time, private_directory, user_cache
 from datapipe.core.waiting import reported_wait
-from datapipe.errors import FormatError, MissingDataError, StorageError
+from datapipe.errors import FormatError, MissingDataError, OptionError, StorageError
 from datapipe.index.listed import time_of_etag
 from datapipe.index.manifest import Manifest, ShardInfo, class_numbers, read_manifest, write_manifest
 from datapipe.index.sample_index import SampleIndex
-from datapipe.index.sidecar import SIDECAR_SUFFIX, SidecarRows, write_sidecar
+from datapipe.index.sidecar import SIDECAR_SUFFIX, SidecarRows, relabel_sidecar, write_sidecar
 from datapipe.stores.location import is_url
 from datapipe.stores.pending import RemoteObject
 from datapipe.stores.random_access import pinned_object
@@ -37,7 +38,7 @@ from datapipe.stores.random_access import pinned_object
 INDEX_DIRECTORY_NAME = ".datapipe-index"
 _T = TypeVar("_T")
 _STAMP_NAME = "source.json"  # the state of the data when the index was made
-_INDEX_VERSION = 6  # of the contents of an index: one of another version is made again
+_INDEX_VERSION = 7  # of the contents of an index: one of another version is made again
 
 
 UNREAD = (-1, 0)  # the stamp of a file that could not be read: it is tried again
@@ -239,6 +240,8 @@ def write_index(home: Path, container: str, scanned: Iterable[ScannedShard], *, 
     fields = CommonFields()
     has_row_groups = False
     classes: tuple[str, ...] | None = None
+    said = SetLabels(webdataset_number)
+    saying: list[int] = []  # shards whose labels are texts
     first = 0
     for one in scanned:
         num = len(one.rows)
@@ -248,9 +251,21 @@ def write_index(home: Path, container: str, scanned: Iterable[ScannedShard], *, 
         classes = one.rows.classes
         has_row_groups = has_row_groups or bool(one.rows.row_groups)
         digest = write_sidecar(home / (one.name + SIDECAR_SUFFIX), one.rows, one.name)
+        if one.rows.said is not None:
+            saying.append(len(shards))
+            said.add(one.rows.said)
         shards.append(ShardInfo(one.name, num, one.nbytes, first, num, index_sha256=digest, mtime_ns=one.mtime_ns))
         first += num
     fields.say_what_is_left_out(where)
+    if saying:
+        try:
+            classes = said.classes()
+        except OptionError as exc:
+            raise FormatError(f"{where}: {exc}") from exc
+        for number, changes in zip(saying, said.changes(), strict=True):
+            if changes:
+                digest = relabel_sidecar(home / (shards[number].name + SIDECAR_SUFFIX), changes)
+                shards[number] = replace(shards[number], index_sha256=digest)
     manifest = Manifest(
         container=container,
         fields=fields.fields(),

@@ -66,8 +66,11 @@ class _Stages:
         if len(self.wanted) > 1 and len(self.maps) > 1 and not leaves_as_it_is(self.maps[1]):
             raise _UnseenError("maps labels to others")
         transform = self.maps[0] if self.maps else None
+        index = _opened(self.names)
+        if len(self.wanted) > 1 and index.manifest.classes is not None:
+            raise _UnseenError("has labels that are names, which its decoder does not read")
         return DatasetFiles(
-            index=_opened(self.names),
+            index=index,
             fields=("image", "label")[: len(self.wanted)],
             transform=transform,
             shuffles=self.shuffles,

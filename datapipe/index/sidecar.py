@@ -21,7 +21,7 @@ from __future__ import annotations
 import hashlib
 import json
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -87,6 +87,7 @@ class SidecarRows:
     columns: dict[str, FieldColumn] = field(default_factory=dict)  # by field, those that were added as a whole
     row_groups: tuple[int, ...] = ()  # rows at which row groups begin, and their number; if a field is addressed by them
     classes: tuple[str, ...] | None = None  # names by label, if the shard has them; not kept in the sidecar
+    said: Mapping[int, str] | None = None  # what each label says, if all shards decide whether these are names; not kept either
     lacking: dict[str, int] = field(default_factory=dict)  # by omitted field, how many samples lack it; not kept either
     unread: dict[str, str] = field(default_factory=dict)  # by name in the shard, why it is no field; not kept either
     ranges: set[str] = field(default_factory=set)  # of a listing, fields that are ranges of files rather than whole ones
@@ -189,8 +190,20 @@ class SidecarRows:
 
 def write_sidecar(path: Path, rows: SidecarRows, shard_name: str) -> str:
     """Write the index of `shard_name` atomically. Returns the sha256 of its bytes, in hex. Equal rows give equal bytes."""
+    return _write_table(path, rows.to_table(shard_name).combine_chunks())
+
+
+def relabel_sidecar(path: Path, changes: Mapping[int, int]) -> str:
+    """Write a sidecar again with other labels. `changes`: the new label by the old one, where they differ. Returns its sha256."""
+    with pa.ipc.open_file(pa.py_buffer(path.read_bytes())) as reader:
+        table = reader.read_all()
+    labels = [changes.get(label, label) for label in table.column("label").to_pylist()]
+    place = table.schema.get_field_index("label")
+    return _write_table(path, table.set_column(place, table.schema.field(place), array_of(np.array(labels, np.int64))))
+
+
+def _write_table(path: Path, table: pa.Table) -> str:
     sink = pa.BufferOutputStream()
-    table = rows.to_table(shard_name).combine_chunks()
     with pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table)
     data = sink.getvalue()

@@ -17,11 +17,12 @@ from typing import Any, NamedTuple
 from datapipe.codecs.field_values import IMAGE_FIELD, LABEL_FIELD, NO_LABEL, FieldKind, FieldSpec
 from datapipe.containers.field_names import field_name
 from datapipe.containers.form import Form
+from datapipe.containers.labels import place_labels
 from datapipe.containers.look import Evidence, Look, Nature
 from datapipe.core.database import open_scratch
 from datapipe.errors import FormatError, OptionError
 from datapipe.index.listed import ListedSample, Origin, ScanNotes, SourceFacts, Workspace, divide
-from datapipe.sources.fields import in_order, is_finite, place_labels
+from datapipe.sources.fields import in_order, is_finite
 from datapipe.sources.json_stream import array_elements
 from datapipe.sources.lists import refuse_class_from
 from datapipe.sources.lists.named_files import list_and_root, open_files, refuse_missing_root, root_of

@@ -18,6 +18,7 @@ from typing import Protocol
 from datapipe.codecs.field_values import IMAGE_FIELD, LABEL_FIELD, FieldKind, FieldSpec
 from datapipe.codecs.stored import PLAIN
 from datapipe.containers.form import ClassFrom, Form, refuse_root
+from datapipe.containers.labels import place_labels
 from datapipe.containers.listing import (
     NO_FOLDER,
     ListedFile,
@@ -32,7 +33,7 @@ from datapipe.containers.look import Evidence, Look, Nature, Strength
 from datapipe.core.directories import names_in
 from datapipe.errors import MissingDataError, OptionError
 from datapipe.index.listed import ListedSample, Origin, ScanNotes, SourceFacts, Workspace, join
-from datapipe.sources.fields import FolderLabels, place_labels
+from datapipe.sources.fields import FolderLabels
 from datapipe.sources.pairs import find_partner, find_role_folders
 from datapipe.stores.location import Location, Place
 from datapipe.stores.objects import ListedObject, list_below, list_each, list_names, list_objects, refuse_unlistable

@@ -18,11 +18,12 @@ from datapipe.codecs.stored import why_absent
 from datapipe.containers.field_names import HEAD_NBYTES, is_audio, is_video
 from datapipe.containers.form import Form
 from datapipe.containers.forms import AUDIO, VIDEOS
+from datapipe.containers.labels import MAX_LABEL_NBYTES, LabelCensus, label_names, label_text, webdataset_number
 from datapipe.containers.listing import is_audio_name, is_image_name, is_junk, is_video_name
 from datapipe.containers.look import Evidence, Look, Strength
 from datapipe.containers.mapped import ByteSource
 from datapipe.containers.remote_shards import refuse_unfinished_at
-from datapipe.containers.tar.layout import LABEL_SUFFIX, LABEL_SUFFIXES, field_of_suffix, label_number, label_text
+from datapipe.containers.tar.layout import LABEL_SUFFIX, field_of_suffix
 from datapipe.containers.tar.members import Member, scan_members
 from datapipe.containers.tar.scanner import split_name
 from datapipe.core.directories import matching
@@ -33,14 +34,13 @@ from datapipe.index.manifest import MANIFEST_NAME, Manifest, parse_document, rea
 from datapipe.index.remote_set import read_manifest_text
 from datapipe.sources.archives.members import ArchiveFile, archives_in, objects_at, opened_archive, refuse_compressed
 from datapipe.sources.archives.recognise import TAR, find_archives, first_members, kept_shards
-from datapipe.sources.fields import Choices, LabelCensus, in_order
+from datapipe.sources.fields import Choices, in_order
 from datapipe.sources.lists import refuse_class_from
 from datapipe.sources.spool import compression_of
 from datapipe.stores.location import Location, Place, parse_place
 from datapipe.stores.objects import ListedObject
 
 _CHOICES = ("image", "mask", "boxes", "text", "json", "array", "bytes", "label", "none")
-_MAX_LABEL_NBYTES = 1024
 _MAX_SUFFIXES = 1000  # different suffixes
 _LOOKED_AT = 32  # members that tell what a tar holds
 
@@ -116,7 +116,7 @@ class TarSource:
         self._classes = None if converted is None or form.class_map else converted.classes
         self._choices = Choices(form.fields)
         self._fields: dict[str, FieldSpec | None] = {}  # by suffix
-        self._census = LabelCensus(form.class_map, number_of=label_number)
+        self._census = LabelCensus(form.class_map, number_of=webdataset_number)
 
     def scan(self, notes: ScanNotes, space: Workspace) -> Iterator[ListedSample]:
         place = 0
@@ -162,7 +162,7 @@ class TarSource:
         problem = "its members are not consecutive: some were earlier; sort the tar by name" if group.is_again else None
         label, met = NO_LABEL, set()
         suffixes = [suffix for suffix, _ in group.members]
-        labels = next((suffix for suffix in LABEL_SUFFIXES if suffix in suffixes), None)
+        labels = next(iter(label_names("tar", suffixes)), None)
         for suffix, member in group.members:
             field = self._field_of(suffix, member, data, are_labels=suffix == labels)
             if field is None:
@@ -174,7 +174,7 @@ class TarSource:
             if reason is not None:
                 problem = problem or f"its {suffix} {reason}"
             elif field == LABEL_FIELD:
-                text = member.short_value(data, at_most=_MAX_LABEL_NBYTES)
+                text = member.short_value(data, at_most=MAX_LABEL_NBYTES)
                 try:
                     said = label_text(text)
                 except UnicodeDecodeError:

@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import os
+import re
 import struct
 import tarfile
 from pathlib import Path
@@ -184,12 +185,11 @@ def test_hidden_tars_are_no_shards(tmp_path: Path) -> None:
     ([("a.jpg", IMAGE), ("b.jpg", IMAGE), ("a.cls", b"1")], "sample 'a' are not consecutive"),
     ([("a.jpg", IMAGE), ("a.JPG", IMAGE)], "sample 'a' has two fields 'jpg'"),
     ([("a.cls", b"1")], r"sample 'a' has no image \(has: cls"),
-    ([("a.jpg", IMAGE), ("a.cls", b"1"), ("b.jpg", IMAGE)], "some samples have a field 'cls' and some do not, e.g. 'b'"),
-    ([("a.jpg", IMAGE), ("a.cls", b"cat")], "label of sample 'a' is b'cat', .*datapipe convert numbers names"),
     ([("a.jpg", IMAGE), ("a.cls", b"-2")], "label of sample 'a' is b'-2'"),
     ([("a.jpg", IMAGE), ("a.cls", b"9" * 30)], "label of sample 'a'"),
     ([("a.jpg", IMAGE), ("a.cls", b"9" * 9000)], "label of sample 'a'"),
-    ([("a.jpg", IMAGE), ("a.cls", b"")], "label of sample 'a' is b''"),
+    ([("a.jpg", IMAGE), ("a.cls", b"")], r"none of its 1 sample can be read: a \(its label is empty\)"),
+    ([("a.jpg", IMAGE), ("a.label", b"1.5")], r"label of sample 'a' is b'1\.5', expected a class number"),
     ([("README", b"hello")], "no samples"),
     ([], "no samples"),
 ])  # fmt: skip
@@ -199,13 +199,30 @@ def test_samples_that_readers_would_mistake_are_refused(members: list[tuple[str,
     assert "x.tar" in str(caught.value)
 
 
-def test_names_in_members_called_label_are_no_labels(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    members = [("a.jpg", IMAGE), ("a.label", b"1"), ("b.jpg", IMAGE), ("b.label", b"cat")]
+@pytest.mark.parametrize("suffix", ["cls", "label"])
+def test_labels_that_are_names_are_told_to_whoever_knows_all_shards(tmp_path: Path, suffix: str) -> None:
+    members = [("a.jpg", IMAGE), (f"a.{suffix}", b"1"), ("b.jpg", IMAGE), (f"b.{suffix}", b"cat")]
+    rows, fields = index_shard(shard(tmp_path, tar(*members)))
+    assert [field.name for field in fields] == ["image", "label"]
+    assert rows.said is not None
+    assert [rows.said[label] for label in rows.labels] == ["1", "cat"]
+    index = open_index(tmp_path)
+    assert (index.labels().tolist(), index.manifest.classes) == ([0, 1], ("1", "cat"))
+
+
+@pytest.mark.parametrize(
+    ("member", "reason"),
+    [((), "has no cls, which others have"), ((("b.cls", b" "),), "label is empty"), ((("b.cls", b"\xff"),), "is not text")],
+)
+def test_a_sample_without_a_label_is_bad(
+    member: tuple[tuple[str, bytes], ...], reason: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    members = [("a.jpg", IMAGE), ("a.cls", b"1"), ("b.jpg", IMAGE), *member, ("c.jpg", IMAGE), ("c.cls", b"0")]
     with caplog.at_level(logging.WARNING):
         rows, fields = index_shard(shard(tmp_path, tar(*members)))
-    assert [field.name for field in fields] == ["image", "label_"]
-    assert set(rows.labels) == {NO_LABEL}
-    assert "'label' holds no class numbers of all samples (label of sample 'b' is b'cat'" in caplog.text
+    assert [field.name for field in fields] == ["image", "label"]
+    assert list(rows.labels) == [1, NO_LABEL, 0]
+    assert re.search(rf"1 of 3 samples cannot be read, which on_error= decides about: b \(.*{reason}", caplog.text)
 
 
 def test_shards_with_other_fields_are_refused(tmp_path: Path) -> None:

@@ -19,11 +19,11 @@ from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.codecs.probe import encoding_of
 from datapipe.containers import hdf5 as form
 from datapipe.containers.columns import add_field, rows_of_images
-from datapipe.containers.field_names import names_among
 from datapipe.containers.form import Form
 from datapipe.containers.hdf5.fields import ReadableDataset, UnreadableError, are_pixels, find_field, row_starts
 from datapipe.containers.hdf5.row_major import is_row_major
 from datapipe.containers.hdf5.rows import H5PY_ERRORS
+from datapipe.containers.labels import label_names
 from datapipe.containers.look import Evidence, Look, recognise_by_names
 from datapipe.containers.mapped import mapped
 from datapipe.core.printable import get_logger, listed
@@ -32,7 +32,6 @@ from datapipe.errors import FormatError
 from datapipe.index.sidecar import SidecarRows
 
 _IMAGE_NAMES = ("image", "images", "img", "imgs", "jpeg", "jpegs", "x")
-_LABEL_NAMES = ("label", "labels", "target", "targets", "y")
 _MAX_OBJECTS = 10_000  # objects read; a file with a dataset for each sample has more
 _MAX_DEPTH = 64  # of groups
 _MAX_KEY = 1024  # bytes
@@ -179,12 +178,12 @@ def _read_labels(file: h5py.File, images: str, num: int, where: str) -> tuple[st
     directory = images.rpartition("/")[0]
     for place in dict.fromkeys((directory, "")):
         group = file[place] if place else file
-        for name in names_among(_LABEL_NAMES, group):
+        for name in label_names("hdf5", group):
             if not isinstance(group.get(name, getlink=True), h5py.HardLink) or not isinstance(group[name], h5py.Dataset):
                 continue
             full, dataset = f"{place}/{name}".lstrip("/"), group[name]
             if dataset.dtype.kind in "iu" and dataset.shape in ((num,), (num, 1)) and not dataset.external:
-                return full, dataset[()].astype(np.int64).reshape(num).tolist()
+                return full, dataset[()].reshape(num).tolist()
             logger.warning(
                 "%s: %r holds no class numbers of %d images (%s %s); the set is read without labels", where, full, num,
                 dataset.shape, dataset.dtype,

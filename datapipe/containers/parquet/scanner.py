@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from datapipe.codecs.field_values import IMAGE_FIELD, NO_LABEL, FieldKind, FieldSpec
+from datapipe.codecs.field_values import IMAGE_FIELD, FieldKind, FieldSpec
 from datapipe.codecs.probe import encoding_of
 from datapipe.containers import parquet as form
 from datapipe.containers.columns import add_field, rows_of_images
@@ -24,7 +24,6 @@ from datapipe.containers.field_names import (
     HEAD_NBYTES,
     IMAGE_COLUMNS,
     KEY_COLUMNS,
-    LABEL_COLUMNS,
     PATHS_ALONE,
     Features,
     kind_of_bytes,
@@ -33,6 +32,7 @@ from datapipe.containers.field_names import (
     read_features,
 )
 from datapipe.containers.form import Form
+from datapipe.containers.labels import label_names
 from datapipe.containers.look import Evidence, Look, Strength, recognise_by_names
 from datapipe.containers.mapped import ByteSource, byte_source
 from datapipe.containers.parquet.footer import Footer, SchemaLeaf, read_footer
@@ -197,7 +197,7 @@ def _candidates(footer: Footer, features: Features) -> tuple[list[SchemaLeaf], b
 
 def _label_column(footer: Footer, features: Features, where: str) -> SchemaLeaf | None:
     top = {column.path: column for column in footer.columns}
-    named = next((top[name] for name in names_among(LABEL_COLUMNS, top)), None)
+    named = next((top[name] for name in label_names("parquet", top)), None)
     if named is None and len(features.classes) == 1:
         named = top.get(next(iter(features.classes)))
     if named is not None and named.physical_type not in ("INT32", "INT64"):
@@ -208,11 +208,11 @@ def _label_column(footer: Footer, features: Features, where: str) -> SchemaLeaf 
     return named
 
 
-def _read_labels(file: ParquetFile, label: SchemaLeaf) -> list[int]:
-    """Return the label of each row; NO_LABEL if it is null."""
+def _read_labels(file: ParquetFile, label: SchemaLeaf) -> list[int | None]:
+    """Return the integer in each row."""
     if not is_believable(file.footer, label, file.data, value_nbytes=NUMBER_NBYTES):
         raise FormatError(f"{file.path}: column {label.path!r} claims to be larger than its rows; get the file again")
-    labels = [NO_LABEL if value is None else value for value in read_numbers(file.path, label)]
+    labels = read_numbers(file.path, label)
     if len(labels) != file.num_rows:
         raise FormatError(f"{file.path}: {len(labels)} labels for {file.num_rows} images; write the file again")
     return labels

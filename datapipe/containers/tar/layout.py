@@ -14,13 +14,13 @@ same bytes and every reader agrees on offsets. (POSIX.1-1988 "ustar" layout.)
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from datapipe.codecs.field_values import NO_LABEL, FieldKind, FieldSpec
+from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.codecs.probe import encoding_of, probe
 from datapipe.containers.field_names import IMAGE, LABEL, field_name, is_mask_name, kind_of_array
+from datapipe.containers.labels import LABEL_NAMES
 from datapipe.errors import DecodeError, FormatError
 
 BLOCK_NBYTES = 512
@@ -29,8 +29,7 @@ MAX_NAME_NBYTES = 100
 MAX_MEMBER_NBYTES = 8**11 - 1  # eleven octal digits
 DALI_INDEX_VERSION = "v1.2"
 DALI_INDEX_SUFFIX = ".idx"
-LABEL_SUFFIX = "cls"  # WebDataset's name for a class number in decimal ASCII
-LABEL_SUFFIXES = (LABEL_SUFFIX, "label")  # the first of these that there is
+LABEL_SUFFIX = LABEL_NAMES["tar"][0]  # WebDataset's name for a class number in decimal ASCII
 IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff", "ppm", "pgm", "gif", "npy")  # the best one first
 _KINDS = {
     "txt": FieldKind.TEXT,
@@ -40,7 +39,6 @@ _KINDS = {
     "npy": FieldKind.ARRAY,
 }
 _BYTES_EXTENSION = "bin"
-_CLASS_NUMBER = re.compile(r"[+-]?[0-9]{1,19}")
 
 # mode, uid, gid | size | mtime | checksum, as spaces while it is computed | type, link name | magic, version, owners, prefix
 _NUL = bytes(1)
@@ -67,17 +65,6 @@ def field_of_suffix(suffix: str, head: bytes, kind: FieldKind | None = None) -> 
         return FieldSpec(kind.value if extension in IMAGE_SUFFIXES else field_name(extension), kind)  # "png" names no purpose
     name = stem if is_known else suffix
     return FieldSpec(IMAGE if name == IMAGE and kind is FieldKind.IMAGE else field_name(name), kind)
-
-
-def label_text(data: bytes) -> str:
-    """Return what a member that is a label says, without blanks and a byte order mark. Raises UnicodeDecodeError."""
-    return data.decode("utf-8-sig").strip()
-
-
-def label_number(text: str) -> int | None:
-    """Return the class number that a label's text is, by Python's `int` as in webdataset: `007` is 7. None if it is none."""
-    number = int(text) if _CLASS_NUMBER.fullmatch(text) else NO_LABEL
-    return number if -1 <= number < 1 << 63 else None
 
 
 def suffix_of_bytes(name: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +18,19 @@ from datapipe.codecs.field_values import IMAGE_FIELD, LABEL_FIELD, NO_LABEL, Fie
 from datapipe.codecs.stored import why_absent
 from datapipe.containers.columns import FieldExtents, further_fields, rows_of_extents
 from datapipe.containers.field_names import AUDIO_FIELD, HEAD_NBYTES, IMAGE, LABEL
+from datapipe.containers.labels import (
+    LABEL_NAMES,
+    MAX_LABEL_NBYTES,
+    SaidLabels,
+    is_no_class,
+    label_names,
+    label_text,
+    said_labels,
+    webdataset_number,
+)
 from datapipe.containers.listing import is_audio_name, is_video_name
 from datapipe.containers.mapped import ByteSource, byte_source
-from datapipe.containers.tar.layout import IMAGE_SUFFIXES, LABEL_SUFFIX, LABEL_SUFFIXES, field_of_suffix, label_number, label_text
+from datapipe.containers.tar.layout import IMAGE_SUFFIXES, LABEL_SUFFIX, field_of_suffix
 from datapipe.containers.tar.members import Member, scan_members
 from datapipe.core.printable import counted, get_logger, listed
 from datapipe.errors import DecodeError, FormatError
@@ -28,7 +39,6 @@ from datapipe.index.sidecar import SidecarRows
 _MAX_SUFFIXES = 1000  # limit of different ones
 _MAX_SHOWN = 3  # samples in a message
 _MAX_NAMED = 20  # suffixes in a message
-_MAX_LABEL_NBYTES = 256  # of its text, blanks included
 
 logger = get_logger(__name__)
 
@@ -45,8 +55,8 @@ def split_name(name: bytes) -> tuple[bytes, str] | None:
 def index_shard(path: str | Path) -> tuple[SidecarRows, tuple[FieldSpec, ...]]:
     """Scan one shard; ids are row numbers. Fields: the image, the label, and others that all samples have.
 
-    Every sample needs an image, unless none has one and there are videos or sound; either every sample has a `cls` member (a
-    decimal class number) or none. Without these, members `label` are labels if all samples have such a number. A further field
+    Every sample needs an image, unless none has one and there are videos or sound. Labels are members `cls`, or without any,
+    `label`: class numbers, or names of classes, as `said` of the rows has them; a sample without one is bad. A further field
     that only some have is left out, and counted in `lacking` of the rows. Raises MissingDataError, StorageError or FormatError,
     naming shard and sample.
     """
@@ -73,11 +83,12 @@ def _index_members(data: ByteSource, where: str) -> tuple[SidecarRows, tuple[Fie
             column.add(row, member.offset, member.nbytes, member.codec)
             if member.codec and (reason := why_absent(member.codec)) is not None:
                 bad[key] = f"{suffix} {reason}"
-            if suffix in LABEL_SUFFIXES:
-                texts.setdefault(suffix, []).append(_label_text(member, data, where))
+            if suffix in LABEL_NAMES["tar"]:
+                texts.setdefault(suffix, []).append(_label_bytes(member, data, where))
     if not keys:
         raise FormatError(f"{where}: no samples (no file with a name like KEY.jpg)")
-    _tell_bad(bad, len(keys), where)
+    labels = _read_labels(texts, columns, keys, where)
+    _tell_bad(bad if labels is None else labels.lacking | bad, len(keys), where)
     names = [f".{suffix}".encode() for suffix in columns]
     has_others = any(is_video_name(name) or is_audio_name(name) for name in names)
     has_images = not has_others or any(column.spec == IMAGE_FIELD for column in columns.values())
@@ -86,12 +97,18 @@ def _index_members(data: ByteSource, where: str) -> tuple[SidecarRows, tuple[Fie
         for suffix, column in columns.items():
             if "." not in suffix and is_audio_name(f".{suffix}".encode()):
                 column.spec = AUDIO_FIELD
-    suffix, numbers = _labels(texts, keys, columns, where)
-    labels = {LABEL: columns.pop(suffix)} if suffix else {}
-    for column in labels.values():
-        column.spec = LABEL_FIELD
+    label = None if labels is None else columns.pop(labels.suffix)
     further, lacking = further_fields(columns, len(keys))
-    rows, specs = rows_of_extents(images | labels | further, keys, numbers, label_encoding=LABEL_SUFFIX)
+    fields = images | further
+    if label is not None:
+        label.spec = LABEL_FIELD
+        fields = images | ({LABEL: label} if len(label) == len(keys) else {}) | further
+    numbers = [NO_LABEL] * len(keys) if labels is None else labels.said.labels
+    rows, specs = rows_of_extents(fields, keys, numbers, label_encoding=LABEL_SUFFIX)
+    if labels is not None:
+        rows.said = labels.said.texts
+        if LABEL_FIELD not in specs:
+            specs = (*specs[: len(images)], LABEL_FIELD, *specs[len(images) :])
     rows.lacking = lacking
     if num_strange:
         rows.unread["..."] = f"{num_strange} members of more than {_MAX_SUFFIXES} suffixes: do the keys have dots?"
@@ -126,36 +143,44 @@ def _images(columns: dict[str, FieldExtents], keys: list[bytes], where: str) -> 
     return image
 
 
-def _labels(
-    texts: dict[str, list[bytes]], keys: list[bytes], columns: dict[str, FieldExtents], where: str
-) -> tuple[str, list[int]]:
-    """Return the suffix of the labels, "" if there are none, and the label of each sample. `texts`: by suffix, in order."""
-    suffix = next((name for name in LABEL_SUFFIXES if name in texts), "")
-    if not suffix:
-        return "", [NO_LABEL] * len(keys)
-    parsed = [*map(_label_number, texts[suffix])]
-    numbers = [number for number in parsed if number is not None]
-    if len(numbers) == len(keys):
-        return suffix, numbers
-    is_whole = len(parsed) == len(keys)
-    row = parsed.index(None) if is_whole else int(np.setdiff1d(np.arange(len(keys)), columns[suffix].rows)[0])
-    name = keys[row].decode(errors="replace")
-    what = f"label of sample {name!r} is {texts[suffix][row][:40]!r}, expected a decimal class number" if is_whole else ""
-    if suffix == LABEL_SUFFIX:
-        lacking = f"{len(keys) - len(parsed)} of {counted(len(keys), 'sample')}: convert --on-error skip leaves them out"
-        problem = what or f"some samples have a field {LABEL_SUFFIX!r} and some do not, e.g. {name!r}; {lacking}"
-        raise FormatError(f"{where}: {problem}{'; datapipe convert numbers names of classes' if what else ''}")
-    logger.warning(
-        "%s: %r holds no class numbers of all samples (%s); the set is read without labels", where, suffix, what or name
-    )
-    return "", [NO_LABEL] * len(keys)
+@dataclass(frozen=True, slots=True)
+class _Labels:
+    """The labels of a shard."""
+
+    suffix: str  # of the members that say them
+    said: SaidLabels
+    lacking: dict[bytes, str]  # samples without one, by key: why
 
 
-def _label_number(text: bytes) -> int | None:
-    try:
-        return label_number(label_text(text))
-    except UnicodeDecodeError:
+def _read_labels(
+    texts: dict[str, list[bytes]], columns: dict[str, FieldExtents], keys: list[bytes], where: str
+) -> _Labels | None:
+    """Return the labels; None if there are none. `texts`: of members that may be labels, by suffix, in their order.
+
+    Raises FormatError for a number that is no class number.
+    """
+    suffix = next(iter(label_names("tar", texts)), None)
+    if suffix is None:
         return None
+    said = [""] * len(keys)
+    lacking = dict.fromkeys(keys, f"has no {suffix}, which others have")
+    for row, data in zip(columns[suffix].rows.tolist(), texts[suffix], strict=True):
+        try:
+            text = label_text(data)
+        except UnicodeDecodeError:
+            lacking[keys[row]] = f"its label {data[:20]!r} is not text"
+            continue
+        if is_no_class(text, webdataset_number):
+            name = keys[row].decode(errors="replace")
+            raise FormatError(
+                f"{where}: label of sample {name!r} is {data[:40]!r}, expected a class number: whole, from 0, or -1"
+            )
+        said[row] = text
+        if text:
+            del lacking[keys[row]]
+        else:
+            lacking[keys[row]] = "its label is empty"
+    return _Labels(suffix, said_labels(said, webdataset_number), lacking)
 
 
 def _group(members: Iterator[Member], where: str) -> Iterator[tuple[bytes, dict[str, Member]]]:
@@ -188,8 +213,8 @@ def _tell_bad(bad: dict[bytes, str], num: int, where: str) -> None:
         )
 
 
-def _label_text(member: Member, data: ByteSource, where: str) -> bytes:
+def _label_bytes(member: Member, data: ByteSource, where: str) -> bytes:
     try:
-        return member.short_value(data, at_most=_MAX_LABEL_NBYTES)
+        return member.short_value(data, at_most=MAX_LABEL_NBYTES)
     except DecodeError as exc:
         raise FormatError(f"{where}: label {member.name.decode(errors='replace')!r} {exc}") from exc

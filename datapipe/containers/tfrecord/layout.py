@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 from crc32c import crc32c
 
+from datapipe.containers.labels import LABEL_NAMES
+
 HEAD_NBYTES = 12
 TAIL_NBYTES = 4
 MAX_EXAMPLE_NBYTES = (1 << 31) - 1  # protobuf's limit
@@ -24,8 +26,7 @@ IMAGE = "image/encoded"
 FORMAT = "image/format"
 HEIGHT = "image/height"
 WIDTH = "image/width"
-LABEL = "image/class/label"
-LABEL_ALONE = "label"  # if there is no image; TFDS's name
+LABEL, LABEL_ALONE = LABEL_NAMES["tfrecord"]  # the second, TFDS's name, if there is no image
 
 _LENGTH_DELIMITED = 2  # wire type
 _BYTES_LIST, _INT64_LIST = 1, 3  # field numbers in Feature

@@ -20,6 +20,7 @@ from datapipe.codecs.npy import npy_header
 from datapipe.codecs.probe import encoding_of
 from datapipe.containers.columns import FieldExtents, free_name, rows_of_extents
 from datapipe.containers.field_names import HEAD_NBYTES, IMAGE, LABEL, field_name, is_mask_name, kind_of_bytes, names_among
+from datapipe.containers.labels import class_label, label_names
 from datapipe.containers.mapped import mapped
 from datapipe.containers.tfrecord import layout as form
 from datapipe.containers.tfrecord.example import ExampleFeature, parse_example
@@ -28,7 +29,6 @@ from datapipe.errors import FormatError
 from datapipe.index.sidecar import SidecarRows
 
 _IMAGE_NAMES = (form.IMAGE, "image")
-_LABEL_NAMES = (form.LABEL, form.LABEL_ALONE)
 _KEY_NAMES = (form.KEY, "image/filename", "image/source_id", "tfds_id", "file_name")
 _MAX_KEY = 1024  # bytes
 _MAX_FEATURES = 1000  # of different names in a shard
@@ -105,9 +105,7 @@ def _index_frames(data: mmap.mmap, where: str) -> tuple[SidecarRows, tuple[Field
         if label_name:
             found = _only_value(features, label_name, "int64", place)
             label.add(number, found.offset, found.nbytes)
-            labels[-1] = found.value
-        if label_name and labels[-1] < -1:
-            raise FormatError(f"{place}: label is {labels[-1]}, expected a class number; write labels from 0")
+            labels[-1] = class_label(found.value, place, found="label is", expected="a class number")
         others.add(number, features)
         keys.append(_key(data, features, number))
     if others is None:
@@ -140,7 +138,7 @@ def _is_image(data: mmap.mmap, feature: ExampleFeature) -> bool:
 
 
 def _label_name(features: dict[str, ExampleFeature], place: str) -> str | None:
-    for name in names_among(_LABEL_NAMES, features):
+    for name in label_names("tfrecord", features):
         feature = features[name]
         if feature.kind == "int64" and feature.num_values == 1:
             return name

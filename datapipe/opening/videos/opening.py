@@ -21,7 +21,7 @@ from datapipe.containers.listing import is_video_name
 from datapipe.containers.look import Evidence, Look, Nature, Strength
 from datapipe.core.checks import path_name
 from datapipe.core.printable import listed
-from datapipe.errors import OptionError
+from datapipe.errors import FormatError, OptionError
 from datapipe.index.clips import VideoParts
 from datapipe.index.grids import frames_between
 from datapipe.index.listed import Origin, Source
@@ -125,7 +125,13 @@ def _open_shards(name: str) -> VideoParts:
     videos = open_videos(sources, where=name)
     if not any(one.kind is FieldKind.LABEL for one in index.manifest.fields):
         return VideoParts.whole(videos)
-    return VideoParts.whole(videos, np.concatenate(labels), index.manifest.classes)
+    numbers = np.concatenate(labels)
+    lacking = np.flatnonzero(numbers == NO_LABEL)
+    if len(lacking):  # of clips no label is bad alone
+        key = index.describe(int(index.ids(lacking[:1])[0])).key
+        others = f"{len(lacking)} of {len(numbers)} videos; convert --on-error skip leaves them out"
+        raise FormatError(f"{name}: sample {os.fsdecode(key)!r} has no label, which others have: {others}")
+    return VideoParts.whole(videos, numbers, index.manifest.classes)
 
 
 def open_source(place: Place, form: Form) -> Source:

@@ -16,12 +16,13 @@ from typing import Any
 
 from datapipe.codecs.field_values import NO_LABEL, FieldKind
 from datapipe.containers.form import ClassFrom, Form
+from datapipe.containers.labels import LabelCensus
 from datapipe.containers.listing import is_audio_name, is_image_name, is_video_name
 from datapipe.containers.look import Evidence, Look, Strength
 from datapipe.core.regular_files import open_file
 from datapipe.errors import DatapipeError, FormatError, MissingDataError, OptionError
 from datapipe.index.listed import ListedSample, Origin, ScanNotes, SourceFacts, Workspace, divide
-from datapipe.sources.fields import Choices, LabelCensus, in_order, is_finite
+from datapipe.sources.fields import Choices, in_order, is_finite
 from datapipe.sources.lists.columns import Census, KeptColumn, assign
 from datapipe.sources.lists.named_files import list_and_root, open_files, refuse_missing_root, root_of
 from datapipe.sources.lists.parts import what_it_lists

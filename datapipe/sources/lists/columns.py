@@ -9,6 +9,7 @@ from typing import Any
 
 from datapipe.codecs.field_values import IMAGE_FIELD, LABEL_FIELD, FieldKind, FieldSpec
 from datapipe.containers.field_names import field_name, is_mask_name
+from datapipe.containers.labels import LABEL_NAMES
 from datapipe.containers.listing import is_image_name
 from datapipe.errors import OptionError
 from datapipe.sources.fields import Choices
@@ -17,7 +18,6 @@ from datapipe.sources.fields import Choices
 _IMAGE_NAMES = (
     "image", "image_path", "image_file", "img", "img_path", "path", "file", "file_name", "filename", "filepath", "file_path",
 )  # fmt: skip
-_LABEL_NAMES = ("label", "class", "target", "category", "class_name", "label_name")  # the first of these is the label
 _FILE_KINDS = {
     "image": FieldKind.IMAGE, "mask": FieldKind.MASK, "array": FieldKind.ARRAY, "bytes": FieldKind.BYTES,
     "text-file": FieldKind.TEXT, "json-file": FieldKind.JSON,
@@ -145,7 +145,7 @@ def _choose(draft: _Draft, *, is_typed: bool) -> None:
 
 def _guess_label(where: str, drafts: list[_Draft]) -> None:
     by_name = {draft.words: draft for draft in drafts if draft.choice is None and not draft.is_path}
-    for name in _LABEL_NAMES:
+    for name in LABEL_NAMES["manifest"]:
         draft = by_name.get(name)
         if draft is not None and (draft.census.are_ints or draft.kind is FieldKind.TEXT):
             draft.kind, draft.number = FieldKind.LABEL, ""

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from datapipe.containers.forms import AUDIO, AUDIO_SUFFIXES, VIDEO_SUFFIXES, VIDEOS
+from datapipe.containers.labels import LABEL_NAMES, LabelCensus, class_number
 from datapipe.containers.look import Look
 from datapipe.core import regular_files
 from datapipe.errors import DatapipeError, FormatError, MissingDataError, OptionError
-from datapipe.sources.fields import LabelCensus, class_number
 from datapipe.sources.lists.rows import JSON_SUFFIXES, ManifestRow, read_rows
 from datapipe.stores.location import is_url
 
@@ -31,7 +31,6 @@ _PATHS = (
 )  # fmt: skip
 _STARTS, _ENDS = ("start", "start_time", "time_start", "t_start", "offset"), ("end", "end_time", "time_end", "t_end")
 _DURATIONS = ("duration",)
-_LABELS = ("label", "class", "target", "category", "class_name")
 TEXTS = ("text", "sentence", "transcript", "transcription", "caption")
 
 
@@ -90,7 +89,8 @@ def read_parts(path: Path, *, root: Path | None = None, has_quotes: bool = True)
         raise MissingDataError(f"{path}: names no files")
     columns = dict.fromkeys(name for row in rows for name in row.cells)
     named, start, end, duration, label, text = (
-        next((name for name in names if name in columns), None) for names in (_PATHS, _STARTS, _ENDS, _DURATIONS, _LABELS, TEXTS)
+        next((name for name in names if name in columns), None)
+        for names in (_PATHS, _STARTS, _ENDS, _DURATIONS, LABEL_NAMES["parts"], TEXTS)
     )
     if named is None:
         raise FormatError(f"{path}: no column names the files ({', '.join(columns)}); call it path")

@@ -11,9 +11,10 @@ from pathlib import Path
 
 from datapipe.codecs.field_values import LABEL_FIELD, NO_LABEL, FieldSpec
 from datapipe.containers.form import Form
+from datapipe.containers.labels import place_labels
 from datapipe.errors import MissingDataError, OptionError
 from datapipe.index.listed import ListedSample, Origin, ScanNotes, SourceFacts, Workspace, divide
-from datapipe.sources.fields import in_order, place_labels
+from datapipe.sources.fields import in_order
 from datapipe.sources.file_tree import FileKind
 from datapipe.sources.lists.named_files import FileLookup, NamedFiles
 from datapipe.sources.lists.parts import ListedParts

@@ -143,7 +143,10 @@ def test_what_lies_in_tars_is_recognised(tars: Path, tmp_path: Path, capsys: pyt
 @pytest.mark.parametrize(
     ("members", "problem"),
     [
-        ({"a.mp4": b"1", "a.cls": b"0", "b.mp4": b"1"}, "some samples have a field 'cls' and some do not"),
+        (
+            {"a.mp4": b"1", "a.cls": b"0", "b.mp4": b"1"},
+            r"sample 'b' has no label, which others have: 1 of 2 videos; convert --on-error skip",
+        ),
         ({"a.front.mp4": b"1", "a.side.mp4": b"1"}, "each sample must have one video, and they have front_mp4, side_mp4"),
         ({"a.mp4": b"1", "b.mkv": b"1"}, "they have none in common"),
         ({"a.mp4": b"1" * 99}, r"a\.tar, byte 512: no video file \(99 bytes"),
