@@ -24,7 +24,7 @@ from datapipe.codecs.decode import checked_header
 from datapipe.codecs.field_values import IMAGE_FIELD, FieldKind, FieldSpec
 from datapipe.codecs.masks import mask_labels, nearest_sources, open_mask
 from datapipe.codecs.npy import check_npy, read_npy_array
-from datapipe.codecs.probe import ImageHeader, encoding_of, is_stored
+from datapipe.codecs.probe import STORED_SUFFIXES, ImageHeader, encoding_of
 from datapipe.containers.field_names import is_video
 from datapipe.errors import DecodeError, OptionError
 
@@ -68,6 +68,11 @@ class Treatment:
     tokenizing: Tokenizing | None = None  # of texts that become ids
     video: VideoTreatment | None = None  # of videos, if they are looked at
     audio: AudioTreatment | None = None  # of sound, if it is looked at
+
+    @property
+    def keeps_images(self) -> bool:
+        """True if images stay as they are, but for those that only Pillow reads."""
+        return self.resize is None and self.encode.form == "keep"
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +179,9 @@ def _examined(kind: FieldKind, data: bytes, treatment: Treatment, before: tuple[
 
 
 def _treated(data: bytes, header: ImageHeader, treatment: Treatment) -> tuple[bytes, ImageHeader]:
-    stored, stored_header = transcode(data, header, resize=treatment.resize, encode=treatment.encode)
+    stored, stored_header = data, header
+    if not treatment.keeps_images or header.encoding not in STORED_SUFFIXES:
+        stored, stored_header = transcode(data, header, resize=treatment.resize, encode=treatment.encode)
     if treatment.strips_exif and stored is data:
         stored = without_metadata(data, header.encoding)
     if treatment.check is Check.DECODE and header is stored_header:
@@ -187,7 +194,7 @@ def _examined_mask(data: bytes, treatment: Treatment, before: tuple[int, int], a
     if before != (0, 0) and size != before:
         raise DecodeError(f"the mask is {_by(size)}, the image {_by(before)}")
     wanted = after if before != (0, 0) else size
-    if wanted != size or not is_stored(encoding):
+    if wanted != size or encoding not in STORED_SUFFIXES:
         return StoredField(*resize_mask(data, wanted))
     if treatment.check is Check.DECODE:
         mask_labels(data)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from converters.options import Encode, ResizeRule
-from datapipe.codecs.probe import ImageHeader, is_stored, pixel_limit, probe
+from datapipe.codecs.probe import STORED_SUFFIXES, ImageHeader, pixel_limit, probe
 from datapipe.errors import DecodeError
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def transcode(data: bytes, header: ImageHeader, *, resize: ResizeRule | None, en
     size = (header.height, header.width)
     wanted = size if resize is None else resized_size(resize, *size)
     if encode.form == "keep":
-        if wanted == size and is_stored(header.encoding):
+        if wanted == size and header.encoding in STORED_SUFFIXES:
             return data, header
         encode = Encode("png") if wanted == size or header.encoding == "png" else Encode("jpeg", _RESIZED_QUALITY)
     limit = pixel_limit()

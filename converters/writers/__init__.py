@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from datapipe.codecs.field_values import FieldSpec
-from datapipe.codecs.probe import ImageHeader
+from datapipe.codecs.probe import STORED_SUFFIXES
 from datapipe.containers.field_names import checked_fields
 from datapipe.containers.forms import AUDIO_SUFFIXES
 from datapipe.index.open_sidecars import Sidecar
@@ -119,7 +119,7 @@ def add_sample(rows: SidecarRows, sample: StoredSample, extents: dict[str, Field
 def suffix_of(encoding: str) -> str:
     """Return the suffix of a file of that encoding, without a dot."""
     known = encoding if f".{encoding}" in AUDIO_SUFFIXES else _SUFFIXES.get(encoding)
-    return known or ImageHeader(encoding, 1, 1, 3, 8, complete=True).suffix
+    return known or STORED_SUFFIXES[encoding]
 
 
 _WRITE_NBYTES = 4 << 20  # buffered before they are written

@@ -13,13 +13,23 @@ import struct
 import sys
 from typing import NamedTuple
 
-from datapipe.codecs.jpeg import FirstScan, read_frame
 from datapipe.errors import DecodeError
 
 MAX_SAMPLE_NBYTES = 1 << 30  # a sample is held in memory; a larger one is bad and not read
 MAX_PIXELS = 178_956_970  # Pillow's bomb limit: a larger image is refused before it is decoded, unless the user has changed it
 
-_SUFFIXES = {"jpeg": "jpg", "png": "png", "webp": "webp", "bmp": "bmp", "gif": "gif", "tiff": "tif", "pnm": "ppm", "npy": "npy"}
+# The encodings of images in shards, each with the suffix of file names that stock readers expect, without a dot. Images of other
+# encodings, which only Pillow reads, are stored as PNG.
+STORED_SUFFIXES = {
+    "jpeg": "jpg", "png": "png", "webp": "webp", "bmp": "bmp", "gif": "gif", "tiff": "tif", "pnm": "ppm", "npy": "npy",
+}  # fmt: skip
+
+
+class FirstScan(NamedTuple):
+    """The first scan of a JPEG."""
+
+    start: int  # of its coded data, in bytes
+    is_only: bool  # it holds all of the image
 
 
 class ImageHeader(NamedTuple):
@@ -33,16 +43,6 @@ class ImageHeader(NamedTuple):
     complete: bool  # False: the end marker is missing, or the form is rare; only decoding, by Pillow, tells what it is
     animated: bool = False
     scan: FirstScan | None = None  # of a JPEG of the usual form
-
-    @property
-    def suffix(self) -> str:
-        """The file name suffix that stock readers expect, without a dot. Raises KeyError for an encoding of Pillow's."""
-        return _SUFFIXES[self.encoding]
-
-
-def is_stored(encoding: str) -> bool:
-    """Return True if shards may hold images of that encoding; others, which only Pillow reads, are stored as PNG."""
-    return encoding in _SUFFIXES
 
 
 def encoding_of(data: bytes) -> str | None:
@@ -72,8 +72,8 @@ def probe(data: bytes) -> ImageHeader:
     `data`: the whole encoded image. Raises DecodeError, with the reason but not the place, which the
     caller knows, if the bytes are not an image, the header does not parse, or the image is too large.
     """
-    header = _probe(data)
     limit = pixel_limit()
+    header = _probe(data)
     if header.height * header.width > limit:
         raise DecodeError(
             f"{header.encoding} of {header.height}x{header.width} pixels exceeds the limit of {limit}: a decompression bomb? "
@@ -138,10 +138,36 @@ def _describe(data: bytes) -> str:
 # -- by encoding --------------------------------------------------------------------------------
 
 
+JPEG_SCAN, _FILL = 0xDA, 0xFF  # markers
+JPEG_SEGMENTS = frozenset((0xC4, 0xCC, 0xDB, 0xDD, 0xFE, *range(0xE0, 0xF0)))  # tables, comments, application data
+_SEQUENTIAL = frozenset((0xC0, 0xC1, 0xC9))
+_FRAMES = _SEQUENTIAL | {0xC2, 0xCA}  # libjpeg reads no others
+_jpeg_frame = struct.Struct(">4xBHHB").unpack_from  # bits per sample, height, width, number of components
+
+
 def _probe_jpeg(data: bytes) -> ImageHeader:
-    bit_depth, height, width, num_channels, scan = read_frame(data)
-    complete = data.endswith(b"\xff\xd9") or data.rfind(b"\xff\xd9", scan.start) >= 0  # cameras append films after it
-    return ImageHeader("jpeg", height, width, num_channels, bit_depth, complete, False, scan)
+    """Read the segments of a JPEG up to its first scan, which should follow each other (ITU-T T.81, annex B)."""
+    position, last, frame, is_sequential = 2, len(data) - 10, 0, False
+    while position <= last:
+        if data[position] != 0xFF:
+            raise DecodeError(f"jpeg header does not parse: no marker at byte {position}")
+        marker = data[position + 1]
+        if marker in JPEG_SEGMENTS:
+            position += 2 + (data[position + 2] << 8 | data[position + 3])
+        elif marker in _FRAMES and not frame:
+            frame, is_sequential = position, marker in _SEQUENTIAL
+            position += 2 + (data[position + 2] << 8 | data[position + 3])
+        elif marker == JPEG_SCAN and frame:
+            bit_depth, height, width, num_channels = _jpeg_frame(data, frame)
+            start = position + 2 + (data[position + 2] << 8 | data[position + 3])
+            scan = FirstScan(start, is_sequential and data[position + 4] == num_channels)
+            complete = data.endswith(b"\xff\xd9") or data.rfind(b"\xff\xd9", start) >= 0  # cameras append films after it
+            return ImageHeader("jpeg", height, width, num_channels, bit_depth, complete, False, scan)
+        elif marker == _FILL:
+            position += 1
+        else:
+            raise DecodeError(f"jpeg header does not parse: the marker 0x{marker:02x} at byte {position} does not belong there")
+    raise DecodeError("jpeg header does not parse: it ends before the first scan")
 
 
 _PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}

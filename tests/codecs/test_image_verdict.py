@@ -18,7 +18,7 @@ from PIL import Image, ImageFile
 import datapipe as dp
 from datapipe.codecs import pillow
 from datapipe.codecs.decode import Decoder, checked_header
-from datapipe.codecs.jpeg import _PIECE_NBYTES, is_whole, read_frame
+from datapipe.codecs.jpeg import _PIECE_NBYTES, is_whole
 from datapipe.codecs.probe import probe
 from datapipe.errors import DecodeError
 
@@ -183,7 +183,8 @@ def test_a_loaders_threads_obey_the_limit(num_workers: int, tmp_path: Path, monk
 )
 def test_markers_are_found_wherever_they_are(at: int, marker: bytes, is_good: bool) -> None:
     """At the edges of the pieces in which a long scan is searched."""
-    scan = read_frame(JPEG)[4]
+    scan = probe(JPEG).scan
+    assert scan is not None
     coded = bytearray(2 * _PIECE_NBYTES)
     coded[at : at + 2] = marker
     coded[_PIECE_NBYTES - 20] = 0xFF  # before a zero
@@ -194,7 +195,7 @@ def test_markers_are_found_wherever_they_are(at: int, marker: bytes, is_good: bo
 def test_an_array_is_walked_like_bytes() -> None:
     """Images that a worker sends encoded lie in memory that is lent as arrays."""
     for data in (JPEG, jpeg(1, HEIGHT, WIDTH, progressive=True), jpeg(1, 400, 500, quality=98)):
-        assert is_whole(np.frombuffer(data, np.uint8), read_frame(data)[4])  # type: ignore[arg-type]
+        assert is_whole(np.frombuffer(data, np.uint8), probe(data).scan)  # type: ignore[arg-type]
 
 
 # -- all decoders on damage -----------------------------------------------------------------------------
