@@ -9,6 +9,7 @@ suffix (`txt`, `json`) is not named twice. Bytes have only their name (`00000000
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -60,15 +61,20 @@ class Writer:
     def append(self, sample: StoredSample) -> None:
         key = sample_key(sample.id)
         extents: dict[str, FieldExtent] = {}
-        members = []
+        members: list[IndexedMember] = []
+        parts: list[bytes] = []
+        offset = self._stream.position
         for name in self._names:
             field = sample.fields[name] if name != LABEL_FIELD.name else StoredField(_LABEL_ENCODING, b"%d" % sample.label)
             data, nbytes = field.data, len(field.data)
             suffix = _suffix(name, field.encoding)
-            member = IndexedMember(suffix, self._stream.position + BLOCK_NBYTES, nbytes, f"{key}.{suffix}")
-            self._stream.put(member_header(member.name.encode(), nbytes), data, padding(nbytes))
+            offset += BLOCK_NBYTES
+            member = IndexedMember(suffix, offset, nbytes, f"{key}.{suffix}")
+            parts += (member_header(member.name.encode(), nbytes), data, padding(nbytes))
             members.append(member)
-            extents[name] = FieldExtent(field.encoding, member.offset, nbytes, crc32c(data))
+            extents[name] = FieldExtent(field.encoding, offset, nbytes, crc32c(data))
+            offset += nbytes + len(parts[-1])
+        self._stream.put(*parts)
         add_sample(self._rows, sample, extents)
         self._members.append(members)
 
@@ -82,6 +88,7 @@ class Writer:
         self._stream.abandon()
 
 
+@functools.lru_cache(maxsize=256)  # a set has few fields, and these few encodings
 def _suffix(name: str, encoding: str) -> str:
     """Return the part after the key's dot in the name of a member."""
     if name == LABEL_FIELD.name:
