@@ -82,16 +82,17 @@ def _samples(connection: sqlite3.Connection, order: tuple[str, ...], image: str 
     for ordinal, path, name, nbytes, fields, *columns in rows:
         source = join(path, name)
         made_of = places.contents_of(source, nbytes, tuple(columns), fields, order)
-        origins, values = made_of.origins, made_of.values
+        origins, values, in_files = made_of.origins, made_of.values, made_of.nbytes
         if image is not None:
             origins, values = {key: one for key, one in origins.items() if key == image}, {}
+            in_files = sum(one.value_nbytes for one in origins.values())
         if origins or values:
-            yield PlannedSample(0, ordinal, 0, source, None, origins, values)
+            yield PlannedSample(0, ordinal, 0, source, None, origins, values, in_files)
 
 
 def _nbytes(sample: PlannedSample) -> int:
     texts = sum(len(text.encode(errors="surrogateescape")) for text in sample.values.values())
-    return texts + sum(origin.value_nbytes for origin in sample.origins.values())
+    return texts + sample.nbytes
 
 
 def _digest(sample: PlannedSample, contents: dict[str, bytes]) -> bytes:

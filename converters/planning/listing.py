@@ -11,7 +11,7 @@ import hashlib
 import itertools
 import os
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +21,8 @@ from datapipe.core.database import attached, open_read_only
 from datapipe.errors import OptionError
 from datapipe.index.listed import ListedSample, ScanNotes, Source, SourceFacts, Workspace, join, missing_fields
 
-_ROWS_AT_ONCE = 4096  # between two reports
+_ROWS_AT_ONCE = 64
+_ROWS_BETWEEN_REPORTS = 64 * _ROWS_AT_ONCE
 _MAX_REMEMBERED = 4096  # directories; a source that returns to older ones lists them again
 _COLUMNS = ("name", "label", "nbytes", "problem", "fields", *places.COLUMNS)
 _COLUMNS_SQL = f"name BLOB, label INTEGER, nbytes INTEGER, problem TEXT, fields INTEGER, {places.COLUMNS_SQL}"
@@ -64,7 +65,8 @@ def write_listing(
         connection.execute(f"CREATE TABLE scan.samples (place INTEGER, directory INTEGER, {_COLUMNS_SQL})")
         inserting = _Inserting(connection)
         insert = f"INSERT INTO scan.samples VALUES (?, ?, {', '.join('?' * len(_COLUMNS))})"
-        connection.executemany(insert, map(inserting.row, _counted(source.scan(notes, space), on_samples)))
+        for samples in _counted(source.scan(notes, space), on_samples):
+            connection.executemany(insert, inserting.rows(samples))
         facts = source.facts()
         _sort(connection, facts.labels)
     num_samples, nbytes = connection.execute("SELECT count(*), coalesce(sum(nbytes), 0) FROM listing").fetchone()
@@ -73,13 +75,13 @@ def write_listing(
     return ListingSummary(num_samples, nbytes, notes, facts, order, inserting.nbytes, unreadable, _digest(connection, order))
 
 
-def _counted(samples: Iterable[ListedSample], on_samples: Callable[[int], None]) -> Iterator[ListedSample]:
+def _counted(samples: Iterator[ListedSample], on_samples: Callable[[int], None]) -> Iterator[list[ListedSample]]:
     num = 0
-    for sample in samples:
-        if num % _ROWS_AT_ONCE == 0:
+    while some := [*itertools.islice(samples, _ROWS_AT_ONCE)]:
+        if num % _ROWS_BETWEEN_REPORTS == 0:
             on_samples(num)
-        num += 1
-        yield sample
+        num += len(some)
+        yield some
     on_samples(num)
 
 
@@ -93,9 +95,14 @@ class _Inserting:
         self._directories: dict[bytes, int] = {}
         self._num_directories = 0
 
-    def row(self, sample: ListedSample) -> tuple[object, ...]:
+    def rows(self, samples: list[ListedSample]) -> list[tuple[object, ...]]:
+        """Return the rows of these samples."""
+        columns = [places.columns_of(sample) for sample in samples]
+        return [(*self._row(sample), *own) for sample, own in zip(samples, columns, strict=True)]
+
+    def _row(self, sample: ListedSample) -> tuple[object, ...]:
         fields = nbytes = 0
-        sizes = {name: origin.value_nbytes for name, origin in sample.origins.items()}
+        sizes = {name: origin.value_nbytes if origin.codec else origin.nbytes for name, origin in sample.origins.items()}
         if sample.values:
             sizes |= {name: len(text) for name, text in sample.values.items()}
         for name, size in sizes.items():
@@ -108,18 +115,17 @@ class _Inserting:
             fields |= 1 << bit
             self.nbytes[name] += size
             nbytes += size
-        place = (sample.place, self._directory(sample.directory), sample.name)
-        return (*place, sample.label, nbytes, sample.problem, fields, *places.columns_of(sample))
+        directory = self._directories.get(sample.directory) or self._number(sample.directory)
+        return sample.place, directory, sample.name, sample.label, nbytes, sample.problem, fields
 
-    def _directory(self, path: bytes) -> int:
-        known = self._directories.get(path)
-        if known is None:
-            if len(self._directories) >= _MAX_REMEMBERED:
-                self._directories.clear()
-            self._num_directories += 1
-            known = self._directories[path] = self._num_directories
-            self._connection.execute("INSERT INTO scan.directories VALUES (?, ?)", (known, path))
-        return known
+    def _number(self, directory: bytes) -> int:
+        """Return the number of a directory that is new, from 1 on."""
+        if len(self._directories) >= _MAX_REMEMBERED:
+            self._directories.clear()
+        self._num_directories += 1
+        number = self._directories[directory] = self._num_directories
+        self._connection.execute("INSERT INTO scan.directories VALUES (?, ?)", (number, directory))
+        return number
 
 
 def _sort(connection: sqlite3.Connection, labels: Mapping[int, int] | None) -> None:

@@ -13,13 +13,15 @@ import json
 import os
 import re
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import msgspec
 
+from converters.samples.reading import PlannedSample
 from datapipe.codecs.stored import PLAIN, value_nbytes
-from datapipe.index.listed import ListedSample, Origin
+from datapipe.index.listed import ListedSample, Origin, join
 
 COLUMNS = ("mtime_ns", "details", "ranges", "own")
 COLUMNS_SQL = "mtime_ns INTEGER, details TEXT, ranges BLOB, own TEXT"
@@ -32,6 +34,7 @@ class Contents(NamedTuple):
 
     origins: dict[str, Origin]  # by field
     values: dict[str, str]  # by field
+    nbytes: int  # of the values of these origins
     size: tuple[int, int] | None  # required size of its image
 
 
@@ -43,8 +46,9 @@ def columns_of(sample: ListedSample) -> Columns:
             return None, None, None, None
         if len(origins) == 1:
             (origin,) = origins.values()
-            if origin.is_whole and origin.path == sample.source and not origin.etag:
-                return origin.mtime_ns, None, None, None
+            path, _, nbytes, _, mtime_ns, *_ = origin
+            if origin == (path, 0, nbytes, nbytes, mtime_ns, PLAIN, False, "") and path == sample.source:
+                return mtime_ns, None, None, None
     layout = tuple([
         (name, origin.path, origin.file_nbytes, origin.mtime_ns, origin.codec, origin.is_spooled, origin.etag)
         for name, origin in origins.items()
@@ -60,9 +64,9 @@ def contents_of(source: bytes, nbytes: int, columns: Columns, fields: int, field
     """Return the contents of the sample `source` from its columns, and from its columns `nbytes` and `fields`."""
     mtime_ns, details, ranges, text = columns
     if mtime_ns is not None:
-        return Contents({field_order[fields.bit_length() - 1]: Origin.whole(source, nbytes, mtime_ns)}, {}, None)
+        return Contents({field_order[fields.bit_length() - 1]: Origin(source, 0, nbytes, nbytes, mtime_ns)}, {}, nbytes, None)
     if details is None:
-        return Contents({}, {}, None)
+        return Contents({}, {}, 0, None)
     parts = _parts(details)
     numbers = struct.unpack(f"<{2 * len(parts)}q", ranges or b"")
     origins = {
@@ -70,8 +74,19 @@ def contents_of(source: bytes, nbytes: int, columns: Columns, fields: int, field
         for (name, path, rest), offset, size in zip(parts, numbers[::2], numbers[1::2], strict=True)
     }
     own = {} if text is None else _loaded(text)
+    in_files = sum([one.value_nbytes if one.codec else one.nbytes for one in origins.values()])
     size = own.get("size")
-    return Contents(origins, own.get("values", {}), None if size is None else (size[0], size[1]))
+    return Contents(origins, own.get("values", {}), in_files, None if size is None else (size[0], size[1]))
+
+
+def planned_samples(rows: Sequence[tuple[Any, ...]], field_order: tuple[str, ...]) -> list[PlannedSample]:
+    """Return the samples of rows (slot, id, label, directory, name, problem, nbytes, fields, *columns)."""
+    samples = []
+    for slot, sample, label, directory, name, problem, nbytes, fields, *columns in rows:
+        source = join(directory, name)
+        origins, values, in_files, size = contents_of(source, nbytes, tuple(columns), fields, field_order)
+        samples.append(PlannedSample(slot, sample, label, source, problem, origins, values, in_files, size))
+    return samples
 
 
 def digested(columns: Columns) -> str:

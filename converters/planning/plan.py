@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -21,10 +22,10 @@ from datapipe.codecs.field_values import FieldSpec
 from datapipe.core.database import open_read_only
 from datapipe.core.regular_files import path_inside
 from datapipe.errors import DatapipeError, IntegrityError
-from datapipe.index.listed import join
 
 PLAN_NAME = "plan.db"
 SPOOL_NAME = "spool"
+_ROWS_AT_ONCE = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +137,7 @@ def open_samples(path: Path) -> Iterator[Callable[[PlannedShard], Iterator[Plann
                 " WHERE position >= ? AND position < ? ORDER BY position",
                 (shard.first_position - shard.first_slot, shard.first_position, shard.first_position + shard.num_slots),
             )
-            for slot, sample, label, directory, name, problem, nbytes, fields, *columns in rows:
-                source = join(directory, name)
-                made_of = places.contents_of(source, nbytes, tuple(columns), fields, order)
-                yield PlannedSample(slot, sample, label, source, problem, made_of.origins, made_of.values, made_of.size)
+            blocks = iter(lambda: rows.fetchmany(_ROWS_AT_ONCE), [])
+            return itertools.chain.from_iterable(places.planned_samples(block, order) for block in blocks)
 
         yield samples

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from converters.samples.examine import Treatment, examine
 from converters.writers import StoredField, StoredSample
-from datapipe.codecs.field_values import FieldSpec, encode_value
+from datapipe.codecs.field_values import NO_LABEL, FieldKind, FieldSpec, encode_value
 from datapipe.codecs.probe import MAX_SAMPLE_NBYTES
 from datapipe.codecs.stored import decode_stored
 from datapipe.core.regular_files import open_descriptor, path_inside
@@ -42,6 +42,7 @@ class PlannedSample(NamedTuple):  # made by the million: a dataclass takes three
     problem: str | None  # why it cannot be read, if the listing shows that
     origins: Mapping[str, Origin]  # by field
     values: Mapping[str, str]  # by field: text, or JSON text
+    nbytes: int  # of the values of these origins
     size: tuple[int, int] | None = None  # required (height, width) of its image
 
 
@@ -79,13 +80,11 @@ class _OpenFile:
 
     __slots__ = ("descriptor",)
 
-    def __init__(self, path: str) -> None:
-        self.descriptor = -1
-        self.descriptor, _ = open_descriptor(path)
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:  # `os` may be gone at the interpreter's end
-        if self.descriptor >= 0:
-            close(self.descriptor)
+        close(self.descriptor)
 
 
 _Files = OrderedDict[tuple[bool, bytes], _OpenFile]  # by whether it is spooled, and path; the first opened first
@@ -117,8 +116,10 @@ def read_samples(
     `fields`: those that every sample must have. `check` raises DecodeError for a sample that could not be written.
     Raises IntegrityError if a file has changed since it was planned.
     """
+    is_complete = has_fields(fields)
     for sample, contents, problem in read_each(roots, planned):
-        problem = problem or missing_fields(fields, frozenset((*sample.origins, *sample.values)), sample.label)
+        if problem is None and not is_complete(sample):
+            problem = missing_fields(fields, frozenset((*sample.origins, *sample.values)), sample.label)
         if problem is not None:
             yield sample, LeftOutSample(sample, problem, contents)
             continue
@@ -148,8 +149,10 @@ def made_samples(
     left out.
     """
     others = tuple(field for field in fields if not is_made(field))
+    is_complete = has_fields(fields)
     for sample, held, problem in open_each(roots, planned):
-        problem = problem or missing_fields(fields, frozenset((*sample.origins, *sample.values)), sample.label)
+        if problem is None and not is_complete(sample):
+            problem = missing_fields(fields, frozenset((*sample.origins, *sample.values)), sample.label)
         if problem is not None:
             yield sample, LeftOutSample(sample, problem, {})
             continue
@@ -169,6 +172,17 @@ def made_samples(
             yield sample, LeftOutSample(sample, f"cannot be read: {exc.strerror}", {})
         else:
             yield sample, stored
+
+
+def has_fields(fields: tuple[FieldSpec, ...]) -> Callable[[PlannedSample], bool]:
+    """Return a function that tells whether a sample has all of these fields, as nearly all have. See also `missing_fields`."""
+    needed = frozenset(field.name for field in fields if field.kind is not FieldKind.LABEL)
+    has_labels = any(field.kind is FieldKind.LABEL for field in fields)
+
+    def is_complete(sample: PlannedSample) -> bool:
+        return needed.issubset((*sample.origins, *sample.values)) and not (has_labels and sample.label == NO_LABEL)
+
+    return is_complete
 
 
 def _whole(held: Mapping[str, HeldField]) -> dict[str, bytes]:
@@ -266,8 +280,7 @@ def _open_ahead(roots: Roots, planned: Iterable[PlannedSample]) -> Iterator[_Wai
 
 def _open(roots: Roots, opened: _WaitingSample, kept: _Files, *, is_remote: bool) -> None:
     """Open the files of a sample, or record why one cannot be opened. `kept`: files that stay open for others."""
-    origins = opened.planned.origins
-    nbytes = sum([origin.value_nbytes for origin in origins.values()])
+    origins, nbytes = opened.planned.origins, opened.planned.nbytes
     if nbytes > MAX_SAMPLE_NBYTES:
         opened.problem = f"{nbytes} bytes exceed the limit of {MAX_SAMPLE_NBYTES} for one sample"
         return
@@ -281,7 +294,7 @@ def _open(roots: Roots, opened: _WaitingSample, kept: _Files, *, is_remote: bool
         if file is None:
             path = path_inside(os.fsdecode(roots.of(origin)), os.fsdecode(origin.path), named_in=_PLAN, follows=True)  # as listed
             try:
-                file = _OpenFile(path)
+                descriptor, _ = open_descriptor(path)
             except FileNotFoundError as exc:
                 raise IntegrityError(f"{path}: was removed after the source was listed; {_CHANGED}") from exc
             except FormatError as exc:
@@ -289,7 +302,8 @@ def _open(roots: Roots, opened: _WaitingSample, kept: _Files, *, is_remote: bool
             except OSError as exc:
                 opened.problem = f"{_name(opened.planned, origin)}cannot be opened: {exc.strerror}"
                 return
-            if not origin.is_whole:
+            file = _OpenFile(descriptor)
+            if origin.codec or origin.nbytes != origin.file_nbytes:  # as others may be parts of it, too
                 kept[place] = file
                 if len(kept) > _KEPT_OPEN:
                     kept.popitem(last=False)
@@ -344,7 +358,8 @@ def _read(roots: Roots, opened: _WaitingSample, contents: dict[str, bytes]) -> s
         return opened.problem
     for name, origin in opened.planned.origins.items():
         try:
-            contents[name] = decode_stored(_bytes_of(opened.held[name], origin, roots), origin.codec)
+            data = _bytes_of(opened.held[name], origin, roots)
+            contents[name] = decode_stored(data, origin.codec) if origin.codec else data
         except DecodeError as exc:
             return f"field {name!r}: {exc}"
         except StorageError:  # what the store does is no sample's fault

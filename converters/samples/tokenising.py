@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from converters.samples.reading import LeftOutSample, PlannedSample, Roots, read_each
+from converters.samples.reading import LeftOutSample, PlannedSample, Roots, has_fields, read_each
 from converters.tokenizer import Encoder, Tokenizing, open_fast, open_reference
 from converters.writers import StoredField, StoredSample
 from datapipe.codecs.field_values import FieldKind, FieldSpec
@@ -53,11 +53,7 @@ def tokenised_samples(
     """
     texts = _names_of_texts(fields)
     names = dict(zip(texts, [field.name for field in stored_fields(fields)], strict=False))
-    needed = {field.name for field in fields}
-
-    def is_complete(sample: PlannedSample) -> bool:
-        return sample.origins.keys() >= needed  # as nearly all are; `missing_fields` knows of values and labels, too
-
+    is_complete = has_fields(fields)
     encode = _chats(tokenizing) if tokenizing.template is not None else _plain(tokenizing, is_reference=is_reference)
     for group in _groups(read_each(roots, planned)):
         found: list[dict[str, str] | str] = []  # of each document, its texts, or what is wrong

@@ -289,7 +289,7 @@ def test_what_claims_more_than_memory_holds_is_bad(tmp_path: Path, monkeypatch: 
     for number, name in enumerate((b"a.flac", b"b.flac")):
         status = (tmp_path / "in" / name.decode()).stat()
         origin = Origin.whole(name, status.st_size, status.st_mtime_ns)
-        planned.append(PlannedSample(number, number, -1, name, None, {"audio": origin}, {}))
+        planned.append(PlannedSample(number, number, -1, name, None, {"audio": origin}, {}, status.st_size))
     roots = Roots(str(tmp_path / "in").encode(), b"")
     make = sounds.SoundMaker(AudioTreatment(), Check.DECODE).made
     made = made_samples(roots, planned, fields, treatment, check=lambda sample: None, is_made=is_audio, make=make)

@@ -75,7 +75,7 @@ def test_one_whole_file_of_the_sample_s_name_needs_its_time_alone() -> None:
     origin = Origin.whole(b"folder/name", 5, 17)
     columns = columns_of(ListedSample(b"folder", b"name", origins={"b": origin}))
     assert columns == (17, None, None, None)
-    assert contents_of(b"folder/name", 5, columns, 2, ("a", "b")) == Contents({"b": origin}, {}, None)
+    assert contents_of(b"folder/name", 5, columns, 2, ("a", "b")) == Contents({"b": origin}, {}, 5, None)
 
 
 def test_lines_of_a_file_have_the_same_details() -> None:
