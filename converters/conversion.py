@@ -16,8 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from converters.engines import run_shards
-from converters.engines.local import Workers
+from converters.engines.local import Workers, run_shards
 from converters.options import ConvertOptions, Part
 from converters.planning.building import build_plan, list_source
 from converters.planning.listing import first_difference

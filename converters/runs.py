@@ -48,19 +48,29 @@ def hold(path: Path, *, wait: bool) -> Iterator[bool]:
     except FileNotFoundError as exc:
         raise LockGoneError(str(path)) from exc
     try:
-        try:
-            with reported_wait(f"the lock {path}", "another process holds it"):
-                fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
+        if not _lock(descriptor, path, wait=wait):
             yield False
             return
-        except OSError as exc:
-            raise StorageError(f"{path}: cannot be locked ({exc.strerror}); choose a file system with locks") from exc
         if not path.exists() or not os.path.samestat(os.fstat(descriptor), os.stat(path)):
             raise LockGoneError(str(path))
         yield True
     finally:
         os.close(descriptor)
+
+
+def _lock(descriptor: int, path: Path, *, wait: bool) -> bool:
+    """Lock an open file; return False at once if another process has it locked and `wait` is False. Raises StorageError."""
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not wait:
+                return False
+            with reported_wait(f"the lock {path}", "another process holds it"):
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+    except OSError as exc:
+        raise StorageError(f"{path}: cannot be locked ({exc.strerror}); choose a file system with locks") from exc
+    return True
 
 
 def is_held(path: Path) -> bool:
@@ -173,7 +183,7 @@ def _write(path: Path, token: bytes) -> None:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         deadline = time.monotonic() + _WAIT_S
-        wait = Wait(f"{path}", "a process of an earlier run is publishing a shard")
+        wait: Wait | None = None
         while True:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -184,6 +194,7 @@ def _write(path: Path, token: bytes) -> None:
                         f"{path.parent.parent}: a process of an earlier run has been publishing a shard for {_WAIT_S:.0f} s;"
                         " end it on the machine where it runs, and run the same command again"
                     ) from None
+                wait = wait or Wait(f"{path}", "a process of an earlier run is publishing a shard")
                 wait.report_if_long()
                 time.sleep(_POLL_S)
         os.ftruncate(descriptor, 0)

@@ -1,4 +1,4 @@
-"""Run shard jobs on this machine: in this process, or in its own workers.
+"""Run shard jobs on this machine, in this process or in its own workers, unless the options ask for a cluster.
 
 A worker is a fresh interpreter (`converters.engines.worker`) that reads jobs as JSON lines and answers in JSON lines. It imports
 neither the caller's main module nor torch, starts in about 0.2 s, works when the caller is a notebook or a script without a
@@ -20,14 +20,42 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from converters.options import ConvertOptions
 from converters.planning.plan import PLAN_NAME, PlannedShard, open_samples, read_plan
 from converters.runs import from_json, to_json
 from converters.samples.tokenising import open_encoder
 from converters.shards import OnSamples, OnShard, ShardJob, build_shard, error_from_json
 from converters.tokenizer import Tokenizing
 from converters.writers import TARGETS
-from datapipe.core.environment import importing_as_here
+from datapipe.core.environment import importing_as_here, num_usable_cores
 from datapipe.errors import DatapipeError, StorageError
+
+
+def run_shards(
+    job: ShardJob,
+    shards: Sequence[PlannedShard],
+    *,
+    options: ConvertOptions,
+    on_samples: OnSamples,
+    on_shard: OnShard,
+    workers: Workers,
+) -> None:
+    """Build `shards` by the engine of `options`. Raises what the first failing one raised; the others are stopped.
+
+    `on_samples`, and `on_shard` for each one that is complete, are called in the caller's thread, and may raise to stop
+    everything. The counts of `on_samples` are negative for a shard that is built again, as the machine that built it was lost.
+    `workers`: processes of this machine that have been started, which end with the last shard.
+    """
+    if not shards:
+        return
+    if options.engine == "ray":
+        from converters.engines.ray import run_on_cluster
+
+        run_on_cluster(
+            job, shards, address=options.address, num_workers=options.num_workers, on_samples=on_samples, on_shard=on_shard
+        )
+    else:
+        workers.build(job, shards, options.num_workers or num_usable_cores(), on_samples=on_samples, on_shard=on_shard)
 
 
 class Workers:

@@ -85,6 +85,8 @@ def list_source(path: Path, source: Source, *, on_samples: Callable[[int], None]
 
 def split_of(ordinals: NDArray[np.int64], *, seed: int, shares: tuple[Fraction, ...]) -> NDArray[np.int64]:
     """Return (n,) the split of each listing position, decided by a hash, so it depends on nothing else."""
+    if len(shares) == 1:
+        return np.zeros(len(ordinals), np.int64)
     uniform = Draws(seed, 0, ordinals).uniform(_SPLIT_OPERATION, 1)[:, 0]
     edges = [float(sum(shares[: number + 1])) for number in range(len(shares) - 1)]
     return np.searchsorted(np.array(edges), uniform, side="right").astype(np.int64)

@@ -19,7 +19,7 @@ from datapipe.codecs.stored import decode_stored
 from datapipe.core.regular_files import open_descriptor, path_inside
 from datapipe.errors import DecodeError, FormatError, IntegrityError, MissingDataError, StorageError
 from datapipe.index.listed import ANY_SIZE, Origin, missing_fields
-from datapipe.stores.location import is_url, parse_location
+from datapipe.stores.location import parse_location
 from datapipe.stores.pending import PendingBytes, RemoteObject
 from datapipe.stores.random_access import RemoteBytes, pin_object
 from datapipe.stores.requests import requests
@@ -50,12 +50,12 @@ class PlannedSample(NamedTuple):  # made by the million: a dataclass takes three
 class Roots:
     """The places that the paths of origins are relative to."""
 
-    source: bytes  # a directory, or the URL of a prefix
+    source: bytes  # the absolute path of a directory, or the URL of a prefix
     spool: bytes
 
     @property
     def is_remote(self) -> bool:
-        return is_url(os.fsdecode(self.source))
+        return not os.path.isabs(self.source)
 
     def of(self, origin: Origin) -> bytes:
         return self.spool if origin.is_spooled else self.source

@@ -13,8 +13,7 @@ from trees import ROOT, contents, make_tree
 
 from converters import Advance, ConvertOptions, Part, convert
 from converters.conversion import _Conversion
-from converters.engines import run_shards
-from converters.engines.local import Workers
+from converters.engines.local import Workers, run_shards
 from converters.runs import Fence, begin_run
 from converters.shards import ShardJob
 from datapipe.errors import StorageError

@@ -51,7 +51,7 @@ def run_on_cluster(
 ) -> None:
     """Build `shards` on the cluster at `address`, on that of RAY_ADDRESS, or on one that is started here for them.
 
-    `num_workers`: tasks at a time; None: as many as the cluster has cores. Raises what `converters.engines.run_shards` raises,
+    `num_workers`: tasks at a time; None: as many as the cluster has cores. Raises what `engines.local.run_shards` raises,
     OptionError if no cluster answers, DependencyError if Ray is missing here or a node has other versions.
     """
     ray = _import_ray()
