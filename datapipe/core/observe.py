@@ -1,7 +1,7 @@
 """Report where time goes: one event per block and stage, passed to an observer.
 
 The loader calls an `Observer` from the threads that do the work, so observers must be thread-safe
-and cheap. `null_observer` is the default and costs one call.
+and cheap. `null_observer` is the default and is hardly ever called.
 """
 
 from __future__ import annotations

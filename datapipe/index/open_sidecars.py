@@ -54,6 +54,9 @@ def _schema(field_names: tuple[str, ...], further: tuple[tuple[str, ...], ...]) 
     return pa.schema(list(columns.items()))
 
 
+_NUMBERS: dict[str, type] = {"offset": np.int64, "nbytes": np.int64, "crc32c": np.uint32, "has_crc": np.uint8}  # by field
+
+
 class Sidecar:
     """One opened sidecar. Columns are numpy views of the memory map. Immutable, and so thread-safe.
 
@@ -63,8 +66,8 @@ class Sidecar:
     """
 
     __slots__ = (
-        "_buffers", "_further", "field_names", "heights", "ids", "labels", "num_samples", "path", "prefixes", "ranges",
-        "row_columns", "row_groups", "values_file", "widths",
+        "_buffers", "_further", "_numbers", "field_names", "heights", "ids", "labels", "num_samples", "path", "prefixes",
+        "ranges", "row_columns", "row_groups", "values_file", "widths",
     )  # fmt: skip
 
     def __init__(self, path: Path, *, shard: ShardInfo | None = None) -> None:
@@ -118,6 +121,9 @@ class Sidecar:
         return metadata
 
     def _take_metadata(self, metadata: dict[bytes, bytes]) -> None:
+        self._numbers = {
+            (name, part): self._fixed(f"{name}.{part}", dtype) for name in self.field_names for part, dtype in _NUMBERS.items()
+        }
         self.ids = self._fixed("id", np.int64)
         self.labels = self._fixed("label", np.int64)
         self.heights = self._fixed("height", np.int32)
@@ -186,19 +192,19 @@ class Sidecar:
 
     def offsets(self, name: str) -> NDArray[np.int64]:
         """Return (n,) bytes from the start of the shard, or rows if `row_columns` has the field."""
-        return self._fixed(f"{name}.offset", np.int64)
+        return self._numbers[name, "offset"]
 
     def nbytes(self, name: str) -> NDArray[np.int64]:
         """Return (n,) sizes in bytes; approximate ones if `row_columns` has the field."""
-        return self._fixed(f"{name}.nbytes", np.int64)
+        return self._numbers[name, "nbytes"]
 
     def crc32c(self, name: str) -> NDArray[np.uint32]:
         """Return (n,) checksums, valid where `has_crc` is 1."""
-        return self._fixed(f"{name}.crc32c", np.uint32)
+        return self._numbers[name, "crc32c"]
 
     def has_crc(self, name: str) -> NDArray[np.uint8]:
         """Return (n,) 1 if the checksum was computed."""
-        return self._fixed(f"{name}.has_crc", np.uint8)
+        return self._numbers[name, "has_crc"]
 
     def encoding(self, name: str, row: int) -> str:
         """Return the encoding of a sample's field; "" if unknown."""

@@ -61,6 +61,7 @@ class SampleIndex:
         self._place = place
         self._sound_folders: set[str] = set()  # of a listing, those that were seen to lie within it
         shards = manifest.shards
+        self._num_samples = manifest.num_samples
         self._first_slot = np.array([shard.first_slot for shard in shards], np.int64)
         self._top = str(data_directory)
         if remote is None:
@@ -85,7 +86,7 @@ class SampleIndex:
         return make, (self.manifest,)
 
     def __len__(self) -> int:
-        return self.manifest.num_samples
+        return self._num_samples
 
     @property
     def where(self) -> str:

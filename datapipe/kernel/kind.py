@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from datapipe.core.observe import Observer, Stage, StageEvent
+from datapipe.core.observe import Observer, Stage, StageEvent, null_observer
 from datapipe.core.printable import printable
 from datapipe.errors import DecodeError, IntegrityError, OptionError
 from datapipe.index.entries import Description
@@ -101,6 +101,8 @@ def note_stage(
     nbytes: int = 0,
 ) -> None:
     """Report a stage, and apart from it the time in it that the thread waited for a network. `took_ns`: None: it ends now."""
+    if observer is null_observer:
+        return
     took_ns = time.perf_counter_ns() - start_ns if took_ns is None else took_ns
     network_ns = min(network_ns, took_ns)
     if network_ns:

@@ -7,12 +7,18 @@ two backends given the same draws cut the same crop.
 The generator is a counter hashed by `mix64`, the finaliser of SplitMix64 (Steele, Lea, Flood:
 "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014; constants of David Stafford's variant
 13). All functions are pure and thread-safe.
+
+`log_uniform` turns such numbers into others whose logarithm is uniform, the same on every CPU. The exponential functions of
+numpy and of the C library differ in the last digit between kinds of CPU, and a box whose side lies close to half a pixel would
+then be another one. Here they come from a table that `decimal` computes with correct rounding, and reading it takes no longer
+than `numpy.exp`.
 """
 
 from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, field
+from decimal import Context, Decimal, localcontext
 from typing import Any
 
 import numpy as np
@@ -25,6 +31,8 @@ MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 MIX_2 = np.uint64(0x94D049BB133111EB)
 _S30, _S27, _S31, _S11 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(11)
 _TO_UNIT = 1.0 / (1 << 53)
+_COARSE = _FINE = 256
+_NUM_STEPS = _COARSE * _FINE  # 65,536: between two aspect ratios, the side of a 1,000 pixel box changes by 0.005 pixels
 
 
 def mix64(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -112,3 +120,21 @@ class Draws:
             drawn.setflags(write=False)
             self._drawn[operation, count] = drawn
         return drawn
+
+
+def log_uniform(uniform: NDArray[np.float64], low: float, high: float) -> NDArray[np.float64]:
+    """Return numbers between `low` and `high`, both greater than 0, for uniform ones in [0, 1)."""
+    return _table(low, high).take((uniform * _NUM_STEPS).astype(np.int64))
+
+
+@functools.lru_cache(maxsize=64)
+def _table(low: float, high: float) -> NDArray[np.float64]:
+    """Return the middle of every step, ascending."""
+    with localcontext(Context(prec=28)):
+        start = Decimal(low).ln()
+        step = (Decimal(high).ln() - start) / _NUM_STEPS
+        coarse = [float((start + step * _FINE * number).exp()) for number in range(_COARSE)]
+        fine = [float((step * (number + Decimal("0.5"))).exp()) for number in range(_FINE)]
+    table = np.outer(coarse, fine).ravel()
+    table.flags.writeable = False  # shared by all threads
+    return table

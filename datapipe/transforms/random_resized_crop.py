@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from datapipe.order.draws import Draws
+from datapipe.order.draws import Draws, log_uniform
 from datapipe.transforms import cuts as chain
-from datapipe.transforms.log_uniform import log_uniform
 from datapipe.transforms.options import Range, check_interpolation, check_range, check_size, refusal, source_repr
 from datapipe.transforms.protocols import Cuts, Interpolation
 

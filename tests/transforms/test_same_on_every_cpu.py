@@ -15,11 +15,10 @@ import pytest
 from numpy.typing import NDArray
 
 import datapipe.transforms as T
-from datapipe.order.draws import Draws
+from datapipe.order.draws import Draws, log_uniform
 from datapipe.order.row_permutation import RowPermutation
 from datapipe.order.sample_order import ShuffledOrder, WindowedOrder
 from datapipe.order.sampling import WeightedOrder
-from datapipe.transforms.log_uniform import log_uniform
 from datapipe.transforms.pixels.auto_augment import OPERATIONS, rotation_matrix
 
 Arrays = list[NDArray[Any]]

@@ -12,8 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from datapipe.errors import OptionError
-from datapipe.order.draws import Draws, mix64
-from datapipe.transforms.log_uniform import log_uniform
+from datapipe.order.draws import Draws, log_uniform, mix64
 from datapipe.transforms.options import Range, check_probability, check_range, is_number, refusal, source_repr
 from datapipe.transforms.protocols import Locality, Params
 
