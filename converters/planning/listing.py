@@ -21,8 +21,8 @@ from datapipe.core.database import attached, open_read_only
 from datapipe.errors import OptionError
 from datapipe.index.listed import ListedSample, ScanNotes, Source, SourceFacts, Workspace, join, missing_fields
 
-_ROWS_AT_ONCE = 64
-_ROWS_BETWEEN_REPORTS = 64 * _ROWS_AT_ONCE
+_ROWS_AT_ONCE = 16  # whose values are held in memory
+_ROWS_BETWEEN_REPORTS = 256 * _ROWS_AT_ONCE
 _MAX_REMEMBERED = 4096  # directories; a source that returns to older ones lists them again
 _COLUMNS = ("name", "label", "nbytes", "problem", "fields", *places.COLUMNS)
 _COLUMNS_SQL = f"name BLOB, label INTEGER, nbytes INTEGER, problem TEXT, fields INTEGER, {places.COLUMNS_SQL}"

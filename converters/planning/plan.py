@@ -25,7 +25,7 @@ from datapipe.errors import DatapipeError, IntegrityError
 
 PLAN_NAME = "plan.db"
 SPOOL_NAME = "spool"
-_ROWS_AT_ONCE = 64
+_ROWS_AT_ONCE = 16  # whose values are held in memory
 
 
 @dataclass(frozen=True, slots=True)
