@@ -289,10 +289,10 @@ class _Conversion:
     def _job(self, plan: ConversionPlan, fence: Fence) -> ShardJob:
         options = self.options
         video = None
-        if options.form == VIDEOS or options.encodes_videos:
+        if options.is_of(VIDEOS) or options.encodes_videos:
             video = VideoTreatment(options.video_size, options.video_keyframes)
         audio = None
-        if options.form == AUDIO:
+        if options.is_of(AUDIO):
             audio = AudioTreatment(options.audio_rate, options.audio_channels, options.audio_format, options.audio_silence)
         treatment = Treatment(options.check, options.resize, options.encode, options.strip_exif, options.tokens, video, audio)
         root = self.source.root

@@ -285,7 +285,7 @@ class ConvertOptions:
             raise OptionError(f"--video-size is {self.video_size} pixels; it must be even, and at least 16")
         if self.video_keyframes is not None and self.video_keyframes < 1:
             raise OptionError(f"--video-keyframes is {self.video_keyframes} frames; it must be at least 1")
-        if self.form != VIDEOS:
+        if not self.is_of(VIDEOS):
             return
         if self.to != "webdataset":
             raise OptionError(f"--to {self.to}: datapipe.Clips reads videos from WebDataset tars; pass --to webdataset")
@@ -303,12 +303,12 @@ class ConvertOptions:
             raise OptionError(f"--audio-format {self.audio_format!r} is not known; choose one of: {', '.join(AUDIO_FORMATS)}")
         given = (name for name in ("audio_rate", "audio_channels", "audio_format", "audio_silence") if getattr(self, name))
         asked = next((f"--{name.replace('_', '-')}" for name in given), None)
-        if self.form not in (AUTO, AUDIO) and asked is not None:
+        if self.form != AUTO and not self.is_of(AUDIO) and asked is not None:
             what = FORMS[self.form].title if self.form in FORMS else self.form
             raise OptionError(
                 f"{asked} is for sound, and {self.source} is {what}; leave it out, or pass --from audio if it is sound"
             )
-        if self.form != AUDIO:
+        if not self.is_of(AUDIO):
             return
         if self.to not in ("webdataset", "parquet"):
             raise OptionError(
@@ -316,6 +316,11 @@ class ConvertOptions:
             )
         if self.resize is not None or self.encode.form != "keep" or self.strip_exif:
             raise OptionError("--resize, --encode and --strip-exif are for images; sound takes --audio-rate and --audio-format")
+
+    def is_of(self, form: str) -> bool:
+        """Return True if the source is of that form, or of one whose shards hold nothing but the same kind of data."""
+        facts = FORMS.get(self.form)
+        return self.form == form or (facts is not None and bool(facts.shards) and facts.kind == FORMS[form].kind)
 
     @property
     def how(self) -> Form:

@@ -42,12 +42,13 @@ def resolved(options: ConvertOptions) -> ConvertOptions:
 def open_source(options: ConvertOptions) -> Source:
     """Return the source that `options` name; its form must be known. Raises errors that are known without listing it."""
     facts = FORMS[options.form]
-    if options.form == TABLE:
+    if facts.kind == FORMS[TABLE].kind:
         raise OptionError(f"{options.source}: is a table; convert it with `datapipe convert {options.source} DST --from table`")
     if facts.targets == ():
         raise OptionError(f"{options.source}: {facts.title}, to be read in place: nothing to convert")
-    if options.form == AUDIO and not isinstance(options.source, Location) and media_in_shards(str(options.source)) == AUDIO:
-        shards = IndexSource(options.source, options.how.named(AUTO))
+    is_sound = facts.kind == FORMS[AUDIO].kind
+    if is_sound and not isinstance(options.source, Location) and media_in_shards(str(options.source)) == AUDIO:
+        shards = IndexSource(options.source, options.how.named(AUTO) if options.form == AUDIO else options.how)
         return _SpokenSource(shards, *spoken_fields(shards.fields, str(options.source)), to=options.to)
     if not facts.source:
         return IndexSource(options.source, options.how)

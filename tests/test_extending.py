@@ -18,6 +18,7 @@ import datapipe as dp
 from converters import ConvertOptions, OnError, convert
 from converters.verify import verify
 from datapipe import transforms as T
+from datapipe.cli.main import main
 from datapipe.containers.forms import FORMS, FormFacts
 from datapipe.opening.recognise import recognise
 from datapipe.order.draws import Draws
@@ -28,6 +29,8 @@ EXAMPLES = Path(__file__).parents[1] / "examples" / "extending"
 sys.path.insert(0, str(EXAMPLES))
 import form_list  # noqa: E402
 import form_pack  # noqa: E402
+import form_rows  # noqa: E402
+import form_sounds  # noqa: E402
 import transform_channels  # noqa: E402
 
 
@@ -175,6 +178,109 @@ def test_a_line_that_is_none_is_refused(line: str, error: str, photos: Path, tmp
     (photos / "list.txt").write_text(f"class_000/000000.jpg 0\n{line}\n")
     with pytest.raises(dp.errors.FormatError, match=error):
         convert(ConvertOptions(photos / "list.txt", tmp_path / "out", form="list"))
+
+
+@pytest.fixture
+def _with_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    targets = ("parquet", "hdf5")
+    facts = FormFacts(
+        title="files of rows", kind="tables", tables="form_rows", known_by="datapipe.opening.tables",
+        files=re.compile(r".+\.rows"), targets=targets, made_for=targets,
+    )  # fmt: skip
+    monkeypatch.setitem(FORMS, "rows", facts)
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    (tmp_path / "rows").mkdir()
+    for number, first in enumerate((0, 600)):
+        x = np.arange(first, first + 600 - 93 * number)
+        form_rows.write_rows(tmp_path / "rows" / f"{number}.rows", {"x": x.astype("<f4"), "y": x.astype("<i2")}, 100)
+    return tmp_path / "rows"
+
+
+@pytest.mark.usefixtures("_with_rows")
+def test_a_container_of_tables_is_loaded_inspected_and_converted_as_any_other(
+    rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (recognise(rows).form, recognise(rows / "0.rows", target="parquet").form) == ("rows", "rows")
+    assert len(dp.Table(rows / "0.rows")) == 600
+    loader = dp.DataLoader(rows, 50, shuffle=True, seed=1)
+    batches = iter(loader)
+    first, state = next(batches), loader.state_dict()
+    rest = torch.cat(list(batches))
+    assert sorted([*first[:, 0].tolist(), *rest[:, 1].tolist()]) == list(range(1107))
+    assert first[:, 0].tolist() != list(range(50))
+    again = dp.DataLoader(rows, 50, shuffle=True, seed=1)
+    again.load_state_dict(state)
+    assert torch.equal(torch.cat(list(again)), rest)
+    table = dp.Table(rows, label="y")
+    of_ranks = [dp.DataLoader(table, 50, shuffle=True, seed=1, ranks=(rank, 2)) for rank in range(2)]
+    labels = torch.cat([labels for one in of_ranks for _, labels in one])
+    assert sorted(set(labels.tolist())) == list(range(1107))
+    assert main(["inspect", str(rows)]) == 0
+    assert "1,107" in capsys.readouterr().out
+    assert main(["convert", str(rows), str(tmp_path / "out"), "--to", "parquet", "--no-shuffle"]) == 0
+    both = [dp.DataLoader(dp.Table(path, label="y"), 100) for path in (rows, tmp_path / "out")]
+    assert all(torch.equal(one[0], other[0]) for one, other in zip(*both, strict=True))
+    assert main(["convert", str(rows), str(tmp_path / "shards"), "--to", "webdataset"]) != 0
+    assert "nothing to convert" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("_with_rows")
+@pytest.mark.parametrize("damage", [b"", b"{}\n", b'{"columns": [["x", "<f4"]], "groups": [2]}\n1234', b"[" * 2_000_000])
+def test_a_damaged_file_of_rows_is_refused(damage: bytes, rows: Path) -> None:
+    (rows / "1.rows").write_bytes(damage)
+    with pytest.raises(dp.errors.FormatError, match=r"1\.rows"):
+        dp.Table(rows)
+
+
+@pytest.fixture
+def sounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    from sound_files import sound, write_sound
+
+    facts = FormFacts(title="packs of sound", shards="form_sounds", kind="audio", files=re.compile(r".+\.sounds"))
+    monkeypatch.setitem(FORMS, "sounds", facts)
+    (tmp_path / "sounds").mkdir()
+    for number in range(2):
+        files = [write_sound(tmp_path / "wav" / f"{number}{row}.flac", sound(0.3, seed=row)) for row in range(4)]
+        samples = [(file.read_bytes(), row) for row, file in enumerate(files)]
+        form_sounds.write_sounds(tmp_path / "sounds" / f"{number}.sounds", samples)
+    return tmp_path / "sounds"
+
+
+def test_a_form_of_sound_is_loaded_inspected_and_converted_as_any_other(
+    sounds: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (recognise(sounds).form, recognise(sounds).kind) == ("sounds", "audio")
+    data = dp.Audio(sounds, seconds=0.1)
+    loader = dp.DataLoader(data, 3, shuffle=True, seed=1)
+    batches = iter(loader)
+    first, state = next(batches), loader.state_dict()
+    rest = torch.cat([batch["label"] for batch in batches])
+    assert sorted([*first["label"].tolist(), *rest.tolist()]) == [0, 0, 1, 1, 2, 2, 3, 3]
+    again = dp.DataLoader(data, 3, shuffle=True, seed=1)
+    again.load_state_dict(state)
+    assert torch.equal(torch.cat([batch["label"] for batch in again]), rest)
+    with pytest.raises(dp.errors.OptionError, match="holds sound"):
+        dp.DataLoader(sounds, 3)
+    assert main(["inspect", str(sounds)]) == 0
+    assert "8 utterances" in capsys.readouterr().out
+    assert main(["convert", str(sounds), str(tmp_path / "no"), "--to", "hdf5"]) != 0
+    assert "datapipe.Audio reads WebDataset tars and Parquet" in capsys.readouterr().err
+    assert main(["convert", str(sounds), str(tmp_path / "8k"), "--to", "webdataset", "--audio-rate", "8000"]) == 0
+    for target in ("webdataset", "parquet"):
+        assert main(["convert", str(sounds), str(tmp_path / target), "--to", target, "--no-shuffle"]) == 0
+        both = [dp.DataLoader(dp.Audio(path, whole=True), 4) for path in (sounds, tmp_path / target)]
+        for one, other in zip(*both, strict=True):
+            assert all(torch.equal(one[name], other[name]) for name in ("audio", "label"))
+
+
+@pytest.mark.parametrize("damage", [b"", b"WAVE", b"SNDS", b"SNDS\0\0", form_sounds.MAGIC + struct.pack("<iI", 0, 1 << 31)])
+def test_a_damaged_pack_of_sound_is_refused(damage: bytes, sounds: Path) -> None:
+    (sounds / "1.sounds").write_bytes(damage)
+    with pytest.raises(dp.errors.FormatError, match=r"1\.sounds"):
+        dp.Audio(sounds, seconds=0.1)
 
 
 def test_the_examples_are_as_short_as_promised() -> None:

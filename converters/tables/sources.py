@@ -19,7 +19,8 @@ from converters.tables import BadTableRow, Kinds, Member, Parsed, RowBlock, RowS
 from converters.tables.json_rows import JsonSource
 from converters.tables.text_rows import DELIMITERS, CsvSource
 from datapipe.codecs.npy import read_npy_header
-from datapipe.containers.tables.files import SUFFIXES, open_table
+from datapipe.containers.tables.container import rows_container
+from datapipe.containers.tables.files import open_table
 from datapipe.containers.tables.partitions import partition_root, partitions_of
 from datapipe.containers.tables.rows import GroupReader
 from datapipe.core.directories import files_below, matching
@@ -31,7 +32,7 @@ JSON_SUFFIXES = (".jsonl", ".ndjson")
 _FORMS = {
     **dict.fromkeys(DELIMITERS, "csv"),
     **dict.fromkeys(JSON_SUFFIXES, "jsonl"),
-    **{suffix: "parquet" for suffix, container in SUFFIXES.items() if container != "hdf5"},
+    **dict.fromkeys((".parquet", ".pq", ".arrow", ".feather", ".ipc"), "parquet"),
     ".npy": "npy",
 }
 _MATRIX_ROWS = 1 << 17  # of a block
@@ -53,7 +54,7 @@ def open_rows(
     MissingDataError where nothing is there, FormatError for files of several forms or of none, and what the form raises.
     """
     files = _files(os.fspath(source))
-    forms = sorted({_FORMS[Path(file.name).suffix.lower()] for file in files})
+    forms = sorted({_form_of(file.name) or "" for file in files})
     if len(forms) > 1:
         raise FormatError(f"{source}: holds files of several forms ({', '.join(forms)}); convert one of them, by a pattern")
     if forms != ["csv"] and (names or delimiter):
@@ -75,10 +76,16 @@ def open_rows(
     return PartitionedSource(rows, named) if any(named) else rows
 
 
+def _form_of(name: str) -> str | None:
+    """Return how the rows of a file of that name are read; None for a file that is no table. In row groups: "parquet"."""
+    container = rows_container(name)
+    return "parquet" if container not in (None, "hdf5") else _FORMS.get(Path(name).suffix.lower())
+
+
 def _files(source: str) -> list[SourceFile]:
     if os.path.isdir(source):
         paths = (Path(path) for path in files_below(source))
-        found = [str(path) for path in paths if path.suffix.lower() in _FORMS and _is_shown(path, source)]
+        found = [str(path) for path in paths if _form_of(path.name) and _is_shown(path, source)]
         nothing = f"{source}: holds no .csv, .tsv, .jsonl, .parquet, .arrow or .npy files"
     elif os.path.exists(source):
         found, nothing = [source], ""
@@ -88,7 +95,7 @@ def _files(source: str) -> list[SourceFile]:
         raise MissingDataError(nothing)
     for name in found:
         refuse_irregular(name)
-        if Path(name).suffix.lower() not in _FORMS:
+        if _form_of(name) is None:
             packed = Path(name).suffix.lower() in (".gz", ".bz2", ".zst", ".xz", ".zip")
             raise FormatError(
                 f"{name}: {'compressed; unpack it first' if packed else 'no table by its name: ' + ', '.join(_FORMS)}"

@@ -21,7 +21,7 @@ from datapipe.cli.convert_table import convert_table, has_table_options
 from datapipe.cli.progress import Progress
 from datapipe.containers.foreign import INDEX_DIRECTORY_NAME
 from datapipe.containers.form import ClassFrom
-from datapipe.containers.forms import AUTO, TABLE
+from datapipe.containers.forms import AUTO, FORMS, TABLE
 from datapipe.core.printable import counted, say
 from datapipe.core.remembering import remembered
 from datapipe.errors import OptionError
@@ -125,14 +125,18 @@ def _tokenizing(args: argparse.Namespace) -> Tokenizing | None:
 
 def _recognised(args: argparse.Namespace) -> ConvertOptions | None:
     """Return the options with the form of the source, None for a table. Recognises it, and says so, unless the user named it."""
-    if args.form == TABLE or (args.form == AUTO and has_table_options(args) and args.to in ("parquet", "hdf5")):
+    if _is_table(args.form) or (args.form == AUTO and has_table_options(args) and args.to in ("parquet", "hdf5")):
         return None
     options = _options(args)
     if options.form != AUTO:
         return options
     found = recognise(options)
     say(f"{options.source}: recognised as {found}", file=sys.stderr)
-    return None if found.form == TABLE else dataclasses.replace(options, form=found.form)
+    return None if _is_table(found.form) else dataclasses.replace(options, form=found.form)
+
+
+def _is_table(form: str) -> bool:
+    return form != AUTO and FORMS[form].kind == FORMS[TABLE].kind
 
 
 @contextlib.contextmanager

@@ -35,8 +35,8 @@ from datapipe.containers.form import Form
 from datapipe.containers.labels import label_names
 from datapipe.containers.look import Evidence, Look, recognise_by_names
 from datapipe.containers.mapped import mapped
+from datapipe.containers.tables.arrow_rows import ArrowBatches, schema_of
 from datapipe.containers.tables.claims import check_sizes
-from datapipe.containers.tables.rows import ArrowBatches, schema_of
 from datapipe.core import arrow_maps
 from datapipe.errors import FormatError
 from datapipe.index.sidecar import FieldColumn, SidecarRows

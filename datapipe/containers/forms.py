@@ -4,6 +4,9 @@ A form whose files are shards has a module with `index_shard(path)`, which says 
 the samples are those of its files, in the order of the files' names. Any other form of samples has a module with
 `open_source(place, form) -> Source` (`index/listed`), whose scan lists the samples of a place. Both are loaded and converted.
 
+A form whose files hold rows of tables names a module of `scan` and `open_groups` (`tables/container`); one that holds nothing
+else is of the kind "tables", and known by `opening/tables`.
+
 Every command asks the same question of all forms: is this place of yours? (`opening/recognise`). A form is known by the names of
 its `files`, or by `recognise(look, form) -> Evidence | None` in its module, where names do not tell (`containers/look`). One that
 has `files` or `marks` is asked only where such a name was seen.
@@ -47,6 +50,8 @@ class FormFacts:
     files: re.Pattern[str] | None = None  # the names of its files; those of shards in this case alone
     marks: re.Pattern[str] | None = None  # further names, in lower case, of files and folders that places of this form have
     rows: str = ""  # module that reads row groups by `read_rows`, and names the errors by which it finds DAMAGE
+    tables: str = ""  # module of `scan` and `open_groups` (`tables/container`), if files of it hold rows of tables
+    row_files: re.Pattern[str] | None = None  # the names of these, in lower case, where they are not all of `files`
     kind: str = IMAGES  # the kind of data that it holds, of `kinds/registry`
     takes_root: bool = False  # names files, which may lie in a folder that is not its own
     in_stores: bool = False  # is converted from object stores, too
@@ -137,6 +142,8 @@ FORMS: dict[str, FormFacts] = {
         about=("a file, a folder or a pattern of them", "a row", "as the loader has them", "the files by name, then their rows"),
         shards="datapipe.containers.parquet.scanner",
         rows="datapipe.containers.parquet.rows",
+        tables="datapipe.containers.tables.parquet_rows",
+        row_files=re.compile(r".+\.(parquet|pq)"),
         files=re.compile(r".+\.parquet"),
         in_stores=True,
     ),
@@ -147,6 +154,8 @@ FORMS: dict[str, FormFacts] = {
         about=("a file, a folder or a pattern of them", "a row", "as the loader has them", "the files by name, then their rows"),
         shards="datapipe.containers.hdf5.scanner",
         rows="datapipe.containers.hdf5.rows",
+        tables="datapipe.containers.hdf5.row_major",
+        row_files=re.compile(r".+\.h5"),
         files=re.compile(r".+\.(h5|hdf5|he5)"),
     ),
     "tfrecord": FormFacts(
@@ -165,6 +174,8 @@ FORMS: dict[str, FormFacts] = {
         examples=("saved/train shards/train --to webdataset",),
         about=("a file, a folder or a pattern of them", "a row", "as the loader has them", "the files by name, then their rows"),
         shards="datapipe.containers.arrow",
+        tables="datapipe.containers.tables.arrow_rows",
+        row_files=re.compile(r".+\.(arrow|feather|ipc)"),
         files=re.compile(r"(?!.+\.index\.).+\.arrow"),
     ),
     DOCUMENTS: FormFacts(

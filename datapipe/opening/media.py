@@ -11,7 +11,7 @@ import numpy as np
 
 from datapipe.codecs.field_values import LABEL_FIELD
 from datapipe.containers.form import Form
-from datapipe.containers.forms import AUDIO
+from datapipe.containers.forms import AUDIO, FORMS, VIDEOS
 from datapipe.containers.look import Look, Nature, look_at, recognise_by_names
 from datapipe.containers.parquet.scanner import holds_sound
 from datapipe.core.directories import matching
@@ -72,6 +72,9 @@ def parts_to_convert(path: Path) -> tuple[Path, ListedParts]:
 
 def media_in_shards(name: str) -> str:
     """Return VIDEOS or AUDIO if a path, pattern, folder or URL names shards of these; "" for all else. Raises StorageError."""
+    for media in (VIDEOS, AUDIO):
+        if form_of_shards(name, FORMS[media].kind) is not None:
+            return media
     try:
         look = look_at(parse_place(name))
         return AUDIO if holds_spoken(look) else media_held(look)
@@ -85,6 +88,19 @@ def holds_spoken(look: Look) -> bool:
     if first is None or not first.endswith(".parquet"):
         return False
     return look.once(f"sound in {first}", lambda: holds_sound(first))
+
+
+def form_of_shards(name: str, kind: str) -> str | None:
+    """Return the form of the shards that a path, pattern, folder or URL names, if all of that form are of this kind of data.
+
+    None for any other, such as tars, whose members say what they are. Raises StorageError.
+    """
+    forms = [form for form, facts in FORMS.items() if facts.shards and facts.kind == kind]
+    try:
+        look = look_at(parse_place(name)) if forms else None
+    except (FormatError, MissingDataError):  # what reads it says what is wrong
+        return None
+    return None if look is None else next((form for form in forms if recognise_by_names(look, form) is not None), None)
 
 
 def look_up_all(index: AnyIndex, field: str) -> Iterator[Entries]:

@@ -10,7 +10,7 @@ from datapipe.containers.formats import container_of
 from datapipe.containers.forms import FORMS, TABLE
 from datapipe.containers.look import LIST_NAMES, Evidence, Look, Nature, Strength
 from datapipe.containers.parquet import scanner as parquet
-from datapipe.containers.tables.files import SUFFIXES
+from datapipe.containers.tables.container import rows_container
 from datapipe.index.manifest import MANIFEST_NAME
 from datapipe.index.sidecar import SIDECAR_SUFFIX
 from datapipe.index.tables import TABLE_NAME
@@ -22,9 +22,11 @@ _MATRIX = ".npy"
 
 
 def recognise(look: Look, form: Form) -> Evidence | None:
-    """Return why a place is a table; None if it is none."""
+    """Return why a place is a table, or files of rows of a form that has them alone; None if it is none."""
     if form.has_choices or look.nature is Nature.NOTHING:
         return None  # what is chosen are files of samples
+    if form.name != TABLE:
+        return _recognise_own(look, form.name)
     if look.nature is Nature.FOLDER and TABLE_NAME.encode() in look.files:
         return Evidence(f"it holds {TABLE_NAME}", Strength.DECISIVE)
     if look.is_stored:
@@ -44,6 +46,18 @@ def recognise(look: Look, form: Form) -> Evidence | None:
     if look.nature is Nature.PATTERN:
         return Evidence(f"it matches {name}") if all(map(_is_rows_name, look.files)) else None
     return None if name.endswith(_MATRIX) else Evidence(f"it holds {name}")
+
+
+def _recognise_own(look: Look, form: str) -> Evidence | None:
+    """Return why a place is files of a form that holds rows alone, by their names."""
+    own = [name for name in map(os.fsdecode, look.files) if rows_container(name) == form]
+    if not own or look.is_stored:
+        return None
+    if look.nature is Nature.FILE:
+        return Evidence(f"its name ends with {look.suffix}")
+    if look.nature is Nature.PATTERN:
+        return Evidence(f"it matches {own[0]}") if len(own) == len(look.files) else None
+    return Evidence(f"it holds {own[0]}")
 
 
 def _recognise_stored(look: Look) -> Evidence | None:
@@ -71,7 +85,7 @@ def _is_rows_name(name: bytes) -> bool:
 
 
 def _is_columns_name(name: bytes, look: Look) -> bool:
-    return name in look.files and os.path.splitext(os.fsdecode(name))[1].lower() in SUFFIXES and _is_rows_name(name)
+    return name in look.files and rows_container(os.fsdecode(name)) is not None and _is_rows_name(name)
 
 
 def _are_rows(look: Look, path: str) -> bool:
@@ -80,7 +94,7 @@ def _are_rows(look: Look, path: str) -> bool:
         return True
     if suffix in _TEXTS:
         return not names_files(look, path)
-    container = SUFFIXES[suffix]
+    container = rows_container(path) or ""
     if container == "hdf5":
         from datapipe.containers.hdf5.row_major import is_row_major  # late: h5py takes a tenth of a second
 

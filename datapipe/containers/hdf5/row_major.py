@@ -19,12 +19,14 @@ from typing import Any
 
 import h5py
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from datapipe.containers.hdf5 import VERSIONS
+from datapipe.containers.tables.container import RowsFound, Wanted
 from datapipe.core.regular_files import open_file, opened_by_name
 from datapipe.errors import FormatError, StorageError
-from datapipe.index.tables import ColumnKind, TableColumn
+from datapipe.index.tables import ColumnKind, TableColumn, TableFile
 
 NAME = "rows.h5"
 GROUP_ROWS = 1 << 17  # rows that are read together where somebody reads in order
@@ -159,3 +161,38 @@ def _not_rows(path: Path, reason: Exception) -> FormatError:
     return FormatError(
         f"{path}: not an HDF5 file of a table's rows, or damaged ({what:.100}); make one: datapipe convert TABLE DST --to hdf5"
     )
+
+
+# -- as a container of tables -------------------------------------------------------------------------
+
+
+def scan(path: str) -> RowsFound:
+    """Return what a file holds. Raises FormatError, StorageError or OSError."""
+    rows = open_rows(path)
+    columns = {column.name: column for matrix in rows.matrices for column in matrix.columns}
+    groups = [min(GROUP_ROWS, rows.num_rows - first) for first in range(0, rows.num_rows, GROUP_ROWS)]
+    return RowsFound(columns, groups, rows.fingerprint)
+
+
+class _Open:
+    """Some columns of a file, read in order."""
+
+    def __init__(self, path: str, columns: Sequence[str]) -> None:
+        rows = open_rows(path)
+        pairs = zip(rows.matrices, rows.arrays, strict=True)
+        self._columns = {
+            column.name: array[:, number]
+            for matrix, array in pairs
+            for number, column in enumerate(matrix.columns)
+            if column.name in columns
+        }
+
+    def read(self, number: int) -> Any:
+        """Return the rows that are read together, as a table."""
+        here = slice(number * GROUP_ROWS, (number + 1) * GROUP_ROWS)
+        return pa.table({name: np.ascontiguousarray(column[here]) for name, column in self._columns.items()})
+
+
+def open_groups(file: TableFile, wanted: Wanted) -> _Open:
+    """Open some columns of a file. Raises as `scan` does."""
+    return _Open(file.path, wanted.columns)

@@ -1,4 +1,4 @@
-"""Turn a path to Parquet or Arrow files, or to a row-major HDF5 file, into a `TableIndex`. Only footers are read."""
+"""Turn a path to files of rows, such as Parquet, Arrow or row-major HDF5, into a `TableIndex`. Only footers are read."""
 
 from __future__ import annotations
 
@@ -13,33 +13,29 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 
 from datapipe.containers.formats import TEXT_SUFFIXES
-from datapipe.containers.mapped import ByteSource, byte_source
-from datapipe.containers.parquet.footer import check_ends, read_footer
+from datapipe.containers.mapped import byte_source
+from datapipe.containers.parquet.footer import read_footer
 from datapipe.containers.parquet.thrift_compact import DamagedError
 from datapipe.containers.remote_shards import listed_shards
-from datapipe.containers.tables.claims import check_parquet_rows, check_sizes, measured_field
+from datapipe.containers.tables.container import rows_container, table_container
 from datapipe.containers.tables.partitions import partition_root, partitions_of
-from datapipe.containers.tables.rows import ArrowBatches, schema_of
-from datapipe.containers.tables.types import column_of, columns_of, merged
+from datapipe.containers.tables.types import column_of, merged
 from datapipe.core import arrow_maps
 from datapipe.core.checks import path_name
 from datapipe.core.directories import files_below, matching
-from datapipe.core.printable import counted, listed
-from datapipe.core.regular_files import opened_by_name
+from datapipe.core.printable import counted
 from datapipe.core.waiting import reported_wait
 from datapipe.errors import FormatError, MissingDataError, OptionError, StorageError
 from datapipe.index.manifest import refuse_unfinished
 from datapipe.index.sidecar import SIDECAR_SUFFIX
 from datapipe.index.tables import TableColumn, TableFile, TableIndex
 from datapipe.stores.location import is_url
-from datapipe.stores.random_access import RemoteBytes, RemoteFile, pin_object
+from datapipe.stores.random_access import pin_object
 
-SUFFIXES = {".parquet": "parquet", ".pq": "parquet", ".arrow": "arrow", ".feather": "arrow", ".ipc": "arrow", ".h5": "hdf5"}
 _NUM_THREADS = 8  # for reading footers
-_TAIL_NBYTES = 1 << 16  # of an Arrow file, hashed at either end
+_CALLED = {"parquet": "a Parquet", "arrow": "an Arrow", "hdf5": "an HDF5"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +44,7 @@ class _Scanned:
 
     file: TableFile
     columns: dict[str, TableColumn]
-    group_rows: list[int]
+    group_rows: Sequence[int]
     digest: str
 
 
@@ -64,7 +60,7 @@ def open_table(source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
     do not agree, StorageError if one cannot be read.
     """
     paths = table_paths(source)
-    if len(paths) > 1 and (others := [path for path in paths if SUFFIXES[Path(path).suffix.lower()] == "hdf5"]):
+    if len(paths) > 1 and (others := [path for path in paths if rows_container(path) == "hdf5"]):
         raise FormatError(
             f"{others[0]}: a row-major file is a table of its own; open it alone, without the {len(paths) - 1} others"
         )
@@ -130,13 +126,13 @@ def _of_path(text: str) -> list[str]:
     if here.is_dir():
         refuse_unfinished(here)
         below = [Path(path) for path in files_below(here)]
-        found = [str(path) for path in below if path.suffix.lower() in SUFFIXES and _is_shown(path, here)]
+        found = [str(path) for path in below if rows_container(path.name) and _is_shown(path, here)]
         if not found:
             texts = [str(path) for path in below if path.suffix.lower() in TEXT_SUFFIXES]
             raise _no_table(texts[0]) if texts else MissingDataError(f"{text}: no Parquet, Arrow or .h5 files in this directory")
         return found
     if here.exists():
-        if here.suffix.lower() not in SUFFIXES:
+        if rows_container(here.name) is None:
             raise _no_table(text)
         return [text]
     if glob.has_magic(text):
@@ -144,7 +140,7 @@ def _of_path(text: str) -> list[str]:
         if not matches:
             raise MissingDataError(f"{text}: no file matches")
         for match in matches:
-            if Path(match).suffix.lower() not in SUFFIXES:
+            if rows_container(match) is None:
                 raise _no_table(match)
         return matches
     raise MissingDataError(f"{text}: no such file or directory")
@@ -202,11 +198,13 @@ def _no_table(path: str) -> FormatError:
 
 
 def _scan(path: str) -> _Scanned:
-    container = SUFFIXES[Path(path).suffix.lower()]
+    container = rows_container(path) or ""
     try:
-        if is_url(path):
-            return _scan_remote(path)
-        return {"parquet": _scan_parquet, "arrow": _scan_arrow, "hdf5": _scan_hdf5}[container](path)
+        status = None if is_url(path) else os.stat(path)  # first: a file that is changed meanwhile is then noticed
+        found = table_container(container).scan(path)
+        size, time = (found.nbytes or 0, 0) if status is None else (status.st_size, status.st_mtime_ns)
+        file = TableFile(path, container, size, time, sum(found.group_rows), etag=found.etag)
+        return _Scanned(file, found.columns, found.group_rows, found.digest)
     except (FormatError, MissingDataError, StorageError):
         raise
     except FileNotFoundError as exc:
@@ -215,72 +213,11 @@ def _scan(path: str) -> _Scanned:
         if exc.errno is not None:
             raise StorageError(exc.errno, exc.strerror, path) from exc
         raise _damaged(path, container, exc) from exc
-    except (DamagedError, *arrow_maps.DAMAGE) as exc:
+    except arrow_maps.DAMAGE as exc:
         raise _damaged(path, container, exc) from exc
 
 
 def _damaged(path: str, container: str, reason: Exception) -> FormatError:
     what = str(reason).strip().splitlines()[0] if str(reason).strip() else type(reason).__name__
-    form = "a Parquet" if container == "parquet" else "an Arrow"
+    form = _CALLED.get(container, f"a {container}")
     return FormatError(f"{path}: not {form} file, or truncated or damaged ({what:.200}); get the file again")
-
-
-def _scan_parquet(path: str) -> _Scanned:
-    with byte_source(path, "Parquet") as data, opened_by_name(path) as name:
-        status = os.stat(name)
-        check_ends(data)
-        with pq.ParquetFile(name, pre_buffer=False) as opened:
-            return _described(TableFile(path, "parquet", status.st_size, status.st_mtime_ns, 0), opened, data)
-
-
-def _scan_remote(url: str) -> _Scanned:
-    data = RemoteBytes(url)
-    check_ends(data)
-    with pq.ParquetFile(RemoteFile(data), pre_buffer=False) as opened:
-        return _described(TableFile(url, "parquet", len(data), 0, 0, etag=data.object.etag), opened, data)
-
-
-def _described(file: TableFile, opened: pq.ParquetFile, data: ByteSource) -> _Scanned:
-    """Return what the footer of a Parquet file says. Raises DamagedError if it cannot have that many rows."""
-    columns, metadata = columns_of(opened.schema_arrow, file.path), opened.metadata
-    rows = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
-    check_parquet_rows(rows, total=metadata.num_rows, data=data)
-    file = dataclasses.replace(file, num_rows=sum(rows))
-    return _Scanned(file, columns, rows, hashlib.sha256(_footer_of(data)).hexdigest())
-
-
-def _footer_of(data: ByteSource) -> bytes:
-    """Return the footer of a Parquet file; fewer bytes where it is none."""
-    length = int.from_bytes(data[len(data) - 8 : len(data) - 4], "little")
-    return data[max(0, len(data) - 8 - length) : max(0, len(data) - 8)]
-
-
-def _scan_arrow(path: str) -> _Scanned:
-    status = os.stat(path)
-    data = arrow_maps.map_file(path)
-    check_sizes(data)
-    schema = schema_of(data)
-    columns, measured = columns_of(schema, path), measured_field(schema)
-    if measured is None:
-        has = listed(schema.names) or "none"
-        raise FormatError(f"{path}: no column whose values take bytes (has: {has}); write the table with one")
-    batches = ArrowBatches(data, fields=[measured])  # one column tells how many rows a batch has
-    digest = hashlib.sha256(data.slice(0, min(_TAIL_NBYTES, data.size)).to_pybytes())
-    digest.update(data.slice(max(0, data.size - _TAIL_NBYTES)).to_pybytes())
-    rows = []
-    for number in range(len(batches)):
-        batch = batches[number]
-        batch.validate()  # has the buffers for its rows
-        rows.append(batch.num_rows)
-    file = TableFile(path, "arrow", status.st_size, status.st_mtime_ns, sum(rows))
-    return _Scanned(file, columns, rows, digest.hexdigest())
-
-
-def _scan_hdf5(path: str) -> _Scanned:
-    from datapipe.containers.hdf5.row_major import GROUP_ROWS, open_rows
-
-    status, rows = os.stat(path), open_rows(path)
-    columns = {column.name: column for matrix in rows.matrices for column in matrix.columns}
-    groups = [min(GROUP_ROWS, rows.num_rows - first) for first in range(0, rows.num_rows, GROUP_ROWS)]
-    file = TableFile(path, "hdf5", status.st_size, status.st_mtime_ns, rows.num_rows)
-    return _Scanned(file, columns, groups, rows.fingerprint)

@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from datapipe.codecs.field_values import FieldKind, FieldSpec, value_of
 from datapipe.containers.field_names import SPOKEN, is_audio
 from datapipe.containers.foreign import cached_home, index_stamp, progress, stamp_of, write_stamp
+from datapipe.containers.form import Form
+from datapipe.containers.forms import AUDIO, FORMS
 from datapipe.core import atomic
 from datapipe.core.printable import listed, size_text
 from datapipe.core.regular_files import read_bytes
@@ -26,7 +28,7 @@ from datapipe.fetch.files import Files, open_files
 from datapipe.index.entries import Extents
 from datapipe.index.media import MediaSource
 from datapipe.index.utterances import Utterances, text_array
-from datapipe.opening.media import look_up_all
+from datapipe.opening.media import form_of_shards, look_up_all
 from datapipe.opening.recordings.indexing import open_recordings
 from datapipe.opening.samples import open_index
 from datapipe.sources.lists.parts import TEXTS
@@ -41,7 +43,8 @@ def open_shards(name: str) -> Utterances:
 
     Raises what `open_index` raises, and OptionError for samples of several sound files, or of ones that are stored otherwise.
     """
-    index = open_index(name)
+    form = form_of_shards(name, FORMS[AUDIO].kind)
+    index = open_index(name, None if form is None else Form(form))
     audio, text = spoken_fields(index.manifest.fields, name)
     has_labels = any(one.kind is FieldKind.LABEL for one in index.manifest.fields)
     files = open_files(index)

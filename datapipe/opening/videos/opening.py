@@ -16,7 +16,7 @@ from datapipe.codecs.video.transport import BEGINNING_NBYTES, Framing
 from datapipe.containers.field_names import is_video
 from datapipe.containers.form import Form, on_disk, refuse_root
 from datapipe.containers.formats import container_of
-from datapipe.containers.forms import VIDEO_SUFFIXES, VIDEOS
+from datapipe.containers.forms import FORMS, VIDEO_SUFFIXES, VIDEOS
 from datapipe.containers.listing import is_video_name
 from datapipe.containers.look import Evidence, Look, Nature, Strength
 from datapipe.core.checks import path_name
@@ -26,7 +26,14 @@ from datapipe.index.clips import VideoParts
 from datapipe.index.grids import frames_between
 from datapipe.index.listed import Origin, Source
 from datapipe.index.media import MediaSource
-from datapipe.opening.media import look_up_all, media_in_shards, parts_of_files, parts_of_folder, parts_to_convert
+from datapipe.opening.media import (
+    form_of_shards,
+    look_up_all,
+    media_in_shards,
+    parts_of_files,
+    parts_of_folder,
+    parts_to_convert,
+)
 from datapipe.opening.samples import open_index
 from datapipe.opening.videos.indexing import look_at, open_videos
 from datapipe.opening.videos.lerobot import is_lerobot
@@ -109,7 +116,8 @@ def _open_shards(name: str) -> VideoParts:
 
     Raises what `open_index` raises, and OptionError for samples of several videos, or ones that do not lie there as they are.
     """
-    index = open_index(name)
+    form = form_of_shards(name, FORMS[VIDEOS].kind)
+    index = open_index(name, None if form is None else Form(form))
     fields = [one.name for one in index.manifest.fields if is_video(one)]
     if len(fields) != 1:
         raise OptionError(f"{name}: each sample must have one video, and they have {listed(fields, most=5) or 'none in common'}")
