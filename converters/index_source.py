@@ -20,7 +20,7 @@ from crc32c import crc32c
 from datapipe.codecs.field_values import LABEL_FIELD, NO_LABEL, FieldKind, FieldSpec, value_of
 from datapipe.codecs.stored import PLAIN, joined, summed_crc32c
 from datapipe.containers.form import Form
-from datapipe.containers.labels import LabelCensus
+from datapipe.containers.labels import LabelCensus, label_said
 from datapipe.errors import DecodeError, IntegrityError, MissingDataError, OptionError
 from datapipe.fetch.files import Files, open_files
 from datapipe.fetch.row_groups import RowGroups
@@ -137,11 +137,10 @@ class IndexSource:
         value = value_of(kind, data)
         if kind is FieldKind.ARRAY:
             value = value.item() if value.size == 1 else None
-        if isinstance(value, int) and not isinstance(value, bool):
-            value = str(value)
-        if not isinstance(value, str) or not value:
+        said = label_said(value)
+        if not said:
             raise DecodeError(f"is {value!r:.40}, not a class")
-        return self._census.number(value)
+        return self._census.number(said)
 
     def _made_from(self) -> dict[str, Any]:
         """Return what this dataset is, without paths: the same wherever it lies."""

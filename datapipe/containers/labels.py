@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from datapipe.codecs.field_values import NO_LABEL
 from datapipe.containers.class_maps import read_class_map
@@ -93,6 +94,16 @@ def _as_class(number: int) -> int | None:
 def label_text(data: bytes) -> str:
     """Return what bytes that are a label say, without blanks and a byte order mark. Raises UnicodeDecodeError."""
     return data.decode("utf-8-sig").strip()
+
+
+def label_said(value: Any) -> str | None:
+    """Return what a cell of a list, or a JSON value, says as a label: a text, or a whole number; "" for null.
+
+    None for a value that is neither: a boolean, a number with a decimal point, a list.
+    """
+    if value is None or isinstance(value, str):
+        return value or ""
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def is_no_class(text: str, number_of: NumberOf = class_number) -> bool:

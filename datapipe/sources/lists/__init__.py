@@ -16,7 +16,7 @@ from typing import Any
 
 from datapipe.codecs.field_values import NO_LABEL, FieldKind
 from datapipe.containers.form import ClassFrom, Form
-from datapipe.containers.labels import LabelCensus
+from datapipe.containers.labels import LabelCensus, label_said
 from datapipe.containers.listing import is_audio_name, is_image_name, is_video_name
 from datapipe.containers.look import Evidence, Look, Strength
 from datapipe.core.regular_files import open_file
@@ -157,21 +157,20 @@ class ManifestSource:
 
     def _number(self, column: KeptColumn, row: ManifestRow) -> int:
         cell = row.cells.get(column.name)
-        if isinstance(cell, int) and not isinstance(cell, bool):
-            cell = str(cell)
-        if not isinstance(cell, str) or not cell:
-            if cell is None or cell == "":
-                raise _BadCell(f"{column.name!r} is empty: no label")
+        said = label_said(cell)
+        if said == "":
+            raise _BadCell(f"{column.name!r} is empty: no label")
+        if said is None:
             raise FormatError(
                 f"{self._path}: line {row.line}: {column.name!r} is {_shown(cell)}: not a class;"
                 f" keep it as a value with --field {column.name}=json"
             )
         try:
-            os.fsencode(cell)
+            os.fsencode(said)
         except UnicodeEncodeError as exc:
             raise _BadCell(f"{column.name!r} is {_shown(cell)}, which contains half of a surrogate pair") from exc
         try:
-            return self._census.number(cell)
+            return self._census.number(said)
         except OptionError as exc:
             raise OptionError(f"{self._path}: line {row.line}: {exc}") from exc
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from datapipe.containers.forms import AUDIO, AUDIO_SUFFIXES, VIDEO_SUFFIXES, VIDEOS
-from datapipe.containers.labels import LABEL_NAMES, LabelCensus, class_number
+from datapipe.containers.labels import LABEL_NAMES, LabelCensus, class_number, label_said
 from datapipe.containers.look import Look
 from datapipe.core import regular_files
 from datapipe.errors import DatapipeError, FormatError, MissingDataError, OptionError
@@ -142,7 +142,7 @@ def _seconds(cells: Mapping[str, Any], column: str | None, where: str, *, otherw
 def _labels(rows: Sequence[ManifestRow], path: Path, column: str) -> tuple[NDArray[np.int64] | None, tuple[str, ...] | None]:
     """Return labels as numbers: those of the list if all are whole numbers, else places among the sorted names."""
     cells = [row.cells.get(column) for row in rows]
-    texts = [str(cell) if isinstance(cell, (str, int)) and not isinstance(cell, bool) else "" for cell in cells]
+    texts = [label_said(cell) or "" for cell in cells]
     if not any(texts):
         return None, None
     if "" in texts:
