@@ -57,7 +57,7 @@ class Roots:
     def is_remote(self) -> bool:
         return not os.path.isabs(self.source)
 
-    def of(self, origin: Origin) -> bytes:
+    def root_of(self, origin: Origin) -> bytes:
         return self.spool if origin.is_spooled else self.source
 
 
@@ -292,7 +292,9 @@ def _open(roots: Roots, opened: _WaitingSample, kept: _Files, *, is_remote: bool
         place = (origin.is_spooled, origin.path)
         file = kept.get(place)
         if file is None:
-            path = path_inside(os.fsdecode(roots.of(origin)), os.fsdecode(origin.path), named_in=_PLAN, follows=True)  # as listed
+            path = path_inside(
+                os.fsdecode(roots.root_of(origin)), os.fsdecode(origin.path), named_in=_PLAN, follows=True
+            )  # as listed
             try:
                 descriptor, _ = open_descriptor(path)
             except FileNotFoundError as exc:
@@ -393,7 +395,7 @@ def _refuse_changed(descriptor: int, origin: Origin, roots: Roots) -> None:
 
 
 def _path(roots: Roots, origin: Origin) -> str:
-    return os.fsdecode(roots.of(origin) + b"/" + origin.path)
+    return os.fsdecode(roots.root_of(origin) + b"/" + origin.path)
 
 
 def _name(sample: PlannedSample, origin: Origin) -> str:

@@ -54,7 +54,7 @@ class Targets(Generic[_Found]):
             self._folders.add(folder)
             folder = folder.rpartition(b"/")[0]
 
-    def of(self, link: Link) -> _Found | NoTarget:
+    def resolve(self, link: Link) -> _Found | NoTarget:
         """Return the file that a link leads to, or why there is none."""
         here: _Found | Link = link
         for _ in range(_MAX_HOPS):

@@ -67,7 +67,7 @@ class FolderLabels:
         """Return the field of the labels, if there are any."""
         return () if self._census is None else (LABEL_FIELD,)
 
-    def of(self, directory: bytes) -> tuple[int, str | None]:
+    def label_of(self, directory: bytes) -> tuple[int, str | None]:
         """Return (label until all are known, problem) of a file in `directory`, relative to the root."""
         if self._census is None:
             return NO_LABEL, None

@@ -151,7 +151,7 @@ class FolderSource:
     def scan(self, notes: ScanNotes, space: Workspace) -> Iterator[ListedSample]:
         if self._class_from is not ClassFrom.FOLDER:
             for _, file in self._tree.files([b""], notes, self._kind.is_wanted):
-                yield self._listed(file, 0, *self._occurring.of(file.directory))
+                yield self._listed(file, 0, *self._occurring.label_of(file.directory))
             return
         labels = [self._labels[os.fsdecode(folder)] for folder in self._folders]
         for place, file in self._tree.files(self._folders, notes, self._kind.is_wanted):

@@ -190,7 +190,7 @@ class PairedFiles:
             origins[field] = Origin.whole(path, nbytes, mtime_ns)
             if why is not None:
                 problem = problem or (why if field == IMAGE else f"{os.fsdecode(path)}: {why}")
-        label, why = self._labels.of(rows[0][0])
+        label, why = self._labels.label_of(rows[0][0])
         directory, name = divide((origins.get(IMAGE) or origins[rows[0][2]]).path)
         return ListedSample(directory, name, place, label, origins, problem=problem or why)
 

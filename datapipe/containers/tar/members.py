@@ -66,7 +66,7 @@ def scan_members(data: ByteSource, where: str, *, needs_end: bool = False) -> It
         else:
             assert isinstance(entry, Link)
             targets = targets or Targets(_named_entries(data))
-            found = targets.of(entry)
+            found = targets.resolve(entry)
             if isinstance(found, NoTarget):
                 yield Member(entry.name + b"/" * found.is_folder, 0, 0, absent(found.reason))
             else:

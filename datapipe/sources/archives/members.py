@@ -258,7 +258,7 @@ def _zip_files(data: ByteSource, where: str) -> Iterator[ZipMember]:
             continue
         if targets is None:
             targets = Targets(_zip_link(one, data) if one.is_link else (one.name, one) for one in scan_zip(data, where))
-        found = targets.of(_zip_link(member, data))
+        found = targets.resolve(_zip_link(member, data))
         if isinstance(found, NoTarget):
             yield member._replace(name=member.name + b"/" * found.is_folder, problem=found.reason)
         else:

@@ -127,7 +127,7 @@ class ArchiveSource:
     def _listed(self, path: bytes, member: ArchiveMember, *, is_first: bool) -> ListedSample:
         directory, name = divide(path)
         problem = member.problem or (None if is_first else "is in the archive twice, by the same name; remove one of them")
-        label, why = self._labels.of(directory)
+        label, why = self._labels.label_of(directory)
         return ListedSample(directory, name, 0, label, {IMAGE_FIELD.name: member.origin}, problem=problem or why)
 
     def _refuse_several_sets(self, tops: set[bytes]) -> None:

@@ -66,7 +66,7 @@ class LmdbSource:
         notes.directories |= self._folders
         for name in self._names:
             path = os.fsencode(name)
-            label, _ = self._labels.of(os.path.dirname(path))
+            label, _ = self._labels.label_of(os.path.dirname(path))
             with regular_files.open_file(self.root / name) as file:
                 status = os.fstat(file.fileno())
                 notes.files[path] = status.st_size, status.st_mtime_ns
