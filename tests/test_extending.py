@@ -19,6 +19,7 @@ from converters import ConvertOptions, OnError, convert
 from converters.verify import verify
 from datapipe import transforms as T
 from datapipe.cli.main import main
+from datapipe.codecs.field_values import LABEL_FIELD, FieldKind, FieldSpec
 from datapipe.containers.forms import FORMS, FormFacts
 from datapipe.opening.recognise import recognise
 from datapipe.order.draws import Draws
@@ -274,6 +275,26 @@ def test_a_form_of_sound_is_loaded_inspected_and_converted_as_any_other(
         both = [dp.DataLoader(dp.Audio(path, whole=True), 4) for path in (sounds, tmp_path / target)]
         for one, other in zip(*both, strict=True):
             assert all(torch.equal(one[name], other[name]) for name in ("audio", "label"))
+
+
+def test_a_form_of_videos_is_loaded_inspected_and_converted_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from places import mp4
+
+    video = FieldSpec("mp4", FieldKind.BYTES)
+    monkeypatch.setattr(form_sounds, "AUDIO_FIELD", video)
+    monkeypatch.setattr(form_sounds, "_FIELDS", (video, LABEL_FIELD))
+    facts = FormFacts(title="packs of videos", shards="form_sounds", kind="clips", files=re.compile(r".+\.videos"))
+    monkeypatch.setitem(FORMS, "videos-in-packs", facts)
+    path = tmp_path / "x.videos"
+    form_sounds.write_sounds(path, [(mp4(tmp_path / f"{number}.mp4", number).read_bytes(), number) for number in range(3)])
+    assert main(["inspect", str(path)]) == 0
+    assert "3 videos" in capsys.readouterr().out
+    assert main(["convert", str(path), str(tmp_path / "out"), "--to", "webdataset", "--no-shuffle"]) == 0
+    both = [dp.DataLoader(dp.Clips(one, frames=2), 3) for one in (path, tmp_path / "out")]
+    for one, other in zip(*both, strict=True):
+        assert all(torch.equal(one[name], other[name]) for name in ("video", "label"))
 
 
 @pytest.mark.parametrize("damage", [b"", b"WAVE", b"SNDS", b"SNDS\0\0", form_sounds.MAGIC + struct.pack("<iI", 0, 1 << 31)])
