@@ -16,7 +16,7 @@ from pathlib import Path
 
 from datapipe.containers.form import Form
 from datapipe.containers.formats import TEXT_SUFFIXES, container_of, refuse_several_sets
-from datapipe.containers.forms import AUDIO, FORMS, LEROBOT, TABLE, VIDEOS
+from datapipe.containers.forms import AUDIO, FORMS, LEROBOT, VIDEOS
 from datapipe.containers.listing import is_image_name
 from datapipe.containers.look import LIST_NAMES, Evidence, Look, Nature, Strength, look_at, recognise_by_names
 from datapipe.errors import FormatError, MissingDataError, OptionError
@@ -131,7 +131,7 @@ def _is_written(name: str, target: str) -> bool:
 
 def _not_written(name: str, look: Look, target: str) -> OptionError:
     facts = FORMS[name]
-    if name == TABLE:
+    if facts.kind == "tables":
         is_text = look.suffix in TEXT_SUFFIXES
         named = "; if a column names files of samples, say which: --field COLUMN=image" if is_text else ""
         return OptionError(f"--to {target}: {look.place} is a table, which is written as parquet or hdf5{named}")
