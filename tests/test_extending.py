@@ -225,7 +225,7 @@ def test_a_container_of_tables_is_loaded_inspected_and_converted_as_any_other(
     both = [dp.DataLoader(dp.Table(path, label="y"), 100) for path in (rows, tmp_path / "out")]
     assert all(torch.equal(one[0], other[0]) for one, other in zip(*both, strict=True))
     assert main(["convert", str(rows), str(tmp_path / "shards"), "--to", "webdataset"]) != 0
-    assert "nothing to convert" in capsys.readouterr().err
+    assert "is a table, which is written as parquet or hdf5" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("_with_rows")
