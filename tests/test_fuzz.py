@@ -15,7 +15,7 @@ from fuzz import KINDS, NUMBERS, TARGETS, Change, Target, examine, input_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from datapipe.containers.tables import files
+from datapipe.containers.tables import parquet_rows
 
 CHANGES = st.builds(
     Change,
@@ -65,7 +65,7 @@ def test_rows_that_are_believed_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A reader of tables that takes every number of rows from the footer."""
-    monkeypatch.setattr(files, "check_parquet_rows", lambda rows, **facts: None)
+    monkeypatch.setattr(parquet_rows, "check_parquet_rows", lambda rows, **facts: None)
     assert fuzz.fuzz("table-parquet", seed=1, num=400, keep=tmp_path / "keep")
 
 

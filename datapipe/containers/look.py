@@ -24,7 +24,7 @@ from datapipe.core.directories import matching, read_directory
 from datapipe.core.remembering import recall
 from datapipe.errors import MissingDataError, StorageError
 from datapipe.index.manifest import MANIFEST_NAME
-from datapipe.index.remote_set import nothing_there, read_manifest_text
+from datapipe.index.remote_set import read_manifest_text
 from datapipe.stores.location import WEB_SCHEMES, Location, Place
 from datapipe.stores.objects import list_names, look_below
 
@@ -249,7 +249,8 @@ def _look_at_location(location: Location) -> Look:
         return Look(location, Nature.FOLDER, (MANIFEST_NAME.encode(),))
     names_in = list_names(location, at_most=MAX_NAMES)
     if not names_in and location.scheme not in WEB_SCHEMES:
-        raise nothing_there(location)
+        what = "nothing under this prefix; check the URL, or name objects, as in train-{000..099}.tar"
+        raise MissingDataError(f"{location}: {what}")
     shown = [name.encode() for name in names_in if not is_junk(name.encode())]
     folders = tuple(name[:-1] for name in shown if name.endswith(b"/"))
     files = tuple(name for name in shown if not name.endswith(b"/"))

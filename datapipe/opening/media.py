@@ -19,6 +19,7 @@ from datapipe.errors import FormatError, MissingDataError
 from datapipe.index.concat import AnyIndex
 from datapipe.index.entries import Entries
 from datapipe.index.listed import ScanNotes, Workspace
+from datapipe.opening.converted import kind_of_set
 from datapipe.sources.file_tree import FileKind, classes_if_all, placed
 from datapipe.sources.lists.parts import ListedParts
 from datapipe.sources.tars import media_held
@@ -77,7 +78,8 @@ def media_in_shards(name: str) -> str:
             return media
     try:
         look = look_at(parse_place(name))
-        return AUDIO if holds_spoken(look) else media_held(look)
+        of_set = {"clips": VIDEOS, "audio": AUDIO}.get(kind_of_set(look))
+        return of_set or (AUDIO if holds_spoken(look) else media_held(look))
     except (FormatError, MissingDataError):  # what reads it says what is wrong
         return ""
 

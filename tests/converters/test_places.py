@@ -67,7 +67,9 @@ def in_plain_words(sample: ListedSample) -> str:
 @given(sample=SAMPLES)
 def test_columns_are_read_as_written_and_digested_by_a_fixed_text(sample: ListedSample) -> None:
     columns = columns_of(sample)
-    assert contents_of(b"folder/name", 0, columns, 1, ("a",)) == Contents(dict(sample.origins), dict(sample.values), sample.size)
+    nbytes = sum(value_nbytes(one.nbytes, one.codec) for one in sample.origins.values())
+    expected = Contents(dict(sample.origins), dict(sample.values), nbytes, sample.size)
+    assert contents_of(b"folder/name", 0, columns, 1, ("a",)) == expected
     assert digested(columns) == in_plain_words(sample)
 
 

@@ -262,7 +262,7 @@ reader(10_000)
 for step in range(20):
     other(torch.randn(4, 8)).sum().backward()
     reader(10_000 + step)
-assert {one.module for one in reader.latest()} == {0, 1} and not reader.found()[-1].syncs_in_forward
+assert {one.module for one in reader.latest()} == {0, 1} and not reader.latest()[-1].syncs_in_forward
 del other
 gc.collect()  # gloo's threads must end before the interpreter does, which aborts otherwise
 torch.distributed.destroy_process_group()

@@ -51,7 +51,7 @@ def test_batches_are_those_of_the_local_set(store: FaultyStore, converted: Path)
     ("url", "said"),
     [
         (f"s3://{BUCKET}/data", f"s3://{BUCKET}/data: holds the datasets train; open one of them"),
-        (f"s3://{BUCKET}/none", f"s3://{BUCKET}/none: no dataset.json; is this the URL"),
+        (f"s3://{BUCKET}/none", f"s3://{BUCKET}/none: nothing under this prefix; check the URL"),
         ("s3://no-such-bucket/x", "no bucket 'no-such-bucket'; check its name"),
     ],
 )

@@ -345,7 +345,7 @@ IN_STORES = {
     "folder_of_tars/x-{000..001}.tar": "tar",
     "folder_of_parquet_of_numbers/x-0.parquet": "table",
     "videos_of_classes/a/x.mp4": "videos",
-    "nothing": "! no dataset.json; is this the URL",
+    "nothing": "! nothing under this prefix; check the URL",
 }
 
 

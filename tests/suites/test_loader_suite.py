@@ -377,6 +377,8 @@ def test_ceilings_are_measured_of_any_kind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(registry, "KINDS", {"numbers": "kind_numbers", **registry.KINDS})
+    form = FormFacts(title="files of numbers", known_by="kind_numbers.inspection", kind="numbers")
+    monkeypatch.setitem(FORMS, "numbers", form)
     path = make_numbers(tmp_path / "numbers", NUM_SAMPLES)
     assert main(["bench", str(path), "--ceilings", "--images", "10"]) == 0
     assert "The lowest ceiling is " in capsys.readouterr().out
