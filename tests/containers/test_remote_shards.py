@@ -128,7 +128,7 @@ def test_braces() -> None:
         ("{tars,plain}/a.tar", dp.errors.FormatError, "names shards under 2 prefixes"),
         ("*/a.tar", dp.errors.FormatError, "a pattern may stand in the last part of a URL alone"),
         ("tars/x.tfrecord", dp.errors.MissingDataError, "no such object"),
-        ("nothing", dp.errors.MissingDataError, "no dataset.json"),
+        ("nothing", dp.errors.MissingDataError, "nothing under this prefix"),
     ],
 )
 def test_what_cannot_be_read_is_named(store: FaultyStore, url: str, error: type[Exception], said: str) -> None:
