@@ -14,6 +14,7 @@ import msgspec
 from converters.planning.plan import ConversionPlan
 from converters.publishing.destination import ERRORS_NAME, MUTABLE_OPTIONS, FoundSet
 from converters.writers import TARGETS
+from datapipe.core.remembering import looking_again
 from datapipe.errors import MissingDataError, StorageError
 from datapipe.index.manifest import BUILDING_NAME, MANIFEST_NAME, parse_document
 from datapipe.index.sidecar import SIDECAR_SUFFIX
@@ -64,6 +65,7 @@ class Present:
         return names
 
 
+@looking_again()
 def find_present(location: Location) -> Present:
     """Return the manifests at `location` and one level below. Raises StorageError."""
     found: dict[str, bytes] = {}
@@ -148,6 +150,7 @@ def _is_of_a_dataset(name: str) -> bool:
     return "/" not in folder and (last in (MANIFEST_NAME, ERRORS_NAME) or _SHARD_NAME.fullmatch(last) is not None)
 
 
+@looking_again()
 def _begun(location: Location, sets: list[str]) -> set[str]:
     """Return the names of the shards that another conversion of these sets may have written."""
     found: set[str] = set()

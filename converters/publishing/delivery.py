@@ -20,6 +20,7 @@ from converters.shards import QUARANTINE_NAME, DoneShard, forget_done, read_done
 from converters.writers import Target
 from datapipe.core import atomic, regular_files
 from datapipe.core.printable import get_logger
+from datapipe.core.remembering import looking_again
 from datapipe.core.waiting import reported_wait
 from datapipe.errors import StorageError
 from datapipe.index.manifest import BUILDING_NAME, MANIFEST_NAME, read_document
@@ -59,6 +60,7 @@ class StoreDelivery:
         self._free = threading.Semaphore(_AT_ONCE)
         self._running: list[Future[None]] = []
 
+    @looking_again()
     def begin(self, plan: ConversionPlan) -> None:
         """Claim the location, and delete the manifests that the conversion replaces. Raises StorageError."""
         self._claim = make_claim(plan, self._present, overwrite=self._overwrite)

@@ -41,6 +41,16 @@ def remembered() -> Iterator[None]:
         _scope.reset(token)
 
 
+@contextlib.contextmanager
+def looking_again() -> Iterator[None]:
+    """Let nothing within be remembered: for a look at what this program, or another one, may have changed since."""
+    token = _scope.set(None)
+    try:
+        yield
+    finally:
+        _scope.reset(token)
+
+
 def current_scope() -> Scope | None:
     """Return what was found since the block began; None outside of one."""
     return _scope.get()

@@ -27,6 +27,7 @@ from converters.publishing import claims, delivery
 from converters.publishing.delivery import StoreDelivery
 from converters.to_store import convert_to_store
 from datapipe.cli.main import main
+from datapipe.core.remembering import remembered
 from datapipe.core.user_cache import STAGED, user_cache
 from datapipe.errors import UnfinishedError
 from datapipe.opening.samples import open_index
@@ -348,6 +349,16 @@ def test_the_manifest_is_written_once(
 
 
 @pytest.mark.nightly
+def test_a_destination_is_looked_at_again(store: FaultyStore, folder: Path) -> None:
+    """A command that remembers what its source holds sees what came to its destination meanwhile."""
+    place = parse_location(f"s3://{BUCKET}/again")
+    with remembered():
+        assert not claims.find_present(place).manifests
+        assert not list_names(place)
+        transfers.write(b"{}", place / "train" / "dataset.json", overwrite=False)
+        assert list(claims.find_present(place).manifests) == ["train"]
+
+
 def test_overwriting_deletes_the_manifest_first(store: FaultyStore, folder: Path, tmp_path: Path) -> None:
     place = parse_location(f"s3://{BUCKET}/over")
     convert_to_store(options_of(folder), place)
