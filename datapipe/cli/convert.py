@@ -33,16 +33,12 @@ from datapipe.sources.file_tree import SeveralSetsError
 from datapipe.stores.location import is_url, parse_location, parse_place
 
 
+@remembered()
 def run(args: argparse.Namespace) -> int:
     """Convert, or show a preview. Returns 0, 1 if all samples of a preview are bad, 130 if interrupted.
 
     Raises what `converters.convert` raises.
     """
-    with remembered():
-        return _run(args)
-
-
-def _run(args: argparse.Namespace) -> int:
     options = _recognised(args)
     is_table = options is None
     try:

@@ -280,6 +280,10 @@ def test_a_directory_is_read_once(name: str, places: dict[str, Path], scans: Sca
     with scans.counted(place if place.is_dir() else place.parent) as found, contextlib.suppress(DatapipeError):
         registry.open_data(str(place))
     assert not [path for path, times in found.items() if times > 1], found
+    for kind, data in _DATA.items():
+        with scans.counted(place if place.is_dir() else place.parent) as found, contextlib.suppress(DatapipeError):
+            data(str(place), *((8,) if kind == "tokens" else ()))
+        assert not [path for path, times in found.items() if times > 1], (kind, found)
     for command in commands(str(place), tmp_path / "out"):
         with scans.counted(place if place.is_dir() else place.parent) as found:
             run(*command)

@@ -26,6 +26,7 @@ from datapipe.core import arrow_maps
 from datapipe.core.checks import path_name
 from datapipe.core.directories import files_below, matching
 from datapipe.core.printable import counted
+from datapipe.core.remembering import remembered
 from datapipe.core.waiting import reported_wait
 from datapipe.errors import FormatError, MissingDataError, OptionError, StorageError
 from datapipe.index.manifest import refuse_unfinished
@@ -48,6 +49,7 @@ class _Scanned:
     digest: str
 
 
+@remembered()
 def open_table(source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], *, root: str | None = None) -> TableIndex:
     """Open the table at `source`: a Parquet or Arrow file, a directory of them, a glob pattern, or a list of such paths.
 

@@ -18,6 +18,7 @@ from datapipe.containers.look import Evidence, Look, Nature, Strength
 from datapipe.core.checks import path_name
 from datapipe.core.directories import names_in, walk_folders
 from datapipe.core.printable import listed
+from datapipe.core.remembering import remembered
 from datapipe.errors import FormatError, OptionError
 from datapipe.index.listed import Origin, Source
 from datapipe.index.manifest import MANIFEST_NAME
@@ -70,6 +71,7 @@ def recognise(look: Look, form: Form) -> Evidence | None:
     return Evidence("sound files in it, or in folders in it", Strength.LIKELY)
 
 
+@remembered()
 def open_utterances(source: AudioSource) -> Utterances:
     """Return the utterances that a source means, in order.
 

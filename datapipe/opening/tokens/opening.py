@@ -15,6 +15,7 @@ from datapipe.containers.look import Evidence, Look, Nature
 from datapipe.core.checks import path_name
 from datapipe.core.directories import matching, names_in
 from datapipe.core.printable import listed
+from datapipe.core.remembering import remembered
 from datapipe.errors import FormatError, MissingDataError, OptionError
 from datapipe.index.manifest import MANIFEST_NAME, Manifest
 from datapipe.index.tokens import TOKENS_CONTAINER, ShardFacts, TokenIndex, index_of_set
@@ -43,6 +44,7 @@ def recognise(look: Look, form: Form) -> Evidence | None:
     return Evidence(f"{'its name ends with' if look.nature is Nature.FILE else 'it holds'} {os.path.splitext(found)[1]}")
 
 
+@remembered()
 def open_tokens(
     source: TokenSource,
     *,

@@ -21,6 +21,7 @@ from datapipe.containers.listing import is_video_name
 from datapipe.containers.look import Evidence, Look, Nature, Strength
 from datapipe.core.checks import path_name
 from datapipe.core.printable import listed
+from datapipe.core.remembering import remembered
 from datapipe.errors import FormatError, OptionError
 from datapipe.index.clips import VideoParts
 from datapipe.index.grids import frames_between
@@ -80,6 +81,7 @@ def _is_video(path: str) -> bool:
         return False
 
 
+@remembered()
 def open_parts(source: ClipSource) -> tuple[VideoParts, str]:
     """Return the parts of the videos that a source means, in order, and where they lie, for people.
 
