@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import sys
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -50,6 +51,15 @@ def _on_the_cpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     """A loader without a device argument uses the CPU, also on machines with a GPU, except in the tests of that GPU."""
     if "torch" in sys.modules and not request.node.get_closest_marker("gpu"):
         monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+
+
+@pytest.fixture(autouse=True)
+def _patient() -> Iterator[None]:
+    """A test that waits for stores for a moment only leaves the tests after it as patient as they are by default."""
+    yield
+    module = sys.modules.get("datapipe.stores.requests")
+    if module is not None and module._shared is not None:
+        module.apply_settings(sys.modules["datapipe.stores.settings"].Remote())
 
 
 @pytest.fixture(autouse=True)

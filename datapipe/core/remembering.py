@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import time
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
@@ -13,8 +14,9 @@ _T = TypeVar("_T")
 
 @dataclass(slots=True)
 class Scope:
-    """What was found since a block began. `values`: by key. `closing`: what ends with the block."""
+    """What was found since a block began. `began`: by `time.monotonic_ns`. `values`: by key. `closing`: what ends with it."""
 
+    began: int = field(default_factory=time.monotonic_ns)
     values: dict[Hashable, Any] = field(default_factory=dict)
     closing: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 

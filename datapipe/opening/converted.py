@@ -9,7 +9,7 @@ from datapipe.containers.field_names import is_audio, is_video
 from datapipe.containers.form import Form
 from datapipe.containers.forms import IMAGES
 from datapipe.containers.look import Evidence, Look, Nature, Strength
-from datapipe.errors import DatapipeError
+from datapipe.errors import DatapipeError, StorageError
 from datapipe.index.manifest import MANIFEST_NAME, Manifest, parse_document, read_manifest
 from datapipe.index.remote_set import read_manifest_text
 from datapipe.index.tokens import TOKENS_CONTAINER
@@ -23,7 +23,10 @@ def recognise(look: Look, form: Form) -> Evidence | None:
 
 
 def kind_of_set(look: Look) -> str:
-    """Return the kind of data that a converted set holds; "" for a place that is none. One that is damaged is images'."""
+    """Return the kind of data that a converted set holds; "" for a place that is none. One that is damaged is images'.
+
+    Raises StorageError.
+    """
     return look.once("converted", lambda: _kind_of_set(look))
 
 
@@ -32,6 +35,8 @@ def _kind_of_set(look: Look) -> str:
         return ""
     try:
         manifest = _read(look)
+    except StorageError:
+        raise
     except DatapipeError:
         return IMAGES  # what reads it says what is wrong
     if manifest is None:

@@ -100,7 +100,7 @@ def recognise(look: Look, form: Form) -> Evidence | None:
 def _has_text(path: str) -> bool:
     """Return True if a file has texts by its name, or its first line has a member, or its rows a column, of text.
 
-    True for what is not looked into.
+    True for what is not looked into. Raises StorageError.
     """
     name = os.fsencode(path)
     if is_text_name(name) or _compression_of(name) is not None or (is_url(path) and not _is_rows_name(name)):
@@ -112,6 +112,8 @@ def _has_text(path: str) -> bool:
             return any(one.name in _TEXTS for one in columns) or any("." not in name for name in texts)
         with regular_files.open_file(path) as file:
             value = json.loads(file.readline(_READ_NBYTES))
+    except StorageError:
+        raise
     except (DatapipeError, OSError, ValueError, RecursionError):  # what reads it says what is wrong
         return False
     return isinstance(value, dict) and any(isinstance(one, str) or name in _TEXTS for name, one in value.items())

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, overload
 
+from datapipe.core.remembering import current_scope
 from datapipe.errors import MissingDataError, StorageError
 from datapipe.stores.location import parse_location
 from datapipe.stores.objects import ListedObject, object_facts
@@ -23,20 +25,19 @@ _NEAR_NBYTES = 1 << 20  # passed over rather than asked for apart: what a connec
 _KEPT_NBYTES = 16 << 20
 _LOOKED_UP_AT_ONCE = 16
 
-_pinned: dict[str, RemoteObject] = {}
+_pinned: dict[str, tuple[RemoteObject, int]] = {}  # with the moment, by `time.monotonic_ns`
 _lock = threading.Lock()
 
 
 def pin_object(url: str, *, etag: str | None, nbytes: int) -> None:
     """Let later `RemoteBytes` of this URL be of the object of this etag and size, or else raise."""
     with _lock:
-        _pinned[url] = RemoteObject(parse_location(url), etag, nbytes)
+        _pinned[url] = RemoteObject(parse_location(url), etag, nbytes), time.monotonic_ns()
 
 
 def pin_each(urls: Iterable[str]) -> None:
     """Look up the objects of these URLs that are not pinned, several at once, and pin them; but those that are not there."""
-    with _lock:
-        unknown = [url for url in urls if url not in _pinned]
+    unknown = [url for url in urls if _pin_of(url) is None]
     if not unknown:
         return
     with ThreadPoolExecutor(_LOOKED_UP_AT_ONCE) as pool:
@@ -46,10 +47,19 @@ def pin_each(urls: Iterable[str]) -> None:
 
 
 def pinned_object(url: str) -> RemoteObject:
-    """Return the object of a URL, which is looked up if it is not pinned. Raises MissingDataError and StorageError."""
-    with _lock:
-        target = _pinned.get(url)
+    """Return the object of a URL, which is looked up if it is not pinned. Raises MissingDataError and StorageError.
+
+    Within `remembered`, what was pinned before is looked up again: who opens a place once more wants it as it is now.
+    """
+    target = _pin_of(url)
     return _looked_up(url) if target is None else target
+
+
+def _pin_of(url: str) -> RemoteObject | None:
+    with _lock:
+        target, pinned_at = _pinned.get(url, (None, 0))
+    scope = current_scope()
+    return target if scope is None or pinned_at >= scope.began else None
 
 
 class RemoteBytes:

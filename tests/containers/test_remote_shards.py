@@ -238,7 +238,8 @@ def test_shards_of_others_are_kept(
     loader = kept(f"{TOP}/{name}/", tmp_path / "shards", shuffle=shuffle)
     store.log.clear()
     assert same(copies(loader), copies(dp.DataLoader(str(sets[name]), **options)))
-    assert not [line for line in store.log if line.startswith("GET") and line.endswith((".tar", ".parquet"))]
+    ours = [line for line in store.log if f"/{name}/" in line]  # an earlier test's threads may still read its own shards
+    assert not [line for line in ours if line.startswith("GET") and line.endswith((".tar", ".parquet"))]
     facts = loader._passes.kind.store_facts()
     assert facts is not None
     assert facts.cached is not None

@@ -14,7 +14,7 @@ from datapipe.containers.mapped import ByteSource, byte_source
 from datapipe.containers.remote_shards import kept_manifest, listed_shards
 from datapipe.containers.tar.members import scan_members
 from datapipe.containers.tar.scanner import split_name
-from datapipe.errors import DatapipeError, FormatError, MissingDataError
+from datapipe.errors import DatapipeError, FormatError, MissingDataError, StorageError
 from datapipe.index.manifest import Manifest
 from datapipe.sources.archives.members import is_archive_name, split_archive_location, split_archive_path, stem_of_archive
 from datapipe.sources.spool import compression_of, unpacked_chunks
@@ -45,7 +45,10 @@ def find_archives(look: Look) -> dict[str, str]:
 
 
 def first_members(look: Look, path: Place) -> list[bytes]:
-    """Return the names of the first members of a tar that are no system files; fewer where it does not parse."""
+    """Return the names of the first members of a tar that are no system files; fewer where it does not parse.
+
+    Raises StorageError.
+    """
     return look.once(f"members of {path}", lambda: _first_members(path))
 
 
@@ -158,6 +161,8 @@ def _first_members(path: Place) -> list[bytes]:
         else:
             with byte_source(str(path), "a tar") as data:
                 _take(names, data, at_most)
+    except StorageError:
+        raise
     except (DatapipeError, OSError):
         return names  # whoever reads it says what is wrong with it
     return names

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 av = pytest.importorskip("av")
 
@@ -21,7 +22,7 @@ from video_files import X264, pictures, write_video, x264  # noqa: E402
 
 import datapipe as dp  # noqa: E402
 from datapipe.cli.main import main  # noqa: E402
-from datapipe.errors import FormatError, MissingDataError, OptionError  # noqa: E402
+from datapipe.errors import FormatError, MissingDataError, OptionError, StorageError  # noqa: E402
 from datapipe.stores.requests import apply_settings  # noqa: E402
 
 TOP = f"s3://{BUCKET}"
@@ -173,12 +174,33 @@ def test_images_beside_videos_stay_images(tmp_path: Path, tars: Path) -> None:
     with tarfile.open(tars / "train-000.tar") as tar:
         video = tar.extractfile("00.mp4").read()  # type: ignore[union-attr]
     png = io.BytesIO()
-    from PIL import Image
-
     Image.new("RGB", (8, 8)).save(png, "PNG")
     path = write_tar(tmp_path / "a.tar", {"0.mp4": video, "0.png": png.getvalue(), "1.png": png.getvalue(), "1.mp4": video})
     ((images,),) = dp.DataLoader(dp.Images(path, fields=["image"]), batch_size=2)
     assert images.shape == (2, 3, 8, 8)
+
+
+@needs_moto
+def test_a_store_that_stays_away_is_no_set_without_videos(store: FaultyStore) -> None:
+    """What a place holds is asked of its first tar: no answer is not taken for "no videos"."""
+    store.weather.faults += [PlantedFault("status", path=".tar")]
+    with pytest.raises(StorageError, match=r"s3://bkt/tars/train-000\.tar: .*no success in"):
+        dp.Clips(f"{TOP}/tars", **HOW, remote=dp.Remote(timeout_s=0.3))
+
+
+@needs_moto
+def test_tars_that_were_replaced_are_seen_as_they_are_now(store: FaultyStore, folder: Path, tars: Path, tmp_path: Path) -> None:
+    """What an earlier opening pinned holds for its own loader, not for who opens the place again."""
+    png = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(png, "PNG")
+    for label in range(2):
+        (tmp_path / "replaced").mkdir(exist_ok=True)
+        write_tar(tmp_path / "replaced" / f"train-{label:03d}.tar", {f"{label}.png": png.getvalue()})
+    upload(tmp_path / "replaced", "replaced")
+    ((images,),) = dp.DataLoader(dp.Images(f"{TOP}/replaced", fields=["image"]), batch_size=2)
+    assert images.shape == (2, 3, 8, 8)
+    upload(tars, "replaced")
+    assert_same(batches(dp.Clips(f"{TOP}/replaced", **HOW)), batches(dp.Clips(tars, **HOW)))
 
 
 @pytest.mark.nightly
