@@ -6,7 +6,6 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -54,9 +53,8 @@ def _on_the_cpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.fixture(autouse=True)
-def _patient() -> Iterator[None]:
+def _patient() -> None:
     """A test that waits for stores for a moment only leaves the tests after it as patient as they are by default."""
-    yield
     module = sys.modules.get("datapipe.stores.requests")
     if module is not None and module._shared is not None:
         module.apply_settings(sys.modules["datapipe.stores.settings"].Remote())
