@@ -30,7 +30,7 @@ LEVELS: dict[str, int] = {
             ("order",),
             ("index",),
             ("packing",),
-            ("transforms",),
+            ("transforms", "processors"),
             ("containers", "fetch", "columns"),
             ("sources",),
             ("opening", "datasets"),

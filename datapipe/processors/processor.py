@@ -1,0 +1,70 @@
+"""The contract of a processor: what a vision-language model makes of an image."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from datapipe.order.draws import Ints
+
+Rope = Literal["plain", "grid"]
+
+
+class ImageTokens(NamedTuple):
+    """The tokens of which a model's texts make images."""
+
+    written: str  # what stands for an image in the text of a chat, as the model's template writes it
+    kept: str  # what is put there before the text becomes ids: `token` once, and whatever else always surrounds it
+    token: str  # the one whose place the tokens of an image take
+
+
+class Processor(Protocol):
+    """How a model takes images: as units of pixels of one shape, and as tokens in its text. Thread-safe.
+
+    Both are arithmetic on an image's size: no pixel is needed to know them. Methods take many images at once where they can. What
+    has a body here is optional.
+    """
+
+    image_tokens: ImageTokens
+
+    @property
+    def name(self) -> str:
+        """A text of all that decides grids, tokens and pixels: what was planned for one name is of no use to another."""
+
+    @property
+    def unit(self) -> tuple[int, ...]:
+        """The shape of a unit of uint8: (3 * height * width,) of a patch, channels first, (3, height, width) of a tile."""
+
+    @property
+    def rope(self) -> Rope:
+        """How its tokens are numbered: "plain", one after the other; "grid", by rows and columns, as in M-RoPE."""
+        return "plain"
+
+    def grids(self, widths: Ints, heights: Ints) -> Ints:
+        """Return (k, 2) into how many rows and columns images of these sizes, in pixels, are cut; -1 for what is refused."""
+
+    def refusal(self, width: int, height: int) -> str:
+        """Return why an image of this size is refused."""
+        raise AssertionError(f"images of {width} x {height} pixels are not refused")
+
+    def num_units(self, grids: Ints) -> Ints:
+        """Return (k,) the units of pixels of images of these grids."""
+
+    def num_tokens(self, grids: Ints) -> Ints:
+        """Return (k,) the tokens of images of these grids."""
+
+    def tokens(self, rows: int, columns: int) -> Ints:
+        """Return the ids of the tokens of an image of this grid."""
+
+    def place(self, pixels: NDArray[np.uint8], rows: int, columns: int, out: torch.Tensor) -> None:
+        """Write an image, (height, width, 3) RGB, into its units, uint8 of (units, *unit)."""
+
+    def values(self, units: torch.Tensor) -> torch.Tensor:
+        """Return what the model takes as `pixel_values`: float32, of (units, *unit) uint8 on any device."""
+
+    def inputs(self, grids: Ints) -> dict[str, NDArray[Any]]:
+        """Return what else the model takes of the images of a batch, by name."""
+        return {}
