@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, overload
 
-from datapipe.core.remembering import current_scope
+from datapipe.core.remembering import current_scope, recall
 from datapipe.errors import MissingDataError, StorageError
 from datapipe.stores.location import parse_location
 from datapipe.stores.objects import ListedObject, object_facts
@@ -49,10 +49,10 @@ def pin_each(urls: Iterable[str]) -> None:
 def pinned_object(url: str) -> RemoteObject:
     """Return the object of a URL, which is looked up if it is not pinned. Raises MissingDataError and StorageError.
 
-    Within `remembered`, what was pinned before is looked up again: who opens a place once more wants it as it is now.
+    Within `remembered`, what was pinned before is looked up again, once: who opens a place once more wants it as it is now.
     """
     target = _pin_of(url)
-    return _looked_up(url) if target is None else target
+    return recall(("object", url), lambda: _looked_up(url)) if target is None else target
 
 
 def _pin_of(url: str) -> RemoteObject | None:

@@ -17,10 +17,11 @@ from stand_in_stores import BUCKET, directory_store, moto_store, needs_moto, nee
 import datapipe as dp
 from datapipe import transforms as T
 from datapipe.containers.remote_shards import expanded
+from datapipe.core.remembering import remembered
 from datapipe.core.user_cache import INDEXES, user_cache
 from datapipe.errors import UnfinishedError
 from datapipe.opening.samples import open_index
-from datapipe.stores.random_access import RemoteBytes
+from datapipe.stores.random_access import RemoteBytes, pin_object
 from datapipe.testing.loaders.kind import copies, same
 
 pytestmark = [needs_obstore, needs_moto]
@@ -214,6 +215,19 @@ def test_an_index_that_is_damaged_is_named(store: FaultyStore) -> None:
         path.write_bytes(b"x")
     with pytest.raises(dp.errors.FormatError, match="its index is damaged; remove"):
         index.look_up(index.ids(np.arange(3)), "image")
+
+
+def test_a_command_looks_an_object_up_once_and_as_it_is_now(store: FaultyStore) -> None:
+    """What an earlier opening pinned is not believed, and what was looked up since is."""
+    url = f"{TOP}/tars/set-000.tar"
+    pin_object(url, etag='"of an earlier one"', nbytes=1)
+    with remembered():
+        store.log.clear()
+        found = [RemoteBytes(url).object for _ in range(3)]
+        assert found[0].nbytes > 1
+        assert [line for line in store.log if line.endswith("/tars/set-000.tar")] == ["HEAD /bkt/tars/set-000.tar"]
+        pin_object(url, etag=found[0].etag, nbytes=found[0].nbytes)
+        assert RemoteBytes(url).object is not found[0]
 
 
 def kept(url: str, cache: Path, **options: Any) -> dp.DataLoader:
