@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from fixtures import make_folder
-from torch.utils.data import DataLoader, IterableDataset
+from own_code import Numbers, Stream, watermarked
+from torch.utils.data import DataLoader
 from torchvision_reference import torchvision_v2
 
 import datapipe as dp
@@ -23,25 +22,8 @@ folders = importlib.import_module("torchvision.datasets")
 v1: Any = importlib.import_module("torchvision.transforms")
 
 
-def watermarked(image: Any) -> Any:
-    return image
-
-
 def as_lists(samples: list[Any]) -> Any:
     return samples
-
-
-class Numbers(torch.utils.data.Dataset[Any]):
-    def __len__(self) -> int:
-        return 7
-
-    def __getitem__(self, number: int) -> int:
-        return number
-
-
-class Stream(IterableDataset[Any]):
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(3))
 
 
 @pytest.fixture(scope="module")

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from fixtures import make_folder
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from own_code import Numbers, Stream, watermarked
+from torch.utils.data import DataLoader, TensorDataset
 from torchvision_reference import torchvision_v2
 
 import datapipe as dp
@@ -25,23 +26,6 @@ v1: Any = importlib.import_module("torchvision.transforms")
 NAMES = [strategy.name for strategy in STRATEGIES]
 FILES, SHARDS, EPISODES, IN_WORKERS, WHOLE, OWN, AS_IT_IS = NAMES
 OTHERS = f"not {SHARDS}, {EPISODES}: {OTHER_KIND}"
-
-
-def watermarked(image: Any) -> Any:
-    return image
-
-
-class Numbers(torch.utils.data.Dataset[Any]):
-    def __len__(self) -> int:
-        return 7
-
-    def __getitem__(self, number: int) -> int:
-        return number
-
-
-class Stream(IterableDataset[Any]):
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(3))
 
 
 @pytest.fixture(scope="module")
