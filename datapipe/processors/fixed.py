@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from datapipe.order.draws import Ints
-from datapipe.processors.pixels import Filter, Normalisation, resized
+from datapipe.processors.pixels import Pixels
 from datapipe.processors.processor import ImageTokens, Processor
 
 
@@ -23,15 +23,10 @@ class FixedProcessor(Processor):
     height: int  # pixels
     width: int
     shortest: int | None  # pixels to which the shorter side is resized, before the middle is cut out; None: it is stretched
-    filter: Filter
-    normalisation: Normalisation
+    pixels: Pixels
     per_image: int  # tokens
     image_tokens: ImageTokens
     id: int  # of `image_tokens.token`
-
-    @property
-    def name(self) -> str:
-        return repr(self)
 
     @property
     def unit(self) -> tuple[int, ...]:
@@ -49,18 +44,17 @@ class FixedProcessor(Processor):
     def tokens(self, rows: int, columns: int) -> Ints:
         return np.full(self.per_image, self.id, np.int64)
 
-    def place(self, pixels: NDArray[np.uint8], rows: int, columns: int, out: torch.Tensor) -> None:
+    def place(self, image: NDArray[np.uint8], rows: int, columns: int, out: torch.Tensor) -> None:
         if self.shortest is None:
-            out[0] = resized(pixels, self.height, self.width, self.filter)
+            out[0] = self.pixels.resized(image, self.height, self.width)
             return
-        height, width = pixels.shape[:2]
+        height, width = image.shape[:2]
         least = min(height, width)
         height, width = (int(self.shortest * side / least) for side in (height, width))
-        image = resized(pixels, height, width, self.filter)
-        out[0] = _middle(image, self.height, self.width)
+        out[0] = _middle(self.pixels.resized(image, height, width), self.height, self.width)
 
     def values(self, units: torch.Tensor) -> torch.Tensor:
-        return self.normalisation.values(units)
+        return self.pixels.values(units)
 
 
 def _middle(image: torch.Tensor, height: int, width: int) -> torch.Tensor:

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from datapipe.order.draws import Ints
-from datapipe.processors.pixels import Filter, Normalisation, resized
+from datapipe.processors.pixels import Pixels
 from datapipe.processors.processor import ImageTokens, Processor, Rope
 
 _MOST_ASPECT = 200
@@ -30,14 +30,9 @@ class PatchProcessor(Processor):
     frames: int  # how often each patch is seen
     least: int  # pixels of a resized image
     most: int
-    filter: Filter
-    normalisation: Normalisation
+    pixels: Pixels
     image_tokens: ImageTokens
     id: int  # of `image_tokens.token`
-
-    @property
-    def name(self) -> str:
-        return repr(self)
 
     @property
     def unit(self) -> tuple[int, ...]:
@@ -74,15 +69,15 @@ class PatchProcessor(Processor):
     def tokens(self, rows: int, columns: int) -> Ints:
         return np.full(rows * columns // self.merge**2, self.id, np.int64)
 
-    def place(self, pixels: NDArray[np.uint8], rows: int, columns: int, out: torch.Tensor) -> None:
-        image = resized(pixels, rows * self.patch, columns * self.patch, self.filter)
+    def place(self, image: NDArray[np.uint8], rows: int, columns: int, out: torch.Tensor) -> None:
+        scaled = self.pixels.resized(image, rows * self.patch, columns * self.patch)
         merge, patch = self.merge, self.patch
-        cut = image.view(3, rows // merge, merge, patch, columns // merge, merge, patch)
+        cut = scaled.view(3, rows // merge, merge, patch, columns // merge, merge, patch)
         # (blocks down, blocks across, in the block down, across, channel, pixel down, across)
         out.view(rows // merge, columns // merge, merge, merge, 3, patch, patch).copy_(cut.permute(1, 4, 2, 5, 0, 3, 6))
 
     def values(self, units: torch.Tensor) -> torch.Tensor:
-        seen = self.normalisation.values(units).view(len(units), 3, 1, -1)
+        seen = self.pixels.values(units).view(len(units), 3, 1, -1)
         return seen.expand(-1, -1, self.frames, -1).reshape(len(units), -1)
 
     def inputs(self, grids: Ints) -> dict[str, NDArray[Any]]:

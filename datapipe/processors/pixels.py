@@ -17,55 +17,51 @@ _FILTERS: dict[int, Filter] = {1: "lanczos", 2: "bilinear", 3: "bicubic"}  # by 
 
 
 @dataclass(frozen=True, slots=True)
-class Normalisation:
-    """The mean and the standard deviation by which levels of 0 to 255 become a model's numbers, by channel."""
+class Pixels:
+    """How an image is resized, and how its levels of 0 to 255 become a model's numbers."""
 
-    mean: tuple[float, ...]  # (3,) of levels of 0 to 1
+    filter: Filter
+    mean: tuple[float, ...]  # (3,) by channel, of levels of 0 to 1
     std: tuple[float, ...]  # (3,)
     scale: float  # 1 / 255
 
     @classmethod
-    def of_config(cls, config: Mapping[str, Any], where: str) -> Normalisation:
-        """Return that of a `preprocessor_config.json`. Raises OptionError for one that normalises otherwise."""
+    def of_config(cls, config: Mapping[str, Any], where: str, *, default: Filter) -> Pixels:
+        """Return what a `preprocessor_config.json` says. `default`: the filter, where it names none.
+
+        Raises OptionError for one that resizes or normalises otherwise.
+        """
+        number = config.get("resample")
+        if number is not None and number not in _FILTERS:
+            raise OptionError(f"{where}: resample is {number!r:.40}; images are resized by {', '.join(_FILTERS.values())}")
         wrong = [name for name in ("do_rescale", "do_normalize") if config.get(name) is False]
         mean, std = (_three_numbers(config.get(name)) for name in ("image_mean", "image_std"))
         scale = config.get("rescale_factor", 1 / 255)
         if wrong or not mean or not std or not _is_number(scale) or scale <= 0:
             what = f"{wrong[0]} is false" if wrong else "no image_mean and image_std of three channels"
             raise OptionError(f"{where}: {what}; images of such a model are not processed here: pass a processor of your own")
-        return cls(mean, std, float(scale))
+        return cls(default if number is None else _FILTERS[number], mean, std, float(scale))
+
+    def resized(self, pixels: NDArray[np.uint8] | torch.Tensor, height: int, width: int) -> torch.Tensor:
+        """Return (3, height, width) uint8 of an image, (h, w, 3) or a tensor of (3, h, w), antialiased, as by torchvision.
+
+        Raises DependencyError for a filter that this torch has not.
+        """
+        image = pixels if isinstance(pixels, torch.Tensor) else torch.from_numpy(pixels).permute(2, 0, 1)
+        if image.shape[1:] == (height, width):
+            return image
+        try:
+            return torch.nn.functional.interpolate(image[None], (height, width), mode=self.filter, antialias=True)[0]
+        except (NotImplementedError, ValueError) as exc:
+            if self.filter == "lanczos":
+                raise DependencyError(f"torch {torch.__version__} has no Lanczos filter: pip install 'torch>=2.13'") from exc
+            raise
 
     def values(self, units: torch.Tensor) -> torch.Tensor:
         """Return float32 of (units, ...) uint8, whose channels come first in each unit."""
         mean, std = ((torch.tensor(one, device=units.device) * (1.0 / self.scale)).view(3, 1) for one in (self.mean, self.std))
         flat = units.reshape(len(units), 3, -1).to(torch.float32)
         return flat.sub_(mean).div_(std).view(units.shape)
-
-
-def filter_of(config: Mapping[str, Any], where: str, default: Filter) -> Filter:
-    """Return the filter by which a `preprocessor_config.json` resizes. Raises OptionError for one that is not known here."""
-    found = config.get("resample")
-    if found is None:
-        return default
-    if found not in _FILTERS:
-        raise OptionError(f"{where}: resample is {found!r:.40}; images are resized by {', '.join(_FILTERS.values())}")
-    return _FILTERS[found]
-
-
-def resized(pixels: NDArray[np.uint8] | torch.Tensor, height: int, width: int, how: Filter) -> torch.Tensor:
-    """Return (3, height, width) uint8 of an image, (h, w, 3) or a tensor of (3, h, w), antialiased, as torchvision does it.
-
-    Raises DependencyError for a filter that this torch has not.
-    """
-    image = pixels if isinstance(pixels, torch.Tensor) else torch.from_numpy(pixels).permute(2, 0, 1)
-    if image.shape[1:] == (height, width):
-        return image
-    try:
-        return torch.nn.functional.interpolate(image[None], (height, width), mode=how, antialias=True)[0]
-    except (NotImplementedError, ValueError) as exc:
-        if how == "lanczos":
-            raise DependencyError(f"torch {torch.__version__} has no Lanczos filter: pip install 'torch>=2.13'") from exc
-        raise
 
 
 def _three_numbers(value: Any) -> tuple[float, ...]:

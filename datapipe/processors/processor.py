@@ -33,6 +33,7 @@ class Processor(Protocol):
     @property
     def name(self) -> str:
         """A text of all that decides grids, tokens and pixels: what was planned for one name is of no use to another."""
+        return repr(self)
 
     @property
     def unit(self) -> tuple[int, ...]:
@@ -59,7 +60,7 @@ class Processor(Protocol):
     def tokens(self, rows: int, columns: int) -> Ints:
         """Return the ids of the tokens of an image of this grid."""
 
-    def place(self, pixels: NDArray[np.uint8], rows: int, columns: int, out: torch.Tensor) -> None:
+    def place(self, image: NDArray[np.uint8], rows: int, columns: int, out: torch.Tensor) -> None:
         """Write an image, (height, width, 3) RGB, into its units, uint8 of (units, *unit)."""
 
     def values(self, units: torch.Tensor) -> torch.Tensor:

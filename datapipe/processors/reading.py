@@ -17,7 +17,7 @@ from datapipe.core.regular_files import read_bytes
 from datapipe.errors import FormatError, MissingDataError, OptionError
 from datapipe.processors.fixed import FixedProcessor
 from datapipe.processors.patches import PatchProcessor
-from datapipe.processors.pixels import Filter, Normalisation, filter_of
+from datapipe.processors.pixels import Filter, Pixels
 from datapipe.processors.processor import ImageTokens, Processor
 from datapipe.processors.tiles import CanvasProcessor, SplitProcessor
 
@@ -52,11 +52,11 @@ class ModelFolder:
         found = self.of_images.get("image_processor_type") or self.of_images.get("feature_extractor_type")
         return str(found).removesuffix("Fast").removesuffix("Pil")
 
-    def whole(self, name: str, default: int | None = None, *, most: int = _MAX_SIDE) -> int:
-        """Return a positive number. Raises OptionError if it is none."""
+    def whole(self, name: str, default: int | None = None, *, least: int = 1, most: int = _MAX_SIDE) -> int:
+        """Return a whole number. Raises OptionError if it is none, or not in these bounds."""
         found = self.of_images.get(name, self.of_text.get(name, default))
-        if isinstance(found, bool) or not isinstance(found, int) or not 0 < found <= most:
-            raise OptionError(f"{self.where}: {name} is {found!r:.40}; it must be a whole number from 1 to {most}")
+        if isinstance(found, bool) or not isinstance(found, int) or not least <= found <= most:
+            raise OptionError(f"{self.where}: {name} is {found!r:.40}; it must be a whole number from {least} to {most}")
         return found
 
     def sides(self, name: str, default: Mapping[str, int]) -> dict[str, int]:
@@ -68,6 +68,10 @@ class ModelFolder:
         if not values or not all(isinstance(one, int) and not isinstance(one, bool) and one > 0 for one in values.values()):
             raise OptionError(f"{self.where}: {name} is {found!r:.80}; it must say lengths in pixels")
         return values
+
+    def pixels(self, default: Filter) -> Pixels:
+        """Return how images are resized, by default by this filter, and normalised. Raises OptionError for other ways."""
+        return Pixels.of_config(self.of_images, self.where, default=default)
 
     def token(self, name: str, default: str) -> str:
         """Return the text of a token that the configuration of the tokenizer names."""
@@ -134,8 +138,7 @@ def _patches(model: ModelFolder) -> Processor:
         frames=model.whole("temporal_patch_size", 2),
         least=least,
         most=most,
-        filter=filter_of(model.of_images, model.where, "bicubic"),
-        normalisation=Normalisation.of_config(model.of_images, model.where),
+        pixels=model.pixels("bicubic"),
         image_tokens=ImageTokens(token, token, token),
         id=model.ids(token)[0],
     )
@@ -152,8 +155,7 @@ def _canvas(model: ModelFolder) -> Processor:
         side=size["height"],
         least=model.whole("min_patches", 1),
         most=model.whole("max_patches", 12, most=256),
-        filter=filter_of(model.of_images, model.where, "bicubic"),
-        normalisation=Normalisation.of_config(model.of_images, model.where),
+        pixels=model.pixels("bicubic"),
         per_tile=model.whole("image_seq_length", 256, most=_MAX_TOKENS),
         image_tokens=ImageTokens(token, token, token),
         id=own,
@@ -172,8 +174,7 @@ def _split(model: ModelFolder) -> Processor:
     return SplitProcessor(
         longest=longest,
         side=side,
-        filter=filter_of(model.of_images, model.where, "lanczos"),
-        normalisation=Normalisation.of_config(model.of_images, model.where),
+        pixels=model.pixels("lanczos"),
         per_tile=model.whole("image_seq_len", 169, most=_MAX_TOKENS),
         image_tokens=ImageTokens(token, token, token),
         id=own,
@@ -197,7 +198,7 @@ def _llava(model: ModelFolder) -> Processor:
     if height is None or width is None:
         raise OptionError(f"{model.where}: size is {size}; it must say height and width, or shortest_edge")
     patch = model.whole("patch_size", None)
-    per_image = (height // patch) * (width // patch) + int(model.of_text.get("num_additional_image_tokens") or 0)
+    per_image = (height // patch) * (width // patch) + model.whole("num_additional_image_tokens", 0, least=0)
     if model.of_text.get("vision_feature_select_strategy") == "default":
         per_image -= 1
     token = model.token("image_token", str(model.of_text.get("image_token", "<image>")))
@@ -223,8 +224,7 @@ def _fixed(
         height=height,
         width=width,
         shortest=shortest,
-        filter=filter_of(model.of_images, model.where, default),
-        normalisation=Normalisation.of_config(model.of_images, model.where),
+        pixels=model.pixels(default),
         per_image=per_image,
         image_tokens=tokens,
         id=model.ids(tokens.token)[0],

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from datapipe.order.draws import Ints
-from datapipe.processors.pixels import Filter, Normalisation, resized
+from datapipe.processors.pixels import Pixels
 from datapipe.processors.processor import ImageTokens, Processor
 
 
@@ -25,16 +25,11 @@ class CanvasProcessor(Processor):
     side: int  # pixels of a tile
     least: int  # tiles
     most: int
-    filter: Filter
-    normalisation: Normalisation
+    pixels: Pixels
     per_tile: int  # tokens
     image_tokens: ImageTokens
     id: int  # of `image_tokens.token`
     around: tuple[int, int]  # the ids before and after the tokens of an image
-
-    @property
-    def name(self) -> str:
-        return repr(self)
 
     @property
     def unit(self) -> tuple[int, ...]:
@@ -70,13 +65,13 @@ class CanvasProcessor(Processor):
         before, after = self.around
         return np.concatenate([[before], np.full(num * self.per_tile, self.id), [after]]).astype(np.int64)
 
-    def place(self, pixels: NDArray[np.uint8], rows: int, columns: int, out: torch.Tensor) -> None:
-        put_tiles(resized(pixels, rows * self.side, columns * self.side, self.filter), rows, columns, out)
+    def place(self, image: NDArray[np.uint8], rows: int, columns: int, out: torch.Tensor) -> None:
+        put_tiles(self.pixels.resized(image, rows * self.side, columns * self.side), rows, columns, out)
         if rows * columns > 1:
-            out[-1] = resized(pixels, self.side, self.side, self.filter)
+            out[-1] = self.pixels.resized(image, self.side, self.side)
 
     def values(self, units: torch.Tensor) -> torch.Tensor:
-        return self.normalisation.values(units)
+        return self.pixels.values(units)
 
 
 @dataclass(frozen=True)
@@ -89,8 +84,7 @@ class SplitProcessor(Processor):
 
     longest: int  # pixels of the longer side, before it is rounded up
     side: int  # pixels of a tile
-    filter: Filter
-    normalisation: Normalisation
+    pixels: Pixels
     per_tile: int  # tokens
     image_tokens: ImageTokens
     id: int  # of `image_tokens.token`
@@ -100,10 +94,6 @@ class SplitProcessor(Processor):
     line: tuple[int, ...]  # the ids of the end of a line, which ends each row of tiles
     lines: tuple[int, ...]  # the ids of two ends of a line, which come before the whole
     splits: bool = True
-
-    @property
-    def name(self) -> str:
-        return repr(self)
 
     @property
     def unit(self) -> tuple[int, ...]:
@@ -151,16 +141,16 @@ class SplitProcessor(Processor):
             found += self.lines if row == rows - 1 else self.line
         return np.array([*found, self.before, self.whole, *images, self.before], np.int64)
 
-    def place(self, pixels: NDArray[np.uint8], rows: int, columns: int, out: torch.Tensor) -> None:
-        height, width = self._resized(*(np.array([side]) for side in (pixels.shape[1], pixels.shape[0])))
-        image = resized(pixels, int(height[0]), int(width[0]), self.filter)
+    def place(self, image: NDArray[np.uint8], rows: int, columns: int, out: torch.Tensor) -> None:
+        height, width = self._resized(*(np.array([side]) for side in (image.shape[1], image.shape[0])))
+        scaled = self.pixels.resized(image, int(height[0]), int(width[0]))
         if rows:
-            image = resized(image, rows * self.side, columns * self.side, self.filter)
-            put_tiles(image, rows, columns, out)
-        out[-1] = resized(image, self.side, self.side, self.filter)
+            scaled = self.pixels.resized(scaled, rows * self.side, columns * self.side)
+            put_tiles(scaled, rows, columns, out)
+        out[-1] = self.pixels.resized(scaled, self.side, self.side)
 
     def values(self, units: torch.Tensor) -> torch.Tensor:
-        return self.normalisation.values(units)[None]
+        return self.pixels.values(units)[None]
 
 
 def put_tiles(image: torch.Tensor, rows: int, columns: int, out: torch.Tensor) -> None:

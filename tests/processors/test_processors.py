@@ -16,7 +16,7 @@ pytest.importorskip("transformers")
 from vision_models import FAMILIES, image_processor, model_folder, text_processor
 
 from datapipe.errors import DependencyError, FormatError, MissingDataError, OptionError
-from datapipe.processors.pixels import resized
+from datapipe.processors.pixels import Pixels
 from datapipe.processors.processor import Processor
 from datapipe.processors.reading import read_processor
 
@@ -53,7 +53,7 @@ def grids_of(processor: Processor) -> np.ndarray[Any, Any]:
 def test_pixels_are_those_of_transformers(processors: dict[str, Processor], family: str) -> None:
     if family.startswith("idefics3") and not has_lanczos():
         with pytest.raises(DependencyError, match="has no Lanczos filter: pip install 'torch>="):
-            resized(pictures()[0], 10, 10, "lanczos")
+            Pixels("lanczos", (0.5,) * 3, (0.5,) * 3, 1 / 255).resized(pictures()[0], 10, 10)
         return
     processor, theirs = processors[family], image_processor(family)
     for picture, grid in zip(pictures(), grids_of(processor), strict=True):
