@@ -1,4 +1,4 @@
-"""What a torch DataLoader is, computed once, and what `from_torch` was asked for: the values from which a strategy is chosen."""
+"""The facts of a torch DataLoader, computed once, and the settings of `from_torch`: a strategy is chosen from these values."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _DEFAULTS = {"data": None, "backend": "auto", "on_error": "raise"}
 
 @dataclass(frozen=True, slots=True)
 class LoaderFacts:
-    """What a torch loader is, and what datapipe sees in its Dataset."""
+    """The facts of a torch loader, and those that datapipe sees in its Dataset."""
 
     given: Any  # what was passed: torch's loader, or one of another library around it
     loader: TorchDataLoader  # torch's loader in it

@@ -58,7 +58,7 @@ class Evidence:
 
 
 class Nature(enum.Enum):
-    """What a path or URL names."""
+    """Whether a path or URL names a file, a folder, a pattern, or nothing that is there."""
 
     FILE = "file"  # by its name alone, in a store
     FOLDER = "folder"  # or a prefix in a store
@@ -68,7 +68,7 @@ class Nature(enum.Enum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Look:
-    """What was seen of a place. Names are those of files and folders that are no junk, of which the first are looked at.
+    """The names found at a place: those of files and folders that are no junk, of which the first are looked at.
 
     `files`: those of the folder itself, or that the pattern matches, or the file's own. `folders`: those in the folder.
     `below`: files of folders in it, by the folder's path relative to it, as deep as the first files. `matches`: the paths of the
@@ -149,6 +149,12 @@ class Look:
         if self.nature is Nature.FOLDER:
             return (str(self.place / os.fsdecode(name)) for name in self.files)
         return iter(self.matches or [str(self.place)] * len(self.files))
+
+    def evidence(self, name: str, strength: Strength = Strength.CERTAIN) -> Evidence:
+        """Return the evidence that one of the files that were seen, which has this name, is of a form."""
+        if self.nature is Nature.FILE:
+            return Evidence(f"its name ends with {self.suffix}", strength)
+        return Evidence(f"it {'matches' if self.nature is Nature.PATTERN else 'holds'} {name}", strength)
 
     def once(self, what: str, find: Callable[[], _T]) -> _T:
         """Return what `find` finds, which is looked for once."""

@@ -14,7 +14,7 @@ _T = TypeVar("_T")
 
 @dataclass(slots=True)
 class Scope:
-    """What was found since a block began. `began`: by `time.monotonic_ns`. `values`: by key. `closing`: what ends with it."""
+    """The findings of a block. `began`: by `time.monotonic_ns`. `values`: by key. `closing`: what is closed when it ends."""
 
     began: int = field(default_factory=time.monotonic_ns)
     values: dict[Hashable, Any] = field(default_factory=dict)

@@ -41,11 +41,9 @@ def recognise(look: Look, form: Form) -> Evidence | None:
     if first is None or not _are_rows(look, first):
         return None
     name = os.path.basename(first)
-    if look.nature is Nature.FILE:
-        return Evidence(f"its name ends with {look.suffix}")
-    if look.nature is Nature.PATTERN:
-        return Evidence(f"it matches {name}") if all(map(_is_rows_name, look.files)) else None
-    return None if name.endswith(_MATRIX) else Evidence(f"it holds {name}")
+    if look.nature is Nature.PATTERN and not all(map(_is_rows_name, look.files)):
+        return None
+    return None if look.nature is Nature.FOLDER and name.endswith(_MATRIX) else look.evidence(name)
 
 
 def _recognise_own(look: Look, form: str) -> Evidence | None:
@@ -53,11 +51,7 @@ def _recognise_own(look: Look, form: str) -> Evidence | None:
     own = [name for name in map(os.fsdecode, look.files) if rows_container(name) == form]
     if not own or look.is_stored:
         return None
-    if look.nature is Nature.FILE:
-        return Evidence(f"its name ends with {look.suffix}")
-    if look.nature is Nature.PATTERN:
-        return Evidence(f"it matches {own[0]}") if len(own) == len(look.files) else None
-    return Evidence(f"it holds {own[0]}")
+    return None if look.nature is Nature.PATTERN and len(own) < len(look.files) else look.evidence(own[0])
 
 
 def _recognise_stored(look: Look) -> Evidence | None:

@@ -92,9 +92,7 @@ def recognise(look: Look, form: Form) -> Evidence | None:
     if not has_text and (is_folder or first.lower().endswith(".json")):
         return None
     strength = Strength.WEAK if has_text else Strength.IF_WANTED
-    if look.nature is Nature.FILE:
-        return Evidence(f"its name ends with {look.suffix}", strength)
-    return Evidence(f"it {'holds' if is_folder else 'matches'} {os.path.basename(first)}", strength)
+    return look.evidence(os.path.basename(first), strength)
 
 
 def _has_text(path: str) -> bool:

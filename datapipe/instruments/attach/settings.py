@@ -1,4 +1,4 @@
-"""What attached processes are told, through their environment: the settings, and the remedy that is applied."""
+"""The settings of attached processes, and the remedy that is applied in them, passed through their environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What trials found, for predictions."""
+"""The results of trials, from which predictions are made."""
 
 from __future__ import annotations
 

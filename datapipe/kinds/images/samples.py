@@ -111,7 +111,7 @@ class BatchSamples:
 
     @functools.cached_property
     def stored_order(self) -> StoredOrder:
-        """What a shuffle in windows of shards goes by. Raises OptionError where there is no such order."""
+        """The shards and their rows, by which a shuffle in windows goes. Raises OptionError where there is no such order."""
         if self.mixture is not None:
             raise OptionError("shuffle='windows' of what mix() or repeat() made: its datasets are shuffled in full; pass True")
         found = stored_order(self.index, [spec.name for spec in self.fields.stored])
