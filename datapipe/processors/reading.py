@@ -118,7 +118,7 @@ def read_processor(path: str | os.PathLike[str]) -> Processor:
     if make is None:
         raise OptionError(
             f"{model.where}: is of {model.type}, which is not known here; known are {listed(list(_PROCESSORS))}; pass an"
-            " object of your own with the methods of datapipe.processors.Processor"
+            " object of your own with the methods of datapipe.processors.processor.Processor"
         )
     return make(model)
 
