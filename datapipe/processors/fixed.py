@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from datapipe.order.draws import Ints
 from datapipe.processors.pixels import Pixels
-from datapipe.processors.processor import ImageTokens, Processor
+from datapipe.processors.processor import Processor
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,7 @@ class FixedProcessor(Processor):
     shortest: int | None  # pixels to which the shorter side is resized, before the middle is cut out; None: it is stretched
     pixels: Pixels
     per_image: int  # tokens
-    image_tokens: ImageTokens
-    id: int  # of `image_tokens.token`
+    id: int  # of the token of an image
 
     @property
     def unit(self) -> tuple[int, ...]:

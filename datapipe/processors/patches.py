@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from datapipe.order.draws import Ints
 from datapipe.processors.pixels import Pixels
-from datapipe.processors.processor import ImageTokens, Processor, Rope
+from datapipe.processors.processor import Processor, Rope
 
 _MOST_ASPECT = 200
 
@@ -31,8 +31,7 @@ class PatchProcessor(Processor):
     least: int  # pixels of a resized image
     most: int
     pixels: Pixels
-    image_tokens: ImageTokens
-    id: int  # of `image_tokens.token`
+    id: int  # of the token of an image
 
     @property
     def unit(self) -> tuple[int, ...]:

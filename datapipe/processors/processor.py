@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -13,22 +13,12 @@ from datapipe.order.draws import Ints
 Rope = Literal["plain", "grid"]
 
 
-class ImageTokens(NamedTuple):
-    """The tokens of which a model's texts make images."""
-
-    written: str  # what stands for an image in the text of a chat, as the model's template writes it
-    kept: str  # what is put there before the text becomes ids: `token` once, and whatever else always surrounds it
-    token: str  # the one whose place the tokens of an image take
-
-
 class Processor(Protocol):
     """How a model takes images: as units of pixels of one shape, and as tokens in its text. Thread-safe.
 
     Both are arithmetic on an image's size: no pixel is needed to know them. Methods take many images at once where they can. What
     has a body here is optional.
     """
-
-    image_tokens: ImageTokens
 
     @property
     def name(self) -> str:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from datapipe.order.draws import Ints
 from datapipe.processors.pixels import Pixels
-from datapipe.processors.processor import ImageTokens, Processor
+from datapipe.processors.processor import Processor
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,7 @@ class CanvasProcessor(Processor):
     most: int
     pixels: Pixels
     per_tile: int  # tokens
-    image_tokens: ImageTokens
-    id: int  # of `image_tokens.token`
+    id: int  # of the token of an image
     around: tuple[int, int]  # the ids before and after the tokens of an image
 
     @property
@@ -86,8 +85,7 @@ class SplitProcessor(Processor):
     side: int  # pixels of a tile
     pixels: Pixels
     per_tile: int  # tokens
-    image_tokens: ImageTokens
-    id: int  # of `image_tokens.token`
+    id: int  # of the token of an image
     before: int  # the id before each tile, and after the last
     whole: int  # the id that marks the tile that is the whole image
     marks: tuple[tuple[tuple[int, ...], ...], ...]  # the ids that mark the tile of a row and a column
