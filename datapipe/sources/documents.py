@@ -7,18 +7,13 @@ conversion, where they can be read at random.
 
 from __future__ import annotations
 
-import codecs
-import glob
 import itertools
 import json
 import os
 import re
-import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from datapipe.codecs.field_values import FieldKind, FieldSpec, json_bytes
 from datapipe.codecs.stored import member
@@ -29,42 +24,32 @@ from datapipe.containers.tables.files import open_table
 from datapipe.containers.tables.rows import GroupReader
 from datapipe.containers.tables.types import holds_bytes
 from datapipe.core import regular_files
-from datapipe.core.directories import matching
 from datapipe.core.printable import listed
-from datapipe.errors import DatapipeError, FormatError, MissingDataError, OptionError, StorageError
-from datapipe.index.listed import ANY_SIZE, ListedSample, Origin, ScanNotes, SourceFacts, Workspace, divide, join, time_of_etag
+from datapipe.errors import DatapipeError, FormatError, OptionError, StorageError
+from datapipe.index.listed import ANY_SIZE, ListedSample, Origin, ScanNotes, SourceFacts, Workspace, divide, join
 from datapipe.index.tables import ColumnKind, TableColumn
-from datapipe.sources.archives.members import ArchiveFile, scan_archive, split_archive_location, split_archive_path
+from datapipe.sources.archives.members import scan_archive, split_archive_location, split_archive_path
 from datapipe.sources.fields import in_order
-from datapipe.sources.file_tree import open_tree
-from datapipe.sources.spool import spooled, unpacked_chunks
+from datapipe.sources.record_files import (
+    JSON_SUFFIX,
+    LINES_SUFFIXES,
+    ROWS_SUFFIXES,
+    TEXT_SUFFIXES,
+    RecordFiles,
+    compression_of,
+    is_lines_name,
+    is_rows_name,
+    is_text_name,
+    lines_of,
+)
+from datapipe.sources.spool import spooled
 from datapipe.stores.location import Location, Place, is_url
-from datapipe.stores.objects import object_facts
-from datapipe.stores.transfers import download_to
 
-TEXT_SUFFIXES = (b".txt", b".text", b".md")
-LINES_SUFFIXES = (b".jsonl", b".ndjson")
-ROWS_SUFFIXES = (b".parquet", b".arrow")
-_JSON_SUFFIX = b".json"
-_COMPRESSIONS = {b".gz": "gzip", b".bz2": "bz2", b".xz": "xz", b".zst": "zstd"}
 _READ_NBYTES = 8 << 20
-_MAX_LINE_NBYTES = 1 << 28
-_NEWLINE = ord("\n")
 _TEXTS = ("text", "content", "document", "messages")  # members that are taken if none is chosen
 _CHATS = "messages"  # the one whose values are no texts
 _ABOUT = re.compile(rb"(?i)(readme|licen[cs]e|copying|notice|changelog|citation)\b.*")  # texts about data, which are none of it
 _MOST_LOOKED = 1000  # lines at which one looks for the text
-
-
-def is_text_name(name: bytes) -> bool:
-    """Return True for the name of a text file."""
-    return name.lower().endswith(TEXT_SUFFIXES)
-
-
-def is_lines_name(name: bytes) -> bool:
-    """Return True for the name of JSON lines, compressed or not. What is called `.json` may be anything, unless compressed."""
-    unpacked = _unpacked_name(name)
-    return unpacked.endswith(LINES_SUFFIXES) or (unpacked.endswith(_JSON_SUFFIX) and _compression_of(name) is not None)
 
 
 def recognise(look: Look, form: Form) -> Evidence | None:
@@ -101,10 +86,10 @@ def _has_text(path: str) -> bool:
     True for what is not looked into. Raises StorageError.
     """
     name = os.fsencode(path)
-    if is_text_name(name) or _compression_of(name) is not None or (is_url(path) and not _is_rows_name(name)):
+    if is_text_name(name) or compression_of(name) is not None or (is_url(path) and not is_rows_name(name)):
         return True
     try:
-        if _is_rows_name(name):
+        if is_rows_name(name):
             columns = open_table([path]).columns
             texts = (one.name for one in columns if one.kind is ColumnKind.TEXT and not holds_bytes(one))
             return any(one.name in _TEXTS for one in columns) or any("." not in name for name in texts)
@@ -130,37 +115,21 @@ class DocumentSource:
         self._place = place
         self._kinds = {choice.name: FieldKind(choice.kind) for choice in form.fields}
         self._inner: bytes | None = None  # the folder in an archive
-        self._names: list[bytes] = []  # of files, relative to the root; none for all below it
-        self.root: Place = place
-        if isinstance(place, Path) and not place.exists() and glob.has_magic(str(place)):
-            self._take_matches(place)
-            return
         split = split_archive_location(place) if isinstance(place, Location) else split_archive_path(place)
         if split is not None:
-            archive, self._inner = split
-            self.root, self._names = archive.parent, [os.fsencode(archive.name)]
-        elif self._is_file(place):
-            self.root, self._names = place.parent, [os.fsencode(place.name)]
-
-    def _take_matches(self, pattern: Path) -> None:
-        """Take the files that a pattern names. Raises MissingDataError if there are none."""
-        found = [name for name in matching(str(pattern)) if _may_be_named(os.fsencode(name))]
-        if not found:
-            raise MissingDataError(f"{pattern}: matches no documents; {DOCUMENTS_ARE}")
-        self.root = Path(os.path.commonpath([os.path.dirname(name) or "." for name in found]))
-        self._names = [os.fsencode(os.path.relpath(name, self.root)) for name in found]
-
-    @staticmethod
-    def _is_file(place: Place) -> bool:
-        name = os.fsencode(place.name)
-        return _may_be_named(name) if isinstance(place, Location) else place.is_file()
+            self._archive: Place = split[0]
+            self._inner = split[1]
+            self.root: Place = self._archive.parent
+            return
+        self._files = RecordFiles(place, may_be=_may_be_named, is_wanted=_is_wanted, nothing=f"documents; {DOCUMENTS_ARE}")
+        self.root = self._files.root
 
     def scan(self, notes: ScanNotes, space: Workspace) -> Iterator[ListedSample]:
         if self._inner is not None:
-            yield from self._in_archive(self._names[0], self._inner, space, notes)
+            yield from self._in_archive(os.fsencode(self._archive.name), self._inner, space, notes)
             return
         several: list[ListedFile] = []
-        for file in self._files(notes):
+        for file in self._files.listed(notes):
             if is_text_name(file.name):
                 yield self._text_file(file)
             else:
@@ -168,7 +137,7 @@ class DocumentSource:
         places = itertools.count(1)
         for file in sorted(several, key=lambda one: (one.directory, one.name)):
             notes.files[join(file.directory, file.name)] = file.nbytes, file.mtime_ns
-            yield from self._rows(file, space, places) if _is_rows_name(file.name) else self._lines(file, space, places)
+            yield from self._rows(file, space, places) if is_rows_name(file.name) else self._lines(file, space, places)
 
     def facts(self) -> SourceFacts:
         fields = self._kinds or {"text": FieldKind.TEXT}
@@ -180,23 +149,6 @@ class DocumentSource:
         )
 
     # -- what lies there -----------------------------------------------------------------------------
-
-    def _files(self, notes: ScanNotes) -> Iterator[ListedFile]:
-        """Yield the files of documents."""
-        if not self._names:
-            yield from (file for _, file in open_tree(self.root).files([b""], notes, _is_wanted))
-        for path in self._names:
-            directory, name = divide(path)
-            if isinstance(self.root, Location):
-                found = object_facts(self.root / os.fsdecode(path))
-                yield ListedFile(directory, name, found.nbytes, 0, etag=found.etag or "")
-                continue
-            here = self.root / os.fsdecode(path)
-            try:
-                status = here.stat()
-            except FileNotFoundError as exc:
-                raise MissingDataError(f"{here}: no such file; check the path of the source") from exc
-            yield ListedFile(directory, name, status.st_size, status.st_mtime_ns)
 
     def _in_archive(self, name: bytes, inner: bytes, space: Workspace, notes: ScanNotes) -> Iterator[ListedSample]:
         for found in scan_archive(self.root, name, space, notes):
@@ -230,34 +182,13 @@ class DocumentSource:
 
     def _lines(self, file: ListedFile, space: Workspace, places: Iterator[int]) -> Iterator[ListedSample]:
         path = join(file.directory, file.name)
-        held, holder = self._held(path, file, space)
+        held, holder = self._files.unpacked(file, space)
         if not self._kinds:
             self._kinds = self._chosen(held, path)
         steps = {name: member(name, is_text=kind is FieldKind.TEXT) for name, kind in self._kinds.items()}
-        for line, start, end in _lines_of(held):
+        for line, start, end in lines_of(held):
             origins = {name: holder.origin(start, end - start, codec) for name, codec in steps.items()}
             yield ListedSample(path, b"line %d" % line, next(places), origins=origins)
-
-    def _held(self, path: bytes, file: ListedFile, space: Workspace) -> tuple[Path, ArchiveFile]:
-        """Return the file in which the lines can be read at random, itself or one in the spool, and what origins say of it."""
-        compression = _compression_of(file.name)
-        here = self.root / os.fsdecode(path)
-        if isinstance(here, Path) and compression is None:
-            return here, ArchiveFile(path, file.nbytes, file.mtime_ns)
-        if space.spool is None:
-            raise FormatError(f"{here}: compressed, so its lines cannot be read one by one; unpack it, or convert it")
-        mtime_ns = _time_of(file, here)
-        try:
-            with spooled(space, path, nbytes=file.nbytes, mtime_ns=mtime_ns) as writer:
-                if not writer.is_complete:
-                    for chunk in _chunks(here, compression, space):
-                        writer.put(chunk)
-        except OSError as exc:
-            if isinstance(exc, StorageError):
-                raise
-            raise StorageError(exc.errno, f"{here}: cannot be unpacked into {space.spool} ({exc.strerror}); free space") from exc
-        kept = space.spool / os.fsdecode(writer.name)
-        return kept, ArchiveFile(writer.name, kept.stat().st_size, mtime_ns, is_spooled=True)
 
     def _chosen(self, held: Path, path: bytes) -> dict[str, FieldKind]:
         """Return the member that is the text, from the first lines, of which some may be bad. {} if there are none.
@@ -268,7 +199,7 @@ class DocumentSource:
         problem: DatapipeError | None = None
         chosen = ""
         with regular_files.open_file(held) as file:
-            for line, start, end in itertools.islice(_lines_of(held), _MOST_LOOKED):
+            for line, start, end in itertools.islice(lines_of(held), _MOST_LOOKED):
                 try:
                     value = _object_of(os.pread(file.fileno(), end - start, start), f"{where}: line {line}")
                     chosen = chosen or _text_among(value, f"{where}: which member is the text? Its lines have")
@@ -296,7 +227,7 @@ class DocumentSource:
             self._kinds = {found: _kind_of(table.column(found), here)}
         for name in self._kinds:
             table.column(name)  # refuses a column that is not there
-        mtime_ns = _time_of(file, here)
+        mtime_ns = self._files.time_of(file)
         names = list(self._kinds)
         spooled_as = path + b"\0" + "\0".join(f"{name}={kind.value}" for name, kind in self._kinds.items()).encode()
         with spooled(space, spooled_as, nbytes=file.nbytes, mtime_ns=mtime_ns) as writer:
@@ -316,16 +247,12 @@ class DocumentSource:
 
 
 def _is_wanted(name: bytes) -> bool:
-    return is_lines_name(name) or is_text_name(name) or _is_rows_name(name)
+    return is_lines_name(name) or is_text_name(name) or is_rows_name(name)
 
 
 def _may_be_named(name: bytes) -> bool:
     """Return True for the name of a file that is read as documents if it is asked for, and not found in a folder."""
-    return _is_wanted(name) or name.lower().endswith(_JSON_SUFFIX)
-
-
-def _is_rows_name(name: bytes) -> bool:
-    return name.lower().endswith(ROWS_SUFFIXES)
+    return _is_wanted(name) or name.lower().endswith(JSON_SUFFIX)
 
 
 def _object_of(line: bytes, where: str) -> dict[str, Any]:
@@ -356,13 +283,6 @@ def _text_among(names: Iterable[str], question: str) -> str:
     return found
 
 
-def _time_of(file: ListedFile, place: Place) -> int:
-    """Return the time of a file; of an object, a number made of its etag."""
-    if isinstance(place, Location):
-        return time_of_etag(file.etag)
-    return file.mtime_ns
-
-
 def _bytes_of(value: Any) -> bytes | None:
     """Return the value of a row in the form that fields have; None if there is none."""
     if value is None:
@@ -382,69 +302,12 @@ def _without_nulls(value: Any) -> Any:
 open_source = DocumentSource
 
 
-def _lines_of(path: Path) -> Iterator[tuple[int, int, int]]:
-    """Yield (line number from 1, start, end without line end) of each line that is not blank.
-
-    Raises FormatError for a line of more than 256 MB.
-    """
-    with regular_files.open_file(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        start = len(codecs.BOM_UTF8) if os.pread(file.fileno(), len(codecs.BOM_UTF8), 0) == codecs.BOM_UTF8 else 0
-        number = 0
-        block_nbytes = _READ_NBYTES
-        while start < size:
-            data = os.pread(file.fileno(), min(block_nbytes, size - start), start)
-            if not data:
-                return
-            ends = np.flatnonzero(np.frombuffer(data, np.uint8) == _NEWLINE).tolist()
-            if start + len(data) >= size and (not ends or ends[-1] != len(data) - 1):
-                ends.append(len(data))
-            if not ends:
-                if block_nbytes >= _MAX_LINE_NBYTES:
-                    raise FormatError(f"{path}: line {number + 1} has more than {_MAX_LINE_NBYTES >> 20} MB; repair the file")
-                block_nbytes *= 2
-                continue
-            begin = 0
-            for end in ends:
-                number += 1
-                if data[begin:end].strip():
-                    yield number, start + begin, start + end
-                begin = end + 1
-            start += begin
-
-
-def _chunks(place: Place, compression: str | None, space: Workspace) -> Iterator[bytes]:
-    """Yield the unpacked bytes of a file or object."""
-    if isinstance(place, Path):
-        assert compression is not None
-        yield from unpacked_chunks(place, compression)
-        return
-    with tempfile.TemporaryDirectory(dir=space.scratch) as scratch:
-        path = Path(scratch) / "object"
-        download_to(path, place)
-        if compression is not None:
-            yield from unpacked_chunks(path, compression)
-            return
-        with path.open("rb") as file:
-            yield from iter(lambda: file.read(_READ_NBYTES), b"")
-
-
-def _compression_of(name: bytes) -> str | None:
-    return _COMPRESSIONS.get(os.path.splitext(name.lower())[1])
-
-
-def _unpacked_name(name: bytes) -> bytes:
-    lowered = name.lower()
-    stem, suffix = os.path.splitext(lowered)
-    return stem if suffix in _COMPRESSIONS else lowered
-
-
 DOCUMENTS_ARE = "documents are {}".format(
     ", ".join(
         f"{what} ({', '.join(suffix.decode() for suffix in suffixes)})"
         for what, suffixes in (
             ("JSON lines, compressed or not", LINES_SUFFIXES),
-            ("such lines, compressed, or named by a pattern", (_JSON_SUFFIX,)),
+            ("such lines, compressed, or named by a pattern", (JSON_SUFFIX,)),
             ("text files", TEXT_SUFFIXES),
             ("rows", ROWS_SUFFIXES),
         )
