@@ -149,7 +149,7 @@ class _Conversion:
         self.building = self.destination / BUILDING_NAME
         self.target = TARGETS[self.options.to]
         self.part = self.options.part or Part()
-        self.workers = Workers(None if tokens is None or tokens.template else tokens)
+        self.workers = Workers(None if tokens is None or tokens.template or tokens.images else tokens)
 
     def run(self) -> Report:
         with contextlib.closing(self.workers), hold(self._part_lock(self.part), wait=False) as is_mine:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import os
 import re
@@ -15,7 +14,7 @@ from typing import Any
 from converters.tokenizer import Tokenizing
 from datapipe.codecs.probe import MAX_PIXELS
 from datapipe.containers.form import ClassFrom, FieldChoice, Form
-from datapipe.containers.forms import AUDIO, AUTO, FORMS, VIDEOS
+from datapipe.containers.forms import AUDIO, AUTO, CONVERSATIONS, FORMS, VIDEOS
 from datapipe.core.checks import path_name
 from datapipe.errors import OptionError
 from datapipe.stores.location import Location, Place
@@ -253,7 +252,7 @@ class ConvertOptions:
                 if self.tokens is None
                 else f"--tokenizer {self.tokens.path}: has no effect with --to {self.to}; pass --to tokens, or leave it out"
             )
-        if self.tokens is not None and (self.transcodes or self.strip_exif):
+        if self.tokens is not None and (self.transcodes or self.strip_exif) and self.form not in (AUTO, CONVERSATIONS):
             raise OptionError("--to tokens: documents have no images to resize, encode or strip; leave those options out")
         self._check_videos()
         self._check_audio()
@@ -365,5 +364,5 @@ class ConvertOptions:
             "check": self.check.value,
             "on_error": self.on_error.value,
             "max_errors": None if self.max_errors is None else str(self.max_errors),
-            **({} if self.tokens is None else {"tokens": dataclasses.asdict(self.tokens.facts)}),
+            **({} if self.tokens is None else {"tokens": self.tokens.facts.as_typed()}),
         }

@@ -16,6 +16,7 @@ from datapipe.codecs.field_values import NO_LABEL, FieldKind
 from datapipe.containers.field_names import is_audio, is_video
 from datapipe.containers.listing import told_of_loops
 from datapipe.core.printable import counted
+from datapipe.index.listed import field_of_origin
 
 
 class Phase(enum.Enum):
@@ -145,8 +146,10 @@ def overview_of(plan: ConversionPlan) -> Overview:
 
 def shown_sample(plan: ConversionPlan, sample: PlannedSample) -> SampleShown:
     """Return what a preview shows of a sample."""
-    nbytes = {name: origin.nbytes for name, origin in sample.origins.items()}
-    nbytes |= {name: len(value.encode(errors="replace")) for name, value in sample.values.items()}
+    nbytes = {name: len(value.encode(errors="replace")) for name, value in sample.values.items()}
+    for name, origin in sample.origins.items():
+        field = field_of_origin(name)
+        nbytes[field] = nbytes.get(field, 0) + origin.nbytes
     has_class = plan.classes is not None and 0 <= sample.label < len(plan.classes)
     return SampleShown(
         key=sample_key(sample.id),

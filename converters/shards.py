@@ -163,7 +163,7 @@ def _made(
     """Yield the samples of a shard, in order, each with its plan."""
     treatment = job.treatment
     if treatment.tokenizing is not None:
-        return tokenised_samples(roots, samples, job.fields, treatment.tokenizing, is_reference=is_reference)
+        return tokenised_samples(roots, samples, job.fields, treatment, is_reference=is_reference)
     if treatment.video is not None:
         from converters.samples.videos import VideoMaker  # only here: it needs much that images do not
 

@@ -13,7 +13,7 @@ from typing import TypeVar
 from converters.index_source import IndexSource
 from converters.options import ConvertOptions
 from datapipe.containers.field_names import AUDIO_FIELD, SPOKEN
-from datapipe.containers.forms import AUDIO, AUTO, FORMS, TABLE
+from datapipe.containers.forms import AUDIO, AUTO, CONVERSATIONS, FORMS, TABLE
 from datapipe.errors import OptionError
 from datapipe.index.listed import ListedSample, ScanNotes, Source, SourceFacts, Workspace
 from datapipe.opening.media import media_in_shards
@@ -35,8 +35,15 @@ def recognise(options: ConvertOptions) -> Recognition:
 
 
 def resolved(options: ConvertOptions) -> ConvertOptions:
-    """Return the options with the form of their source. Raises as `recognise` does."""
-    return options if options.form != AUTO else dataclasses.replace(options, form=recognise(options).form)
+    """Return the options with the form of their source, and with the tokens of images, if it has any.
+
+    Raises as `recognise` does, and as `Tokenizing.with_images`.
+    """
+    if options.form == AUTO:
+        options = dataclasses.replace(options, form=recognise(options).form)
+    if options.form == CONVERSATIONS and options.tokens is not None:
+        options = dataclasses.replace(options, tokens=options.tokens.with_images())
+    return options
 
 
 def open_source(options: ConvertOptions) -> Source:

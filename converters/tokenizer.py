@@ -12,13 +12,14 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from datapipe.codecs.model_folder import ImageTokens, ModelFolder
 from datapipe.codecs.tokenizer_facts import MAX_TOKENIZER_NBYTES, TokenizerFacts, look_at_tokenizer, panics_as_errors
 from datapipe.codecs.tokens import TokenFacts, import_tokenizers
 from datapipe.core.regular_files import read_bytes
@@ -45,6 +46,7 @@ class Tokenizing:
     template: str | None = None  # of chats, in Jinja
     names: tuple[tuple[str, str], ...] = ()  # of tokens, for the template: ("bos_token", "<s>")
     keeps_ids: bool = True  # the ids that tokenizer.json states are those that the reference gives
+    images: ImageTokens | None = None  # of documents with images
 
     @classmethod
     def of(cls, tokenizer: Path, *, bos: str = AUTO, eos: str = AUTO, chat_template: str | None = None) -> Tokenizing:
@@ -74,6 +76,17 @@ class Tokenizing:
             template_sha256="" if template is None else hashlib.sha256(repr((template, names)).encode()).hexdigest(),
         )
         return cls(path.absolute(), facts, template, () if template is None else names, found.keeps_ids)
+
+    def with_images(self) -> Tokenizing:
+        """Return the same, of documents with images, whose tokens the configuration beside the tokenizer says.
+
+        Raises MissingDataError, FormatError or OptionError for the folder of a model that takes none, or is not known.
+        """
+        images = ModelFolder(self.path.parent).image_tokens
+        found = _looked(self.read(), self.path, (images.token,))
+        if images.token not in found.added:
+            raise FormatError(f"{self.path}: has no special token {images.token!r}, which stands for images; get the model again")
+        return replace(self, images=images, facts=replace(self.facts, image=found.added[images.token]))
 
     def read(self) -> bytes:
         """Return tokenizer.json. Raises IntegrityError if it is not the one with which the conversion began."""

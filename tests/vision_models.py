@@ -52,6 +52,33 @@ OF_TEXT = {
 }
 
 
+_TURN = "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+_PARTS = (
+    "{% for part in message['content'] %}{% if part['type'] == 'image' %}IMAGE{% else %}{{ part['text'] }}{% endif %}{% endfor %}"
+)
+_ANSWER = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+_CHATML = f"{_TURN}{_PARTS}<|im_end|>\n{{% endfor %}}{_ANSWER}"
+_IDEFICS = (
+    "<|im_start|>{% for message in messages %}{{ message['role'] | capitalize }}{% if message['content'][0]['type'] == 'image' %}:"
+    f"{{% else %}}: {{% endif %}}{_PARTS}<end_of_utterance>\n{{% endfor %}}{{% if add_generation_prompt %}}Assistant:{{% endif %}}"
+)
+_LLAVA = (  # all images of a message come before its texts
+    "{% for message in messages %}{{ message['role'] | upper }}: {% for part in message['content'] if part['type'] == 'image' %}"
+    "<image>\n{% endfor %}{% for part in message['content'] if part['type'] == 'text' %}{{ part['text'] }} {% endfor %}{% endfor %}"
+    "{% if add_generation_prompt %}ASSISTANT: {% endif %}"
+)
+TEMPLATES = {  # in the style of each family's own
+    "qwen": _CHATML.replace("IMAGE", "<|vision_start|><|image_pad|><|vision_end|>"),
+    "qwen3": _CHATML.replace("IMAGE", "<|vision_start|><|image_pad|><|vision_end|>"),
+    "internvl": _CHATML.replace("IMAGE", "<IMG_CONTEXT>\n"),
+    "idefics3": _IDEFICS.replace("IMAGE", "<image>"),
+    "idefics3_whole": _IDEFICS.replace("IMAGE", "<image>"),
+    "llava": _LLAVA,
+    "siglip": _LLAVA,
+    "gemma3": _CHATML.replace("IMAGE", "<start_of_image>"),
+}
+
+
 def model_folder(path: Path, family: str) -> Path:
     """Write the folder of a model: tokenizer.json, and the configurations beside it."""
     from tokenizers import AddedToken, Tokenizer
@@ -67,6 +94,7 @@ def model_folder(path: Path, family: str) -> Path:
         "gemma3": {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"},
     }  # fmt: skip
     (path / "tokenizer_config.json").write_text(json.dumps(config | names.get(family, {})))
+    (path / "chat_template.jinja").write_text(TEMPLATES[family])
     image_processor(family).save_pretrained(path)
     if family in OF_TEXT:
         (path / "processor_config.json").write_text(json.dumps(OF_TEXT[family]))

@@ -19,7 +19,17 @@ from converters.planning import places
 from datapipe.codecs.field_values import NO_LABEL, FieldKind
 from datapipe.core.database import attached, open_read_only
 from datapipe.errors import OptionError
-from datapipe.index.listed import ListedSample, ScanNotes, Source, SourceFacts, Workspace, join, missing_fields
+from datapipe.index.listed import (
+    ListedSample,
+    ScanNotes,
+    Source,
+    SourceFacts,
+    Workspace,
+    field_of_origin,
+    join,
+    missing_fields,
+    needed_fields,
+)
 
 _ROWS_AT_ONCE = 16  # whose values are held in memory
 _ROWS_BETWEEN_REPORTS = 256 * _ROWS_AT_ONCE
@@ -105,7 +115,8 @@ class _Inserting:
         sizes = {name: origin.value_nbytes if origin.codec else origin.nbytes for name, origin in sample.origins.items()}
         if sample.values:
             sizes |= {name: len(text) for name, text in sample.values.items()}
-        for name, size in sizes.items():
+        for origin, size in sizes.items():
+            name = field_of_origin(origin)
             bit = self.bits.get(name)
             if bit is None:
                 if len(self.bits) == _MAX_FIELDS:
@@ -149,7 +160,7 @@ def _sort(connection: sqlite3.Connection, labels: Mapping[int, int] | None) -> N
 
 def _find_unreadable(connection: sqlite3.Connection, facts: SourceFacts, order: tuple[str, ...]) -> Unreadable:
     """Count, in one pass, the samples that have a problem or lack a field."""
-    required = sum(1 << order.index(field.name) for field in facts.fields if field.name in order)
+    required = sum(1 << order.index(name) for name in needed_fields(facts.fields) if name in order)
     has_labels = any(field.kind is FieldKind.LABEL for field in facts.fields)
     where = f"problem IS NOT NULL OR fields & {required} != {required}" + (f" OR label = {NO_LABEL}" if has_labels else "")
     num = connection.execute(f"SELECT count(*) FROM listing WHERE {where}").fetchone()[0]

@@ -1,4 +1,4 @@
-"""Render chats by a template, and find the tokens of the assistant in them.
+"""Render chats by a template, and find the tokens of the assistant in them; documents with images are rendered as they are.
 
 The assistant's parts are what the template puts within `{% generation %}`. Where it has no such blocks, they are what each of the
 assistant's messages adds to the rendering of those before. What looks like a special token in a message stays text
@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import functools
 import json
+import re
+from bisect import bisect_left
 from collections.abc import Iterable
 from typing import Any
 
@@ -18,9 +20,9 @@ from numpy.typing import NDArray
 from converters.samples.special_tokens import SpecialTokens
 from converters.samples.templates import ChatTemplate, LateError, Limits, Span
 from converters.tokenizer import Tokenizing
+from datapipe.codecs.messages import messages_of
 from datapipe.errors import DecodeError
 
-_ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant"}  # ShareGPT's names
 _LIMIT_S, _LIMIT_S_EACH = 20.0, 0.2  # for a chat, and each of its messages, up to all of which it is rendered
 
 
@@ -29,7 +31,8 @@ class ChatRenderer:
 
     def __init__(self, tokenizing: Tokenizing) -> None:
         """Raises DependencyError without the package transformers, OptionError for a template that writes the date."""
-        self._template = ChatTemplate(tokenizing)
+        self._template = None if tokenizing.template is None else ChatTemplate(tokenizing)
+        self._images = tokenizing.images
         self._special = SpecialTokens(tokenizing)
         self._limits = Limits()
 
@@ -45,30 +48,50 @@ class ChatRenderer:
             return exc
 
     def encode(self, data: bytes) -> tuple[NDArray[np.uint32], NDArray[np.int32]]:
-        """Return the ids of a chat given as JSON, and (k, 2) the runs of those that carry loss.
+        """Return the ids of a chat given as JSON, and (k, 2) the runs of those that carry loss: of a document, all.
 
         Raises DecodeError for what is no chat, or has nothing that carries loss.
         """
         try:
-            messages = _messages_of(data)
-            return self._encoded_chat(messages)
+            value = _parsed(data)
+            if self._images is not None and "document" in value:
+                return self._encoded_document(value["document"])
+            return self._encoded_chat(messages_of(value))
         except (RecursionError, UnicodeError) as exc:
             what = "is nested too deep" if isinstance(exc, RecursionError) else "has half of a surrogate pair, which is no text"
             raise DecodeError(f"no chat: it {what}") from exc
 
-    def _encoded_chat(self, messages: list[dict[str, Any]]) -> tuple[NDArray[np.uint32], NDArray[np.int32]]:
-        everything = json.dumps(messages, ensure_ascii=False)
+    def _mark_for(self, value: Any, *others: str) -> str:
+        """Return a character that no text of a value of JSON has, and none of the others."""
+        everything = json.dumps(value, ensure_ascii=False)
         everything.encode()  # refuses half of a surrogate pair, which the tokenizer does not take
-        mark = self._special.mark_for(everything + self._template.text)
+        mark = self._special.mark_for("".join((everything, *others)))
         if mark is None:
             raise DecodeError("its messages use all characters that could keep special tokens in them apart")
+        return mark
+
+    def _encoded_document(self, parts: list[str | None]) -> tuple[NDArray[np.uint32], NDArray[np.int32]]:
+        """Return the ids of a document of texts, and of None in the place of each image."""
+        assert self._images is not None
+        mark = self._mark_for(parts)
+        marked = self._special.marked(parts, mark)
+        text = "".join(self._images.alone if one is None else one for one in marked)
+        ids, _ = self._special.encode(text, mark, is_marked=marked != parts)
+        return ids, np.array([[0, len(ids)]], np.int32)
+
+    def _encoded_chat(self, messages: list[dict[str, Any]]) -> tuple[NDArray[np.uint32], NDArray[np.int32]]:
+        if self._template is None:
+            raise DecodeError("a chat, and no chat template was named; pass --chat-template auto, or a file")
+        mark = self._mark_for(messages, self._template.text)
         marked = self._special.marked(messages, mark)
         limit_s = _LIMIT_S + _LIMIT_S_EACH * len(messages)
         try:
             with self._limits.within(limit_s):
-                text, spans = self._rendered(marked)
+                text, spans = self._rendered(self._template, marked)
         except LateError:
             raise DecodeError(f"the chat template takes more than {limit_s:.0f} s to render it; repair the template") from None
+        if self._images is not None:
+            text, spans = _replaced(text, spans, self._images.written, self._images.kept)
         ids, starts = self._special.encode(text, mark, is_marked=marked != messages)
         is_assistants = np.zeros(len(starts), np.bool_)
         for first, end in spans:
@@ -78,10 +101,11 @@ class ChatRenderer:
             raise DecodeError("nothing of the assistant is in it, so that it would carry no loss")
         return ids, runs
 
-    def _rendered(self, messages: list[dict[str, Any]]) -> tuple[str, list[Span]]:
+    @staticmethod
+    def _rendered(template: ChatTemplate, messages: list[dict[str, Any]]) -> tuple[str, list[Span]]:
         """Return the text of a chat, and where the assistant speaks in it."""
-        render = self._template.render
-        if self._template.has_blocks:
+        render = template.render
+        if template.has_blocks:
             return render(messages, tracks=True)
         text, _ = render(messages)
         spans: list[Span] = []
@@ -105,25 +129,22 @@ def open_renderer(tokenizing: Tokenizing) -> ChatRenderer:
     return ChatRenderer(tokenizing)
 
 
-def _messages_of(data: bytes) -> list[dict[str, Any]]:
-    """Return the messages of a chat: a list of them, or an object that has one. Raises DecodeError."""
+def _parsed(data: bytes) -> Any:
+    """Return a value of JSON. Raises DecodeError."""
     try:
-        value = json.loads(data)
+        return json.loads(data)
     except (ValueError, RecursionError) as exc:
         raise DecodeError(f"not JSON: {exc}") from exc
-    if isinstance(value, dict):
-        value = value.get("messages", value.get("conversations"))
-    if not isinstance(value, list) or not value or not all(isinstance(one, dict) for one in value):
-        raise DecodeError("no chat: expected a list of messages, each an object with `role` and `content`")
-    messages = [
-        {"role": _ROLES.get(one["from"], one["from"]), "content": one.get("value")}
-        if "role" not in one and isinstance(one.get("from"), str)
-        else one
-        for one in value
-    ]
-    if not all(isinstance(one.get("role"), str) for one in messages):
-        raise DecodeError("no chat: a message has no `role`")
-    return messages
+
+
+def _replaced(text: str, spans: list[Span], written: str, kept: str) -> tuple[str, list[Span]]:
+    """Return a text with one part of it replaced wherever it is, and spans at the places that they have then."""
+    if written == kept:
+        return text, spans
+    starts = [found.start() for found in re.finditer(re.escape(written), text)]
+    longer = len(kept) - len(written)
+    moved = [(first + longer * bisect_left(starts, first), end + longer * bisect_left(starts, end)) for first, end in spans]
+    return text.replace(written, kept), moved
 
 
 def _runs(carries: NDArray[np.bool_]) -> NDArray[np.int32]:

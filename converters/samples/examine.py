@@ -87,6 +87,11 @@ def refuse_treatment(options: ConvertOptions, fields: tuple[FieldSpec, ...]) -> 
     """Raise OptionError for resizing, encoding or tokenising that these kinds of fields do not allow."""
     if options.tokens is not None:
         _refuse_tokenising(options.tokens, str(options.source), fields)
+        has_images = options.tokens.images is not None
+        if not has_images and (options.transcodes or options.strip_exif):
+            raise OptionError(f"--to tokens: the documents of {options.source} have no images to resize, encode or strip")
+        if has_images and options.resize is not None and options.resize.mode == "exact":
+            raise OptionError(f"--resize {options.resize}: images in conversations keep their aspect; pass longer:N or shorter:N")
         return
     if options.encodes_videos:
         _refuse_encoding_videos(options, fields)
@@ -109,8 +114,8 @@ def _refuse_encoding_videos(options: ConvertOptions, fields: tuple[FieldSpec, ..
 
 
 def _refuse_tokenising(tokenizing: Tokenizing, source: str, fields: tuple[FieldSpec, ...]) -> None:
-    kinds = {field.name: field.kind for field in fields if field.kind is not FieldKind.LABEL}
-    wanted = FieldKind.TEXT if tokenizing.template is None else FieldKind.JSON
+    kinds = {field.name: field.kind for field in fields if field.kind not in (FieldKind.LABEL, FieldKind.IMAGES)}
+    wanted = FieldKind.TEXT if tokenizing.template is None and tokenizing.images is None else FieldKind.JSON
     other = next((name for name, kind in kinds.items() if kind is not wanted), None)
     if other is not None or not kinds:
         what = "has no texts" if other is None else f"{other!r} is no text; leave it out with --field {other}=none"
@@ -141,7 +146,7 @@ def examine(
             before = (header.height, header.width)
             if size is not None and before != size:
                 raise DecodeError(_of_other_size(before, size))
-            data, header = _treated(contents[image], header, treatment)
+            data, header = stored_image(contents[image], header, treatment)
             after = (header.height, header.width)
         stored[image] = StoredField(header.encoding, data)
     for field in fields:
@@ -160,7 +165,7 @@ def main_image(fields: tuple[FieldSpec, ...]) -> str | None:
 def _examined(kind: FieldKind, data: bytes, treatment: Treatment, before: tuple[int, int], after: tuple[int, int]) -> StoredField:
     """Return the stored form of a field other than the main image, whose size was `before` and is `after`."""
     if kind is FieldKind.IMAGE:
-        data, header = _treated(data, checked_header(data), treatment)
+        data, header = stored_image(data, checked_header(data), treatment)
         return StoredField(header.encoding, data)
     if kind is FieldKind.MASK:
         return _examined_mask(data, treatment, before, after)
@@ -178,7 +183,8 @@ def _examined(kind: FieldKind, data: bytes, treatment: Treatment, before: tuple[
     return StoredField(_ENCODINGS[kind], data)
 
 
-def _treated(data: bytes, header: ImageHeader, treatment: Treatment) -> tuple[bytes, ImageHeader]:
+def stored_image(data: bytes, header: ImageHeader, treatment: Treatment) -> tuple[bytes, ImageHeader]:
+    """Return the bytes to store for an image, and their header. Raises DecodeError for a bad one."""
     stored, stored_header = data, header
     if not treatment.keeps_images or header.encoding not in STORED_SUFFIXES:
         stored, stored_header = transcode(data, header, resize=treatment.resize, encode=treatment.encode)

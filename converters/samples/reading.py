@@ -18,7 +18,7 @@ from datapipe.codecs.probe import MAX_SAMPLE_NBYTES
 from datapipe.codecs.stored import decode_stored
 from datapipe.core.regular_files import open_descriptor, path_inside
 from datapipe.errors import DecodeError, FormatError, IntegrityError, MissingDataError, StorageError
-from datapipe.index.listed import ANY_SIZE, Origin, missing_fields
+from datapipe.index.listed import ANY_SIZE, Origin, missing_fields, needed_fields
 from datapipe.stores.location import parse_location
 from datapipe.stores.pending import PendingBytes, RemoteObject
 from datapipe.stores.random_access import RemoteBytes, pin_object
@@ -176,7 +176,7 @@ def made_samples(
 
 def has_fields(fields: tuple[FieldSpec, ...]) -> Callable[[PlannedSample], bool]:
     """Return a function that tells whether a sample has all of these fields, as nearly all have. See also `missing_fields`."""
-    needed = frozenset(field.name for field in fields if field.kind is not FieldKind.LABEL)
+    needed = frozenset(needed_fields(fields))
     has_labels = any(field.kind is FieldKind.LABEL for field in fields)
 
     def is_complete(sample: PlannedSample) -> bool:

@@ -35,7 +35,8 @@ def refuse_template(tokenizing: Tokenizing) -> None:
     package transformers.
     """
     template = ChatTemplate(tokenizing)
-    given = json.dumps({"template": template.text, "names": template.names}).encode()
+    image = None if tokenizing.images is None else tokenizing.images.written
+    given = json.dumps({"template": template.text, "names": template.names, "image": image}).encode()
     try:
         problem = json.loads(run_limited(template_trial.__file__, given, cpu_s=_TRIAL_S, nbytes=_TRIAL_NBYTES))
     except UnfitError as exc:

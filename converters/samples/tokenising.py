@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from converters.samples.examine import Treatment
 from converters.samples.reading import LeftOutSample, PlannedSample, Roots, has_fields, read_each
 from converters.tokenizer import Encoder, Tokenizing, open_fast, open_reference
 from converters.writers import StoredField, StoredSample
 from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.codecs.tokenizer_facts import panics_as_errors
 from datapipe.errors import DecodeError
-from datapipe.index.listed import missing_fields
+from datapipe.index.listed import field_of_origin, missing_fields
 
 _MOST_AT_ONCE, _MOST_NBYTES = 512, 4 << 20  # documents that are encoded at once
 _CHECKED_FIRST = 16  # of a shard
@@ -42,7 +43,7 @@ def tokenised_samples(
     roots: Roots,
     planned: Iterable[PlannedSample],
     fields: tuple[FieldSpec, ...],
-    tokenizing: Tokenizing,
+    treatment: Treatment,
     *,
     is_reference: bool = False,
 ) -> Iterator[tuple[PlannedSample, StoredSample | LeftOutSample]]:
@@ -54,7 +55,12 @@ def tokenised_samples(
     texts = _names_of_texts(fields)
     names = dict(zip(texts, [field.name for field in stored_fields(fields)], strict=False))
     is_complete = has_fields(fields)
-    encode = _chats(tokenizing) if tokenizing.template is not None else _plain(tokenizing, is_reference=is_reference)
+    tokenizing = treatment.tokenizing
+    assert tokenizing is not None
+    has_images = tokenizing.images is not None
+    encode = (
+        _chats(tokenizing) if tokenizing.template is not None or has_images else _plain(tokenizing, is_reference=is_reference)
+    )
     for group in _groups(read_each(roots, planned)):
         found: list[dict[str, str] | str] = []  # of each document, its texts, or what is wrong
         for sample, contents, problem in group:
@@ -69,7 +75,27 @@ def tokenised_samples(
                 yield sample, LeftOutSample(sample, one if isinstance(one, str) else wrong[0], contents)
                 continue
             stored = {names[name]: field for name, field in made.items() if isinstance(field, StoredField)}
+            if has_images:
+                try:
+                    stored |= _images_of(stored, contents, fields, treatment)
+                except DecodeError as exc:
+                    yield sample, LeftOutSample(sample, str(exc), contents)
+                    continue
             yield sample, StoredSample(sample.id, sample.source, sample.label, (0, 0), stored)
+
+
+def _images_of(
+    stored: Mapping[str, StoredField], contents: Mapping[str, bytes], fields: Sequence[FieldSpec], treatment: Treatment
+) -> dict[str, StoredField]:
+    """Return the images of a document, whose tokens are stored. Raises DecodeError for a bad one."""
+    from converters.samples.conversation_images import stored_images  # which needs Pillow
+
+    assert treatment.tokenizing is not None
+    facts = treatment.tokenizing.facts
+    (ids,) = (np.frombuffer(one.data, facts.stored) for one in stored.values())
+    (name,) = (field.name for field in fields if field.kind is FieldKind.IMAGES)
+    images = [data for origin, data in contents.items() if origin != name and field_of_origin(origin) == name]
+    return {name: stored_images(images, np.flatnonzero(ids == facts.image), treatment)}
 
 
 _Read = tuple[PlannedSample, dict[str, bytes], str | None]  # as `read_each` yields it

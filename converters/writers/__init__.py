@@ -30,9 +30,10 @@ _SUFFIXES = {"text": "txt", "json": "json", "bytes": "bin", "tokens": "bin"}
 class StoredField(NamedTuple):  # made by the million, like samples: a dataclass takes three times as long
     """One field of a sample in the form to write."""
 
-    encoding: str  # of the bytes: an image's encoding, "npy", "text" (UTF-8), "json", "tokens", "bytes", or that of sound, "flac"
+    encoding: str  # of the bytes: an image's encoding, "npy", "text" (UTF-8), "json", "tokens", "images", "bytes", or "flac"
     data: bytes
     runs: bytes = b""  # of tokens that carry loss: (k, 2) int32, the first of each and the one after the last
+    images: bytes = b""  # of images one after the other: (k, 5) int32, as in sidecars
 
 
 class StoredSample(NamedTuple):

@@ -1,4 +1,7 @@
-"""Shards of token ids: one document after the other, little-endian, without headers. Their index says where each ends."""
+"""Shards of token ids: one document after the other, little-endian, without headers. Their index says where each ends.
+
+The images of a document, as they are, follow its ids, and zeros up to a multiple of 4 bytes.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +17,18 @@ from datapipe.codecs.field_values import FieldKind, FieldSpec
 from datapipe.errors import OptionError
 from datapipe.index.sidecar import FieldColumn, SidecarRows
 
+_IMAGES_ALIGNED = 4  # bytes: the ids that follow begin at a multiple of their size
+
 
 class Writer:
     """A file of token ids being written; see `converters.writers.ShardWriter`."""
 
     def __init__(self, path: Path, *, fields: tuple[FieldSpec, ...], classes: Sequence[str] | None) -> None:
-        others = [field.name for field in fields if field.kind is not FieldKind.TOKENS]
+        others = [field.name for field in fields if field.kind not in (FieldKind.TOKENS, FieldKind.IMAGES)]
         if others:
             raise OptionError(f"--to tokens: {others[0]!r} is no text; leave it out with --field {others[0]}=none")
         self._stream = ShardStream(path)
-        self._columns = {field.name: _Column() for field in fields}
+        self._columns = {field.name: _Column(field.kind.value) for field in fields}
         self._rows = SidecarRows(())
 
     def check(self, sample: StoredSample) -> None:
@@ -33,7 +38,7 @@ class Writer:
         for name, column in self._columns.items():
             field = sample.fields[name]
             column.add(self._stream.position, field)
-            self._stream.put(field.data)
+            self._stream.put(field.data, bytes(-len(field.data) % _IMAGES_ALIGNED) if field.images else b"")
         add_sample(self._rows, sample, {})
 
     def finish(self) -> WrittenShard:
@@ -49,16 +54,20 @@ class Writer:
 class _Column:
     """The places and checksums of a field's documents, in arrays: there is no object for each of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, encoding: str) -> None:
+        self._encoding = encoding
         self._offset, self._nbytes, self._crc32c = array("q"), array("q"), array("I")
         self._runs: list[bytes] = []
+        self._images: list[bytes] = []
 
     def add(self, offset: int, field: StoredField) -> None:
         self._offset.append(offset)
         self._nbytes.append(len(field.data))
         self._crc32c.append(crc32c(field.data))
         self._runs.append(field.runs)
+        self._images.append(field.images)
 
     def finished(self) -> FieldColumn:
         offset, nbytes = (np.array(one, np.int64) for one in (self._offset, self._nbytes))
-        return FieldColumn(offset, nbytes, encoding="tokens", crc32c=np.array(self._crc32c, np.uint32), runs=self._runs)
+        crc32c = np.array(self._crc32c, np.uint32)
+        return FieldColumn(offset, nbytes, encoding=self._encoding, crc32c=crc32c, runs=self._runs, images=self._images)

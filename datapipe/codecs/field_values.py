@@ -31,6 +31,7 @@ class FieldKind(enum.Enum):
     ARRAY = "array"
     BYTES = "bytes"
     LABEL = "label"
+    IMAGES = "images"  # any number of them, one after the other
     TOKENS = "tokens"  # ids one after the other; the manifest says of which dtype
 
 
@@ -53,7 +54,7 @@ def value_of(kind: FieldKind, data: bytes) -> Any:
     """Return the value of a field of that kind. Raises DecodeError, with the reason, if the bytes have none.
 
     MASK: (h, w) labels, see `mask_labels`. ARRAY: the array of an .npy file. TEXT: str. JSON: the parsed document.
-    BYTES and TOKENS: the bytes themselves.
+    BYTES, TOKENS and IMAGES: the bytes themselves.
     """
     return _VALUES[kind](data)
 
@@ -99,9 +100,17 @@ _VALUES: dict[FieldKind, Callable[[bytes], Any]] = {
     FieldKind.JSON: _json,
     FieldKind.BYTES: bytes,
     FieldKind.TOKENS: bytes,
+    FieldKind.IMAGES: bytes,
 }
 
 
 def json_bytes(value: object) -> bytes:
     """Return the value as JSON. Raises TypeError or ValueError for values that JSON does not have."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def without_nulls(value: Any) -> Any:
+    """Return a value of a column without the members that are null: columns have no other way to say that one is absent."""
+    if isinstance(value, dict):
+        return {name: without_nulls(one) for name, one in value.items() if one is not None}
+    return [without_nulls(one) for one in value] if isinstance(value, list) else value

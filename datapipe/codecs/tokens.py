@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -26,14 +26,19 @@ class TokenFacts:
     pad: int | None = None
     tokenizer_sha256: str = ""  # of its file
     template_sha256: str = ""  # of the chat template, and of the tokens that it names
+    image: int | None = None  # stands for each image, if documents may have images
 
     def __post_init__(self) -> None:
         if self.dtype not in READ_DTYPES:
             raise OptionError(f"dtype is {self.dtype!r:.40}; token ids are one of {', '.join(READ_DTYPES)}")
-        for name in ("vocab_size", "bos", "eos", "pad"):
+        for name in ("vocab_size", "bos", "eos", "pad", "image"):
             value = getattr(self, name)
             if value is not None and whole_number(value, name, least=int(name == "vocab_size")) >= 1 << 63:
                 raise OptionError(f"{name} is {value!r:.40}; ids have 63 bits at most")
+
+    def as_typed(self) -> dict[str, Any]:
+        """Return the facts, JSON-safe, as the options of a conversion keep them: without `image` where there are none."""
+        return {name: value for name, value in asdict(self).items() if name != "image" or value is not None}
 
     @property
     def stored(self) -> np.dtype[Any]:

@@ -18,14 +18,9 @@ import re
 from dataclasses import dataclass
 
 IMAGES = "images"
-VIDEOS, AUDIO, TABLE, DOCUMENTS, CONVERTED, LEROBOT = (
-    "videos",
-    "audio",
-    "table",
-    "documents",
-    "dataset",
-    "lerobot",
-)  # names of forms
+# names of forms
+VIDEOS, AUDIO, TABLE, DOCUMENTS, CONVERTED, LEROBOT = "videos", "audio", "table", "documents", "dataset", "lerobot"
+CONVERSATIONS = "conversations"
 AUTO = "auto"  # the name of a form that is to be recognised
 VIDEO_SUFFIXES = (
     ".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".ts", ".m2ts", ".mts", ".wmv", ".flv", ".3gp", ".ogv",
@@ -187,6 +182,18 @@ FORMS: dict[str, FormFacts] = {
         files=re.compile(r".+\.(jsonl|ndjson|json|txt|text|md)(\.(gz|bz2|xz|zst))?", re.IGNORECASE),
         marks=re.compile(r".+\.(parquet|arrow)"),
         in_stores=True,
+        made_for=("tokens",),
+    ),
+    CONVERSATIONS: FormFacts(
+        title="conversations with images",
+        help="messages with images, as LLaVA, TRL, Cauldron, OBELICS write them: JSON, Parquet or tars",
+        examples=("llava.json tokens --to tokens --tokenizer model/ --chat-template auto --root images",),
+        about=("JSON lists or lines, Parquet, tars", "a record", "`conversation`, `images`", "files by name, then records"),
+        source="datapipe.sources.conversations",
+        files=re.compile(r".+\.(json|jsonl|ndjson|parquet|arrow)", re.IGNORECASE),
+        takes_root=True,
+        in_stores=True,
+        targets=("tokens",),
         made_for=("tokens",),
     ),
     TABLE: FormFacts(

@@ -7,7 +7,7 @@ of it was listed. The loader makes an index of it, and a conversion a plan.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -18,6 +18,11 @@ from datapipe.codecs.stored import PLAIN, value_nbytes
 from datapipe.stores.location import Place
 
 ANY_SIZE = -1
+
+
+def field_of_origin(name: str) -> str:
+    """Return the field that an origin is of: each image of a field has its own."""
+    return name.partition("/")[0]
 
 
 class Origin(NamedTuple):  # made by the million, like samples: a dataclass takes three times as long
@@ -54,7 +59,7 @@ class ListedSample(NamedTuple):
     name: bytes
     place: int = 0
     label: int = NO_LABEL
-    origins: Mapping[str, Origin] = MappingProxyType({})  # by field
+    origins: Mapping[str, Origin] = MappingProxyType({})  # by field; `NAME/0`, `NAME/1`, ... of a field of images
     values: Mapping[str, str] = MappingProxyType({})  # by field: text, or JSON text
     size: tuple[int, int] | None = None  # required (height, width) of the image
     problem: str | None = None  # why it cannot be read, known without opening a file
@@ -150,9 +155,15 @@ def divide(path: bytes) -> tuple[bytes, bytes]:
     return directory, name
 
 
+def needed_fields(fields: Iterable[FieldSpec]) -> list[str]:
+    """Return the names of the fields of which every sample has bytes. A label is none, and of images there may be none at all."""
+    return [one.name for one in fields if one.kind not in (FieldKind.LABEL, FieldKind.IMAGES)]
+
+
 def missing_fields(fields: tuple[FieldSpec, ...], has: frozenset[str], label: int) -> str | None:
     """Return a message about a sample that lacks one of the set's fields; None if it has them all."""
-    lacks = [one.name for one in fields if (one.name not in has if one.kind is not FieldKind.LABEL else label == NO_LABEL)]
+    lacks = [name for name in needed_fields(fields) if name not in has]
+    lacks += [one.name for one in fields if one.kind is FieldKind.LABEL and label == NO_LABEL]
     if not lacks:
         return None
     shown = ", ".join(sorted(has) + (["label"] if label != NO_LABEL else [])) or "nothing"

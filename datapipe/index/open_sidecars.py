@@ -226,14 +226,25 @@ class Sidecar:
 
         Raises FormatError if they are not whole ones.
         """
-        if "runs" not in self._further[name] or not self.num_samples:
+        return self._numbers_of(name, "runs", 2)
+
+    def images(self, name: str) -> tuple[NDArray[np.int64], NDArray[np.int32]] | None:
+        """Return (n + 1,) where the images of each sample end, from 0 on, and (images, 5); None if there are none at all.
+
+        Of each image: the place of its token among those of the sample, bytes, width, height, orientation. Raises as `runs` does.
+        """
+        return self._numbers_of(name, "images", 5)
+
+    def _numbers_of(self, name: str, part: str, width: int) -> tuple[NDArray[np.int64], NDArray[np.int32]] | None:
+        """Return (n + 1,) where the rows of numbers of each sample's field end, and the rows, (k, width)."""
+        if part not in self._further[name] or not self.num_samples:
             return None
-        _, ends, data = self._buffers[f"{name}.runs"].buffers()
-        first = self._buffers[f"{name}.runs"].offset
-        nbytes = np.frombuffer(ends, np.int32, self.num_samples + 1, 4 * first).astype(np.int64)
-        if (nbytes % 8).any():
-            raise self._error(f"runs of field {name!r} are cut off")
-        return nbytes // 8, np.frombuffer(data, np.int32, int(nbytes[-1]) // 4).reshape(-1, 2)
+        column = self._buffers[f"{name}.{part}"]
+        _, ends, data = column.buffers()
+        nbytes = np.frombuffer(ends, np.int32, self.num_samples + 1, 4 * column.offset).astype(np.int64)
+        if (nbytes % (4 * width)).any():
+            raise self._error(f"{part} of field {name!r} are cut off")
+        return nbytes // (4 * width), np.frombuffer(data, np.int32, int(nbytes[-1]) // 4).reshape(-1, width)
 
     def _texts(self, column: str, rows: NDArray[np.int64]) -> list[Any]:
         values = self._buffers[column]

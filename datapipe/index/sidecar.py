@@ -7,9 +7,9 @@ field F: `F.encoding` string, `F.offset` int64 and `F.nbytes` int64 (bytes withi
 them, `datapipe.prefix.F` in hex. One record batch, uncompressed, so columns are views of the map.
 
 The metadata `datapipe.further.F` names further columns that a field has: `F.path` binary, the file that holds it, relative to
-the dataset, where that is neither the shard nor, in a listing of files, `source` (empty: it is), and `F.codec` string, how it is
-stored (`codecs/stored`). In a listing fields are whole files unless there is `datapipe.ranges.F`; `datapipe.values.F` names the
-file in the index's own directory that holds the field.
+the dataset, where that is neither the shard nor, in a listing of files, `source` (empty: it is), `F.codec` string, how it is
+stored (`codecs/stored`), `F.runs` and `F.images` binary (`FieldColumn`). In a listing fields are whole files unless there is
+`datapipe.ranges.F`; `datapipe.values.F` names the file in the index's own directory that holds the field.
 
 A field whose values are compressed together with those of other samples is addressed by rows: `F.offset` is the
 row in the shard, `F.nbytes` the approximate size of its value, and the metadata has `datapipe.rows.F`, the field's name in
@@ -41,7 +41,12 @@ ROW_GROUPS_KEY = "datapipe.index.row_groups"
 FURTHER_KEY = "datapipe.further."
 RANGES_KEY = "datapipe.ranges."
 VALUES_KEY = "datapipe.values."
-FURTHER = {"path": pa.binary(), "codec": pa.string(), "runs": pa.binary()}  # columns of a field that most have not
+FURTHER = {
+    "path": pa.binary(),
+    "codec": pa.string(),
+    "runs": pa.binary(),
+    "images": pa.binary(),
+}  # columns of a field that most have not
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +73,7 @@ class FieldColumn:
     crc32c: NDArray[np.uint32] | None = None  # (n,)
     codecs: Sequence[str] = ()  # n of them, how each is stored; see `codecs/stored`; none: as it is
     runs: Sequence[bytes] = ()  # n of them, of tokens that carry loss: (k, 2) int32, the first of each and the one after the last
+    images: Sequence[bytes] = ()  # n of them, (k, 5) int32 of images: place in its tokens, bytes, width, height, orientation
 
 
 @dataclass(slots=True)
@@ -155,7 +161,8 @@ class SidecarRows:
         """Return which further columns a field needs."""
         if name in self.columns:
             column = self.columns[name]
-            return [part for part, values in (("codec", column.codecs), ("runs", column.runs)) if any(values)]
+            parts = (("codec", column.codecs), ("runs", column.runs), ("images", column.images))
+            return [part for part, values in parts if any(values)]
         extents = self.extents[name]
         return [part for part in ("path", "codec") if any(map(operator.attrgetter(part), extents))]
 
@@ -177,7 +184,8 @@ class SidecarRows:
 
     def _of_column(self, name: str) -> dict[str, pa.Array]:
         found, num = self.columns[name], len(self)
-        further: dict[str, Sequence[bytes]] = {"codec": [codec.encode() for codec in found.codecs], "runs": found.runs}
+        codecs = [codec.encode() for codec in found.codecs]
+        further: dict[str, Sequence[bytes]] = {"codec": codecs, "runs": found.runs, "images": found.images}
         return {
             f"{name}.encoding": strings_of([found.encoding.encode()] * num, pa.string()),
             f"{name}.offset": array_of(found.offset),

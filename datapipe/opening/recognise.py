@@ -104,10 +104,12 @@ def _choose(found: Mapping[str, Evidence], look: Look, target: str | None) -> st
     left = told or {name: one for name, one in found.items() if one.strength is not Strength.IF_WANTED}
     if target is not None:
         written = {name: one for name, one in left.items() if _is_written(name, target)}
-        made = [name for name in (told or found) if target in FORMS[name].made_for]
+        made = {name: one for name, one in (told or found).items() if target in FORMS[name].made_for}
+        most = max((one.strength for one in made.values()), default=Strength.GUESS)
+        made = {name: one for name, one in made.items() if one.strength is most}
         is_sure = any(one.strength is Strength.CERTAIN for one in written.values())
-        if len(made) == 1 and not (found[made[0]].strength is Strength.IF_WANTED and is_sure):
-            return made[0]
+        if len(made) == 1 and not (most is Strength.IF_WANTED and is_sure):
+            return next(iter(made))
         are_guesses = all(one.strength is Strength.GUESS for one in written.values())
         if written != left and are_guesses and (look.nature is Nature.FOLDER or not written):
             raise _not_written(max(left, key=lambda name: left[name].strength), look, target)

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from datapipe.codecs.field_values import FieldKind, FieldSpec, json_bytes
+from datapipe.codecs.field_values import FieldKind, FieldSpec, json_bytes, without_nulls
 from datapipe.codecs.stored import member
 from datapipe.containers.form import Form
 from datapipe.containers.listing import ListedFile
@@ -289,14 +289,7 @@ def _bytes_of(value: Any) -> bytes | None:
         return None
     if isinstance(value, bytes):
         return value
-    return value.encode(errors="surrogatepass") if isinstance(value, str) else json_bytes(_without_nulls(value))
-
-
-def _without_nulls(value: Any) -> Any:
-    """Return a value of a column without the members that are null: columns have no other way to say that one is absent."""
-    if isinstance(value, dict):
-        return {name: _without_nulls(one) for name, one in value.items() if one is not None}
-    return [_without_nulls(one) for one in value] if isinstance(value, list) else value
+    return value.encode(errors="surrogatepass") if isinstance(value, str) else json_bytes(without_nulls(value))
 
 
 open_source = DocumentSource

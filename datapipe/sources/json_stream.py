@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from datapipe.core import regular_files
-from datapipe.errors import FormatError, MissingDataError, StorageError
+from datapipe.errors import DecodeError, FormatError, MissingDataError, StorageError
 
 _READ_NBYTES = 1 << 20
 _SPACE = " \t\r\n"
@@ -22,13 +23,37 @@ def array_elements(path: Path, keys: frozenset[str]) -> Iterator[tuple[str, Any]
     (key, None) announces an array even if it is empty. Other members are skipped. Memory holds one element (of a skipped
     member: all of it). Raises MissingDataError, StorageError, or FormatError for a file that is not such an object.
     """
+    with _text_of(path) as text:
+        yield from _members(text, keys)
+
+
+def list_elements(path: Path) -> Iterator[Any]:
+    """Yield the elements of the array in `path`, one at a time. Raises as `array_elements`."""
+    with _text_of(path) as text:
+        yield from _elements(text)
+
+
+@contextlib.contextmanager
+def _text_of(path: Path) -> Iterator[_Text]:
     try:
         with regular_files.open_file(path) as file:
-            yield from _members(_Text(path, iter(lambda: file.read(_READ_NBYTES), b"")), keys)
+            yield _Text(path, iter(lambda: file.read(_READ_NBYTES), b""))
     except FileNotFoundError as exc:
         raise MissingDataError(f"{path}: no such file; check the path of the source") from exc
     except OSError as exc:
+        if isinstance(exc, StorageError | DecodeError):
+            raise
         raise StorageError(f"{path}: cannot be read ({exc.strerror}); check its permissions") from exc
+
+
+def _elements(text: _Text) -> Iterator[Any]:
+    text.expect("[")
+    if text.peek() == "]":
+        text.expect("]")
+        return
+    yield text.value()
+    while text.take_one_of(",]") == ",":
+        yield text.value()
 
 
 def _members(text: _Text, keys: frozenset[str]) -> Iterator[tuple[str, Any]]:
@@ -42,13 +67,8 @@ def _members(text: _Text, keys: frozenset[str]) -> Iterator[tuple[str, Any]]:
         text.expect(":")
         if key in keys:
             yield key, None
-            text.expect("[")
-            if text.peek() == "]":
-                text.expect("]")
-            else:
-                yield key, text.value()
-                while text.take_one_of(",]") == ",":
-                    yield key, text.value()
+            for element in _elements(text):
+                yield key, element
         else:
             text.value()
         if text.take_one_of(",}") == "}":

@@ -509,7 +509,11 @@ def test_options_that_do_not_go_together(tmp_path: Path, tokenizer: Path) -> Non
     with pytest.raises(OptionError, match="has no effect with --to hdf5"):
         ConvertOptions(tmp_path / "a", tmp_path / "b", to="hdf5", tokens=Tokenizing.of(tokenizer))
     with pytest.raises(OptionError, match="no images to resize"):
-        ConvertOptions(tmp_path / "a", tmp_path / "b", to="tokens", tokens=Tokenizing.of(tokenizer), strip_exif=True)
+        options = {"form": "documents", "to": "tokens", "tokens": Tokenizing.of(tokenizer), "strip_exif": True}
+        ConvertOptions(tmp_path / "a", tmp_path / "b", **options)
+    (tmp_path / "corpus.jsonl").write_text(lines(DOCUMENTS))
+    with pytest.raises(OptionError, match="no images to resize"):
+        converted(tmp_path / "corpus.jsonl", tmp_path / "out", tokenizer, strip_exif=True)
 
 
 def test_which_member_is_the_text_is_asked_for(tmp_path: Path, tokenizer: Path) -> None:

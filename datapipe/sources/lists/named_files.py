@@ -8,7 +8,7 @@ import shlex
 import sqlite3
 import stat
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -19,9 +19,10 @@ from datapipe.core.database import open_scratch
 from datapipe.core.directories import read_directory
 from datapipe.core.regular_files import is_within
 from datapipe.errors import MissingDataError, OptionError
-from datapipe.index.listed import Origin, ScanNotes, Workspace
+from datapipe.index.listed import Origin, ScanNotes, Workspace, join
 from datapipe.sources.archives.members import scan_archive, split_archive_path
-from datapipe.stores.location import Place
+from datapipe.sources.file_tree import open_tree
+from datapipe.stores.location import Location, Place
 
 _MAX_FOLDERS = 4096  # folders whose real paths are remembered
 _MISSES_IN_A_ROW = 20  # if the first files are all missing, the root is wrong
@@ -174,10 +175,10 @@ class FileLookup(Protocol):
     def refuse_wrong_root(self) -> None: ...
 
 
-class _ArchivedFiles:
-    """Looks up files of an archive by their names in it, or by those without the folder that all of them lie in."""
+class _TableOfFiles:
+    """Looks up files of an archive or a store by their names in it, or by those without the folder that all of them lie in."""
 
-    def __init__(self, connection: sqlite3.Connection, where: Path, listed_in: Path, folders: tuple[str, ...]) -> None:
+    def __init__(self, connection: sqlite3.Connection, where: Place, listed_in: Place, folders: tuple[str, ...]) -> None:
         self._connection = connection
         self._where = where
         self._listed_in = listed_in
@@ -192,7 +193,7 @@ class _ArchivedFiles:
         except UnicodeEncodeError:
             return b"", None, f"{text!r} is not a name that a file can have"
         if b"\0" in name or name.startswith((b"/", b"../")) or name == b"..":
-            return b"", None, f"{text!r} leads out of {self._where}; names in a list are those in the archive"
+            return b"", None, f"{text!r} leads out of {self._where}; names in a list are those in it"
         for folder in self._folders:
             path = os.path.join(os.fsencode(folder), name)
             row = self._connection.execute("SELECT * FROM files WHERE name = ?", (path,)).fetchone()
@@ -205,14 +206,13 @@ class _ArchivedFiles:
                 return path, None if problem else origin, problem
         self._num_missing += 1
         self._first_missing = self._first_missing or text
-        return name, None, "no such file in the archive"
+        return name, None, f"no such file in {self._where}"
 
     def refuse_wrong_root(self) -> None:
         if self._num_missing and not self._has_found:
             raise MissingDataError(
                 f"{self._listed_in}: none of its {self._num_missing} files is in {self._where}; the first is"
-                f" {self._first_missing!r}; pass the folder in the archive that the names start from, such as"
-                f" --root {self._where}/FOLDER"
+                f" {self._first_missing!r}; pass the folder in it that the names start from, such as --root {self._where}/FOLDER"
             )
 
 
@@ -234,33 +234,45 @@ def root_of(root: Path) -> Path:
 
 
 @contextmanager
-def open_files(root: Path, listed_in: Path, space: Workspace, notes: ScanNotes) -> Iterator[FileLookup]:
-    """Open the files under `root`: a folder, an archive, or a folder in an archive.
+def open_files(root: Place, listed_in: Place, space: Workspace, notes: ScanNotes) -> Iterator[FileLookup]:
+    """Open the files under `root`: a folder, an archive, a folder in an archive, or a prefix in a store, which is listed once.
 
     Raises MissingDataError if it is none of these, StorageError for an archive that is damaged.
     """
+    if isinstance(root, Location):
+        objects = (file for _, file in open_tree(root).files([b""], ScanNotes(), lambda name: True))
+        named = ((join(one.directory, one.name), one) for one in objects)
+        rows = ((path, None, *Origin.whole(path, one.nbytes, 0, one.etag), 0) for path, one in named)
+        with _table_of(rows, space) as connection:
+            yield _TableOfFiles(connection, root, listed_in, ("",))
+        return
+    assert isinstance(listed_in, Path)
     split = None if root.is_dir() else split_archive_path(root)
     if split is None:
         yield NamedFiles(root, listed_in, notes)
         return
     archive, inner = split
-    with open_scratch(space.scratch, "archived") as connection:
+    seen = ScanNotes()
+    members = scan_archive(archive.parent, os.fsencode(archive.name), space, seen)
+    with _table_of(((one.name, one.problem, *one.origin, 0) for one in members), space) as connection:
+        notes.problems += seen.problems
+        notes.files |= seen.files
+        folders = (os.fsdecode(inner),) if inner else ("", *_only_folder(connection))
+        yield _TableOfFiles(connection, root, listed_in, folders)
+
+
+@contextmanager
+def _table_of(rows: Iterable[tuple[object, ...]], space: Workspace) -> Iterator[sqlite3.Connection]:
+    """Put files into a table on the disk."""
+    with open_scratch(space.scratch, "named") as connection:
         connection.execute(
             "CREATE TABLE files (name BLOB PRIMARY KEY, problem TEXT, path BLOB, offset INTEGER, nbytes INTEGER,"
             " file_nbytes INTEGER, mtime_ns INTEGER, codec TEXT, is_spooled INTEGER, etag TEXT, is_twice INTEGER) WITHOUT ROWID"
         )
-        seen = ScanNotes()
-        rows = (
-            (member.name, member.problem, *member.origin, 0)
-            for member in scan_archive(archive.parent, os.fsencode(archive.name), space, seen)
-        )
         connection.executemany(
             "INSERT INTO files VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (name) DO UPDATE SET is_twice = 1", rows
         )
-        notes.problems += seen.problems
-        notes.files |= seen.files
-        folders = (os.fsdecode(inner),) if inner else ("", *_only_folder(connection))
-        yield _ArchivedFiles(connection, root, listed_in, folders)
+        yield connection
 
 
 def refuse_missing_root(root: Path) -> None:
