@@ -59,12 +59,15 @@ _PARTS = (
 _ANSWER = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 _CHATML = f"{_TURN}{_PARTS}<|im_end|>\n{{% endfor %}}{_ANSWER}"
 _IDEFICS = (
-    "<|im_start|>{% for message in messages %}{{ message['role'] | capitalize }}{% if message['content'][0]['type'] == 'image' %}:"
-    f"{{% else %}}: {{% endif %}}{_PARTS}<end_of_utterance>\n{{% endfor %}}{{% if add_generation_prompt %}}Assistant:{{% endif %}}"
+    "<|im_start|>{% for message in messages %}{{ message['role'] | capitalize }}"
+    "{% if message['content'][0]['type'] == 'image' %}:{% else %}: {% endif %}"
+    + _PARTS
+    + "<end_of_utterance>\n{% endfor %}{% if add_generation_prompt %}Assistant:{% endif %}"
 )
 _LLAVA = (  # all images of a message come before its texts
-    "{% for message in messages %}{{ message['role'] | upper }}: {% for part in message['content'] if part['type'] == 'image' %}"
-    "<image>\n{% endfor %}{% for part in message['content'] if part['type'] == 'text' %}{{ part['text'] }} {% endfor %}{% endfor %}"
+    "{% for message in messages %}{{ message['role'] | upper }}: "
+    "{% for part in message['content'] if part['type'] == 'image' %}<image>\n{% endfor %}"
+    "{% for part in message['content'] if part['type'] == 'text' %}{{ part['text'] }} {% endfor %}{% endfor %}"
     "{% if add_generation_prompt %}ASSISTANT: {% endif %}"
 )
 TEMPLATES = {  # in the style of each family's own

@@ -508,8 +508,8 @@ def test_options_that_do_not_go_together(tmp_path: Path, tokenizer: Path) -> Non
         ConvertOptions(tmp_path / "a", tmp_path / "b", to="tokens")
     with pytest.raises(OptionError, match="has no effect with --to hdf5"):
         ConvertOptions(tmp_path / "a", tmp_path / "b", to="hdf5", tokens=Tokenizing.of(tokenizer))
+    options: dict[str, Any] = {"form": "documents", "to": "tokens", "tokens": Tokenizing.of(tokenizer), "strip_exif": True}
     with pytest.raises(OptionError, match="no images to resize"):
-        options = {"form": "documents", "to": "tokens", "tokens": Tokenizing.of(tokenizer), "strip_exif": True}
         ConvertOptions(tmp_path / "a", tmp_path / "b", **options)
     (tmp_path / "corpus.jsonl").write_text(lines(DOCUMENTS))
     with pytest.raises(OptionError, match="no images to resize"):
