@@ -14,10 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from datapipe.codecs.field_values import FieldKind
 from datapipe.codecs.tokens import TokenFacts
 from datapipe.core.arrow_maps import map_file
 from datapipe.errors import FormatError, IntegrityError, MissingDataError, StorageError
 from datapipe.index.concat import AnyIndex
+from datapipe.index.document_images import DocumentImages
 from datapipe.index.entries import Description, Extents, by_number, place_in
 from datapipe.index.open_sidecars import Sidecar
 from datapipe.index.sample_index import SampleIndex
@@ -69,6 +71,7 @@ class TokenShard:
     crc32c: NDArray[np.uint32] | None = None  # (n,) of their bytes; None: not known
     loss: LossRuns | None = None  # None: all tokens carry loss
     describe: Callable[[int], str] | None = None  # where a document came from, for people
+    images: DocumentImages | None = None  # None: of texts alone
 
     def __post_init__(self) -> None:
         size = self.dtype.itemsize
@@ -84,6 +87,10 @@ class TokenShard:
             raise FormatError(f"{self.path}: a document does not begin at a token; make its index again")
         if self.loss is not None and not self.loss.fit(self.num_tokens):
             raise FormatError(f"{self.path}: tokens with loss lie outside of their document, or overlap; convert again")
+        if self.images is not None and not self.images.fit(self.num_tokens):
+            raise FormatError(
+                f"{self.path}: images have no places among the tokens of their documents, or no size; convert again"
+            )
 
     def __len__(self) -> int:
         return len(self.offset)
@@ -215,7 +222,8 @@ def _loss_runs(sidecar: Sidecar, field: str) -> LossRuns | None:
 
 
 def index_of_set(samples: SampleIndex, facts: TokenFacts, field: str) -> TokenIndex:
-    """Return the documents of a converted set."""
+    """Return the documents of a converted set, with their images if it has a field of them."""
+    images = next((spec.name for spec in samples.manifest.fields if spec.kind is FieldKind.IMAGES), None)
 
     def open_shard(number: int) -> TokenShard:
         sidecar = samples.sidecar(number)
@@ -232,6 +240,7 @@ def index_of_set(samples: SampleIndex, facts: TokenFacts, field: str) -> TokenIn
             crc32c=sidecar.crc32c(field),
             loss=_loss_runs(sidecar, field),
             describe=lambda row: os.fsdecode(sidecar.source(row)),
+            images=None if images is None else DocumentImages.of(sidecar, images),
         )
 
     num_documents = [shard.num_samples for shard in samples.manifest.shards]

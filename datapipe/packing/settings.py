@@ -16,6 +16,7 @@ Packing = Literal["best-fit", "concat", "pad"]
 Long = Literal["split", "truncate", "drop", "error"]
 Labels = Literal["same", "shifted", "whole"]
 
+IGNORED = -100  # the label of a token that carries no loss, by torch's and Hugging Face's convention
 WINDOW = 1 << 16  # documents, whose numbers in a window take 16 bits
 MAX_LENGTH = 1 << 24  # tokens of a pack: some plans need memory for each number up to that
 _VERSION = 3

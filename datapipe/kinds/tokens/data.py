@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,20 +10,17 @@ from typing import Any
 
 import torch
 
-from datapipe.containers.foreign import INDEX_DIRECTORY_NAME
 from datapipe.core.checks import names_or_none, path_name
 from datapipe.core.printable import counted
-from datapipe.core.user_cache import INDEXES, index_directory
 from datapipe.errors import MissingDataError, OptionError
 from datapipe.index.joined_tokens import joined_index
-from datapipe.index.sample_index import SampleIndex
 from datapipe.index.tokens import TokenIndex
 from datapipe.kernel.kind import Data
 from datapipe.kernel.mixing import Mixture, refuse_unlike
 from datapipe.kinds.tokens.kind import Corpus, TokenKind
 from datapipe.kinds.tokens.settings import Layout, TokenSettings
 from datapipe.kinds.tokens.tokenizer import refuse_other_tokenizer
-from datapipe.opening.tokens.opening import TokenSource, open_tokens
+from datapipe.opening.tokens.opening import TokenSource, open_tokens, plan_homes
 from datapipe.packing.joined import JoinedPacks
 from datapipe.packing.kept_plans import open_plan
 from datapipe.packing.packs import Packs
@@ -257,19 +253,8 @@ def _packs(indexes: Sequence[TokenIndex], settings: TokenSettings) -> list[Packs
     if packs.packing == "pad" and packs.max_tokens is None:
         ends = pack_ends(fields)
         return [DocumentPacks(*one, ends=ends) for one in fields]
-    plan = open_plan(index, packs, _homes(index), beside=fields[1:], repack=settings.repack)
+    plan = open_plan(index, packs, plan_homes(index), beside=fields[1:], repack=settings.repack)
     return [plan] if len(fields) == 1 else [plan.of_field(*one) for one in fields]
-
-
-def _homes(index: TokenIndex) -> list[Path]:
-    """Return the places where a plan of packs may be kept, best first."""
-    samples = index.samples
-    is_local = isinstance(samples, SampleIndex) and not samples.is_remote
-    beside = [Path(index.where) / INDEX_DIRECTORY_NAME] if is_local else []
-    name = hashlib.sha256(
-        f"packs {os.path.realpath(index.where)} {index.fingerprint}".encode(errors="surrogateescape")
-    ).hexdigest()
-    return [*beside, index_directory(INDEXES, name[:24])]
 
 
 def make_data(source: Any, index: TokenIndex | None) -> Tokens | None:

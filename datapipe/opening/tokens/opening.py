@@ -10,14 +10,17 @@ from pathlib import Path
 
 from datapipe.codecs.field_values import FieldKind
 from datapipe.codecs.tokens import TokenFacts
+from datapipe.containers.foreign import INDEX_DIRECTORY_NAME
 from datapipe.containers.form import Form
 from datapipe.containers.look import Evidence, Look, Nature
 from datapipe.core.checks import path_name
 from datapipe.core.directories import matching, names_in
 from datapipe.core.printable import listed
 from datapipe.core.remembering import remembered
+from datapipe.core.user_cache import INDEXES, index_directory
 from datapipe.errors import FormatError, MissingDataError, OptionError
 from datapipe.index.manifest import MANIFEST_NAME, Manifest
+from datapipe.index.sample_index import SampleIndex
 from datapipe.index.tokens import TOKENS_CONTAINER, ShardFacts, TokenIndex, index_of_set
 from datapipe.opening.samples import open_index
 from datapipe.opening.tokens import indexed, masks, plain
@@ -82,6 +85,17 @@ def open_tokens(
 def token_fields(manifest: Manifest) -> list[str]:
     """Return the names of a set's fields of token ids."""
     return [spec.name for spec in manifest.fields if spec.kind is FieldKind.TOKENS]
+
+
+def plan_homes(index: TokenIndex) -> list[Path]:
+    """Return the places where a plan of the packs of a corpus may be kept, best first."""
+    samples = index.samples
+    is_local = isinstance(samples, SampleIndex) and not samples.is_remote
+    beside = [Path(index.where) / INDEX_DIRECTORY_NAME] if is_local else []
+    name = hashlib.sha256(
+        f"packs {os.path.realpath(index.where)} {index.fingerprint}".encode(errors="surrogateescape")
+    ).hexdigest()
+    return [*beside, index_directory(INDEXES, name[:24])]
 
 
 def _data_files(path: Path) -> list[Path]:
