@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from datapipe.kernel.samplers import WeightedSampler
     from datapipe.kinds.audio.data import Audio
     from datapipe.kinds.clips.data import Clips
+    from datapipe.kinds.conversations.data import Conversations
     from datapipe.kinds.images.dali.settings import Dali
     from datapipe.kinds.images.data import Images
     from datapipe.kinds.loader import DataLoader
@@ -41,6 +42,7 @@ __all__ = [
     "Cache",
     "Clips",
     "Columns",
+    "Conversations",
     "Dali",
     "DataLoader",
     "Form",
@@ -71,6 +73,7 @@ _HOMES = {
     "Cache": "datapipe.kernel.cache_settings",
     "Clips": "datapipe.kinds.clips.data",
     "Columns": "datapipe.columns.recipe",
+    "Conversations": "datapipe.kinds.conversations.data",
     "Dali": "datapipe.kinds.images.dali.settings",
     "DataLoader": "datapipe.kinds.loader",
     "Form": "datapipe.containers.form",

@@ -80,7 +80,8 @@ def add_inspect(subparsers: Commands) -> None:
         "inspect",
         help="describe a dataset; --grid draws a contact sheet",
         description="Describe a converted dataset, whatever `datapipe convert` reads, a table, videos or sound: samples, "
-        "classes, shards, encodings, sizes (of up to 200 samples spread over the dataset); "
+        "classes, shards, encodings, sizes (of up to 200 samples spread over the dataset); of conversations their images, and"
+        " with --processor how many tokens these become; "
         "of a table its columns, row groups and nulls; of token ids the lengths of documents, and how full rows of them are; of "
         "videos codecs, sizes, and how far key frames lie apart; of sound rates, channels and lengths.",
         epilog="example: datapipe inspect shards/ --grid sheet.png",
@@ -89,9 +90,15 @@ def add_inspect(subparsers: Commands) -> None:
     parser.add_argument("--grid", metavar="PNG", type=Path, help="write a contact sheet of samples spread over the dataset")
     parser.add_argument("--num", metavar="N", type=int, default=24, help="samples on the sheet (default: 24)")
     parser.add_argument("--tokenizer", metavar="FILE", type=Path, help="print some documents of token ids as texts")
+    add_processor(parser, "show conversations with images as the model in this folder will see them")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     add_form_options(parser, "what the data is")
     parser.set_defaults(run="datapipe.cli.inspect:run")
+
+
+def add_processor(parser: argparse.ArgumentParser, what: str) -> None:
+    """Add the folder of a model that takes images. `what` it is for."""
+    parser.add_argument("--processor", metavar="MODEL", type=Path, help=what)
 
 
 def add_index(subparsers: Commands) -> None:
@@ -118,7 +125,8 @@ def add_bench(subparsers: Commands) -> None:
         "float32); with --against torch, torch's DataLoader with Pillow does the same work over the same samples in alternated "
         "rounds. Of tables: shuffled batches of all numbers, beside a bare read. Of token ids: rows of 4,096 in batches of 8, "
         "packed in two ways. Of videos: random crops of clips of 8 frames in batches of 16, by visits of 1, 4 and 16. Of sound: "
-        "crops of 5 s and whole utterances, in batches of 64. The first round of each is a warm-up and does not count.",
+        "crops of 5 s and whole utterances, in batches of 64. Of conversations with images: rows of 8,192 tokens, with "
+        "--processor. The first round of each is a warm-up and does not count.",
         epilog="example: datapipe bench shards/train --against torch",
     )
     parser.add_argument("path", help="dataset")
@@ -131,6 +139,7 @@ def add_bench(subparsers: Commands) -> None:
     parser.add_argument("--size", metavar="PIXELS", type=int, default=224, help="side of the crop (default: 224)")
     parser.add_argument("--images", metavar="N", type=int, default=2000, help="images, clips or utterances per round (2000)")
     parser.add_argument("--rounds", metavar="N", type=int, default=3, help="rounds counted (default: 3)")
+    add_processor(parser, "of conversations with images: the folder of the model")
     parser.add_argument(
         "--ceilings",
         action="store_true",

@@ -183,7 +183,8 @@ def _show(kind: str, out: Path, tell: Any) -> None:
         if options := data.convert_options(path):
             path = out / kind
             _said(["convert", str(out / data.TITLE), str(path), "--overwrite", *options])
-        about, *rates = _said(["bench", str(path), *_BENCH]).splitlines()
+        of_kind = data.bench_options(out / data.TITLE) if hasattr(data, "bench_options") else []
+        about, *rates = _said(["bench", str(path), *_BENCH, *of_kind]).splitlines()
         words += [about.partition(", ")[0], *(f"\n{'':<9}{rate.strip()}" for rate in rates)]
 
 

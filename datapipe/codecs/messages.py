@@ -6,6 +6,7 @@ from typing import Any
 
 from datapipe.errors import DecodeError
 
+IMAGE_PARTS = ("image", "image_url", "input_image")  # types of the parts of a message
 _ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant"}  # ShareGPT's names
 
 
@@ -27,3 +28,10 @@ def messages_of(value: Any) -> list[dict[str, Any]]:
     if not all(isinstance(one.get("role"), str) for one in messages):
         raise DecodeError("no chat: a message has no `role`")
     return messages
+
+
+def has_images(messages: list[dict[str, Any]]) -> bool:
+    """Return True if a part of a message is an image."""
+    contents = (message.get("content") for message in messages)
+    parts = (part for content in contents if isinstance(content, list) for part in content)
+    return any(isinstance(part, dict) and part.get("type") in IMAGE_PARTS for part in parts)

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,15 +15,18 @@ from datapipe.codecs.probe import ImageHeader
 
 _TAG = 0x0112
 UPRIGHT = 1
+_IN_PNG = (b"eXIf", b"Raw profile type exif", b"XML:com.adobe.xmp")  # without these, Pillow decodes it all to find none
 _SIDEWAYS = frozenset((5, 6, 7, 8))  # those that swap width and height
 
 
 def orientation_of(data: bytes, header: ImageHeader) -> int:
     """Return the orientation of an image, 1 to 8; 1 where it says none. Raises DecodeError if it does not open."""
-    if header.encoding == "npy":
+    if header.encoding == "npy" or (header.encoding == "png" and not any(one in data for one in _IN_PNG)):
         return UPRIGHT
-    with opened(data) as image:
-        found = image.getexif().get(_TAG, UPRIGHT)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of EXIF that is damaged
+        with opened(data) as image:
+            found = image.getexif().get(_TAG, UPRIGHT)
     return found if found in range(1, 9) else UPRIGHT
 
 

@@ -159,6 +159,8 @@ class TokenIndex:
     `samples`: the index of the same documents as samples, of a converted set.
     """
 
+    can_be_cut = True
+
     def __init__(
         self,
         where: str,

@@ -6,7 +6,8 @@ facts, JSON-safe; `as_text(path, facts)`), `data` (`make_data(source, index)`: t
 that is no path, with None for the index; None if that is not of this kind) and `bench` (`measure(index, args)`: rates, JSON-safe;
 `as_text(result)`; `loader(index, args)`: the loader whose ceilings are measured). Each but images, whose photographs lie in
 `datapipe/testing`, has `trial_data` (`TITLE`, what its file or folder is called; `make(path)`: generated data;
-`convert_options(path)`: those of `datapipe convert` where that makes what is loaded). Inspections work without torch.
+`convert_options(path)`: those of `datapipe convert` where that makes what is loaded; `bench_options(path)`, where it needs any).
+Inspections work without torch.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 KINDS = {
     "tokens": "datapipe.kinds.tokens",
+    "conversations": "datapipe.kinds.conversations",
     "clips": "datapipe.kinds.clips",
     "audio": "datapipe.kinds.audio",
     "tables": "datapipe.kinds.tables",

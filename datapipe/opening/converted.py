@@ -41,6 +41,8 @@ def _kind_of_set(look: Look) -> str:
         return IMAGES  # what reads it says what is wrong
     if manifest is None:
         return ""
+    if any(one.kind is FieldKind.IMAGES for one in manifest.fields):
+        return "conversations"
     if manifest.container == TOKENS_CONTAINER or any(one.kind is FieldKind.TOKENS for one in manifest.fields):
         return "tokens"
     if any(map(is_video, manifest.fields)):

@@ -28,7 +28,13 @@ from datapipe.sources.documents import DOCUMENTS_ARE
 from datapipe.stores.location import Location, Place
 from datapipe.stores.objects import refuse_unlistable
 
-_READERS = {"clips": "datapipe.Clips", "audio": "datapipe.Audio", "tables": "datapipe.Table", "tokens": "datapipe.Tokens"}
+_READERS = {
+    "clips": "datapipe.Clips",
+    "audio": "datapipe.Audio",
+    "tables": "datapipe.Table",
+    "tokens": "datapipe.Tokens",
+    "conversations": "datapipe.Conversations",
+}
 _TITLES = {VIDEOS: "videos", AUDIO: "sound files"}
 
 

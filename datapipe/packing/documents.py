@@ -44,6 +44,10 @@ class Documents(Protocol):
         """What they are called there, for people."""
 
     @property
+    def can_be_cut(self) -> bool:
+        """Whether a part of a document can be in a pack."""
+
+    @property
     def fingerprint(self) -> str:
         """A name for the documents: a plan is of these only."""
 
@@ -76,6 +80,8 @@ def refuse_long(index: Documents, number: int, first: int, total: Ints, settings
         return
     where = int(index.starts[number]) + first + int(np.argmax(total > settings.length))
     choices, what = ("'split', 'truncate' or 'drop'", "has") if can_split else ("'truncate' or 'drop'", f"its {index.field} has")
+    if not index.can_be_cut:
+        choices, what = "'drop'", "has"
     raise OptionError(
         f"{index.describe(where)}: {what} {counted(int(total.max()), 'token')}, and length is {settings.length}; "
         f"pass long={choices}, or a greater length"

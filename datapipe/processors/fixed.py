@@ -26,6 +26,7 @@ class FixedProcessor(Processor):
     pixels: Pixels
     per_image: int  # tokens
     id: int  # of the token of an image
+    token_types: str = ""
 
     @property
     def unit(self) -> tuple[int, ...]:
@@ -52,16 +53,16 @@ class FixedProcessor(Processor):
         height, width = (int(self.shortest * side / least) for side in (height, width))
         out[0] = _middle(self.pixels.resized(image, height, width), self.height, self.width)
 
-    def values(self, units: torch.Tensor) -> torch.Tensor:
-        return self.pixels.values(units)
+    def values(self, units: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        return self.pixels.values(units, out).view(units.shape)
 
 
 def _middle(image: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    """Return the middle of an image, black where the image does not reach, as torchvision's center_crop."""
+    """Return the middle of an image, black where the image does not reach."""
     missing = [max(0, wanted - had) for wanted, had in zip((height, width), image.shape[1:], strict=True)]
     if any(missing):
         before = [one // 2 for one in missing]
         padding = (before[1], missing[1] - before[1], before[0], missing[0] - before[0])
         image = torch.nn.functional.pad(image, padding)
-    top, left = (round((had - wanted) / 2.0) for had, wanted in zip(image.shape[1:], (height, width), strict=True))
+    top, left = ((had - wanted) // 2 for had, wanted in zip(image.shape[1:], (height, width), strict=True))
     return image[:, top : top + height, left : left + width]

@@ -38,6 +38,10 @@ class PatchProcessor(Processor):
         return (3 * self.patch * self.patch,)
 
     @property
+    def value(self) -> tuple[int, ...]:
+        return (self.frames * self.unit[0],)
+
+    @property
     def rope(self) -> Rope:
         return "grid"
 
@@ -59,6 +63,9 @@ class PatchProcessor(Processor):
     def refusal(self, width: int, height: int) -> str:
         return f"{width} x {height} pixels: its model takes no image of which a side is {_MOST_ASPECT} times the other; crop it"
 
+    def token_grids(self, grids: Ints) -> Ints:
+        return grids // self.merge
+
     def num_units(self, grids: Ints) -> Ints:
         return np.asarray(grids[:, 0] * grids[:, 1])
 
@@ -71,13 +78,14 @@ class PatchProcessor(Processor):
     def place(self, image: NDArray[np.uint8], rows: int, columns: int, out: torch.Tensor) -> None:
         scaled = self.pixels.resized(image, rows * self.patch, columns * self.patch)
         merge, patch = self.merge, self.patch
-        cut = scaled.view(3, rows // merge, merge, patch, columns // merge, merge, patch)
-        # (blocks down, blocks across, in the block down, across, channel, pixel down, across)
-        out.view(rows // merge, columns // merge, merge, merge, 3, patch, patch).copy_(cut.permute(1, 4, 2, 5, 0, 3, 6))
+        line = f"V{patch}"  # of a patch, whose pixels move together
+        cut = scaled.contiguous().numpy().view(line).reshape(3, rows // merge, merge, patch, columns // merge, merge)
+        # (blocks down, blocks across, in the block down, across, channel, pixel down)
+        placed = out.numpy().view(line).reshape(rows // merge, columns // merge, merge, merge, 3, patch)
+        placed[...] = cut.transpose(1, 4, 2, 5, 0, 3)
 
-    def values(self, units: torch.Tensor) -> torch.Tensor:
-        seen = self.pixels.values(units).view(len(units), 3, 1, -1)
-        return seen.expand(-1, -1, self.frames, -1).reshape(len(units), -1)
+    def values(self, units: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        return self.pixels.values(units, out, times=self.frames)
 
     def inputs(self, grids: Ints) -> dict[str, NDArray[Any]]:
         return {"image_grid_thw": np.insert(grids, 0, 1, axis=1)}

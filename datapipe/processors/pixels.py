@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from datapipe.errors import DependencyError, OptionError
 
 Filter = Literal["bilinear", "bicubic", "lanczos"]
+_AT_ONCE = 1 << 16  # numbers
 _FILTERS: dict[int, Filter] = {1: "lanczos", 2: "bilinear", 3: "bicubic"}  # by Pillow's numbers
 
 
@@ -47,7 +49,10 @@ class Pixels:
 
         Raises DependencyError for a filter that this torch has not.
         """
-        image = pixels if isinstance(pixels, torch.Tensor) else torch.from_numpy(pixels).permute(2, 0, 1)
+        image = pixels
+        if not isinstance(image, torch.Tensor):
+            own = image if image.flags.writeable else image.copy()  # torch warns of others
+            image = torch.from_numpy(own).permute(2, 0, 1)
         if image.shape[1:] == (height, width):
             return image
         try:
@@ -57,11 +62,22 @@ class Pixels:
                 raise DependencyError(f"torch {torch.__version__} has no Lanczos filter: pip install 'torch>=2.13'") from exc
             raise
 
-    def values(self, units: torch.Tensor) -> torch.Tensor:
-        """Return float32 of (units, ...) uint8, whose channels come first in each unit."""
+    def values(self, units: torch.Tensor, out: torch.Tensor | None = None, *, times: int = 1) -> torch.Tensor:
+        """Return float32 of (units, ...) uint8, whose channels come first in each unit: (units, 3, times, ...) if `times` > 1.
+
+        `out`: contiguous memory for them.
+        """
         mean, std = ((torch.tensor(one, device=units.device) * (1.0 / self.scale)).view(3, 1) for one in (self.mean, self.std))
-        flat = units.reshape(len(units), 3, -1).to(torch.float32)
-        return flat.sub_(mean).div_(std).view(units.shape)
+        each = math.prod(units.shape[1:]) // 3
+        flat = units.reshape(len(units), 3, each)
+        if out is None:
+            out = torch.empty((len(units), 3 * times * each), device=units.device)
+        repeated = out.view(len(units), 3, times, each)
+        at_once = max(1, _AT_ONCE // each if units.device.type == "cpu" else len(flat))
+        for first in range(0, len(flat), at_once):  # what a core's cache holds
+            some = flat[first : first + at_once].to(torch.float32)
+            repeated[first : first + at_once] = some.sub_(mean).div_(std)[:, :, None]
+        return out
 
 
 def _three_numbers(value: Any) -> tuple[float, ...]:

@@ -122,6 +122,7 @@ def _fixed(model: ModelFolder, height: int, width: int, shortest: int | None, pe
         pixels=_pixels(model, default),
         per_image=per_image,
         id=model.ids(token)[0],
+        token_types="token_type_ids" if model.type == "Gemma3ImageProcessor" else "",
     )
 
 

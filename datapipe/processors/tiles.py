@@ -69,8 +69,8 @@ class CanvasProcessor(Processor):
         if rows * columns > 1:
             out[-1] = self.pixels.resized(image, self.side, self.side)
 
-    def values(self, units: torch.Tensor) -> torch.Tensor:
-        return self.pixels.values(units)
+    def values(self, units: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        return self.pixels.values(units, out).view(units.shape)
 
 
 @dataclass(frozen=True)
@@ -147,8 +147,11 @@ class SplitProcessor(Processor):
             put_tiles(scaled, rows, columns, out)
         out[-1] = self.pixels.resized(scaled, self.side, self.side)
 
-    def values(self, units: torch.Tensor) -> torch.Tensor:
-        return self.pixels.values(units)[None]
+    def values(self, units: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        return self.pixels.values(units, out).view(units.shape)
+
+    def batched(self, values: torch.Tensor) -> torch.Tensor:
+        return values[None]
 
 
 def put_tiles(image: torch.Tensor, rows: int, columns: int, out: torch.Tensor) -> None:

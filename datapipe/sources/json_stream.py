@@ -116,13 +116,17 @@ class _Text:
             except (ValueError, RecursionError) as exc:
                 if self._more():
                     continue
+                if isinstance(exc, json.JSONDecodeError):
+                    self._at = exc.pos
+                    raise self.error(exc.msg) from exc
                 raise self.error(str(exc)) from exc
             if end < len(self._text) or not self._more():  # a number at the end of the text read so far may continue
                 self._at = end
                 return value
 
     def error(self, what: str) -> FormatError:
-        return FormatError(f"{self._path}: unexpected JSON at character {self._num_before + self._at}: {what}")
+        where = f"character {self._num_before + self._at}"
+        return FormatError(f"{self._path}: unexpected JSON at {where}: {what}; repair the file, or get it again")
 
     def _more(self) -> bool:
         """Read at least as many characters as are left; return False at the end."""

@@ -66,7 +66,7 @@ def test_the_last_lines_say_what_came_of_it() -> None:
         (["--data", "x", "--images", "500"], "give one of them"),
         (["--data", "x", "--photos", "y"], "give one of them"),
         (["--workers", "0"], "at least 1"),
-        (["--make", "dreams", "here"], "--make dreams: choose one of tables, audio, clips, tokens"),
+        (["--make", "dreams", "here"], "--make dreams: choose one of tables, audio, clips, conversations, tokens"),
     ],
 )
 def test_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:

@@ -284,6 +284,7 @@ class Lengths:
     loss: None = None
     where: str = "somewhere"
     field: str = "conversation"
+    can_be_cut: bool = True
     fingerprint: str = "f"
     num_shards: int = 1
 

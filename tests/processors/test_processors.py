@@ -21,7 +21,9 @@ from datapipe.processors.pixels import Pixels
 from datapipe.processors.processor import Processor
 from datapipe.processors.reading import read_processor
 
-SIZES = [(500, 375), (375, 500), (64, 64), (97, 31), (30, 200), (1, 1), (336, 112), (113, 111), (640, 90)]  # (width, height)
+SIZES = [  # (width, height)
+    (500, 375), (375, 500), (64, 64), (97, 31), (30, 200), (1, 1), (336, 112), (113, 111), (640, 90), (251, 196), (172, 237),
+]  # fmt: skip
 NESTED = ("idefics3", "idefics3_whole", "gemma3")  # whose processors take a list of images for each text
 
 
@@ -62,7 +64,8 @@ def test_pixels_are_those_of_transformers(processors: dict[str, Processor], fami
         units = torch.zeros((num, *processor.unit), dtype=torch.uint8)
         processor.place(picture, *grid.tolist(), units)
         expected = theirs(images=[picture], return_tensors="pt", input_data_format="channels_last")
-        assert torch.equal(processor.values(units), expected["pixel_values"])
+        values = processor.values(units, torch.empty((num, *processor.value)))
+        assert torch.equal(processor.batched(values), expected["pixel_values"])
         for name, value in processor.inputs(grid[None]).items():
             assert np.array_equal(value, expected[name])
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from conversation_sets import FIRST as FIRST_WORD
+from conversation_sets import picture, words_model, write_set
 from fixtures import made_once, make_folder, mostly_nightly
 from process_requests import require_processes
 
@@ -48,6 +51,7 @@ sys.path.insert(0, str(EXTENDING))
 from kind_numbers.data import Numbers  # noqa: E402
 
 TOKENS = 8  # of a row
+WITH_IMAGE = 8  # ... of a document with a picture, which has at least 6
 CLIPS = 17  # of a video
 SAMPLES = 4000  # of a sound file, or more
 PER_FILE, BAD_NUMBER, BAD_GROUP = 8, 11, slice(10, 12)
@@ -131,6 +135,35 @@ def open_tokens(path: Path, **options: Any) -> Loader:
 
 def ids_of_tokens(batch: Any) -> list[int]:
     return [int(row[0]) for row in batch["input_ids"]]
+
+
+@made_once
+def make_conversations(path: Path, num: int) -> Path:
+    """Documents of a word and a picture, each of which needs a row of its own."""
+    return write_conversations(path, num, {})
+
+
+def spoil_conversation(path: Path) -> set[int]:
+    """By a picture that its model refuses, among words, so that any other document fits into its place."""
+    shutil.rmtree(path)
+    write_conversations(path, NUM_SAMPLES, {BAD_NUMBER: picture(1, 300)})
+    return {BAD_NUMBER}
+
+
+def write_conversations(path: Path, num: int, others: dict[int, bytes]) -> Path:
+    model = words_model(path.with_name(f"{path.name}-model"))
+    pictures = [others.get(number) or picture(28 + number, 40, seed=number) for number in range(num)]
+    documents = [[number, *range(4 * (number in others)), one] for number, one in enumerate(pictures)]
+    return write_set(path, documents, model, shard_nbytes=100_000)
+
+
+def open_conversations(path: Path, **options: Any) -> Loader:
+    data = dp.Conversations(path, WITH_IMAGE, words_model(path.with_name("model")))
+    return dp.DataLoader(data, **options)
+
+
+def ids_of_conversations(batch: Any) -> list[int]:
+    return [int(row[0]) - FIRST_WORD for row in batch["input_ids"]]
 
 
 def _write_video() -> Any:
@@ -275,6 +308,7 @@ KINDS = {
     "images_by_dali": LoaderOf(make_images, spoil_image, open_images_by_dali, ids_of, most_threads=2),
     "tables": LoaderOf(make_table, spoil_row_group, open_table, ids_of),
     "tokens": LoaderOf(make_tokens, spoil_document, open_tokens, ids_of_tokens),
+    "conversations": LoaderOf(make_conversations, spoil_conversation, open_conversations, ids_of_conversations),
     "clips": LoaderOf(make_clips, spoil_clip, open_clips, ids_of_clips),
     "drawn_clips": LoaderOf(make_videos, spoil_video, open_drawn_clips, ids_of_clips),
     "mixed_clips": LoaderOf(make_clips, spoil_mixed_clip, open_mixed_clips, ids_of_mixed),
@@ -284,7 +318,7 @@ KINDS = {
     "numbers": LoaderOf(make_numbers, spoil_number, open_numbers, ids_of),
 }
 
-ONE_OF_EACH = ("images", "tables", "tokens", "clips", "audio", "numbers")
+ONE_OF_EACH = ("images", "tables", "tokens", "conversations", "clips", "audio", "numbers")
 
 
 class OfTheKernel(PassSuite, SeedSuite, OptionSuite, InterruptSuite, ProcessSuite):

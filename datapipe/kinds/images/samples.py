@@ -69,7 +69,10 @@ class Samples:
             with errors_in_python():
                 index = open_index(source, Form.of(form))
             if index.manifest.tokens is not None:
-                raise OptionError(f"{index.where}: holds token ids; read them with datapipe.Tokens({str(source)!r}, length=4096)")
+                what, reader = "token ids", f"Tokens({str(source)!r}, length=4096)"
+                if index.manifest.tokens.image is not None:
+                    what, reader = "conversations with images", f"Conversations({str(source)!r}, length=8192, processor=...)"
+                raise OptionError(f"{index.where}: holds {what}; read them with datapipe.{reader}")
             return cls(index)
         if form is not None:
             raise OptionError(f"form={form!r:.60} says how a path is read, and source is {source!r:.60}; leave it out")

@@ -19,8 +19,8 @@ from datapipe.kernel.kind import Data
 from datapipe.kernel.mixing import Mixture, refuse_unlike
 from datapipe.kinds.tokens.kind import Corpus, TokenKind
 from datapipe.kinds.tokens.settings import Layout, TokenSettings
-from datapipe.kinds.tokens.tokenizer import refuse_other_tokenizer
 from datapipe.opening.tokens.opening import TokenSource, open_tokens, plan_homes
+from datapipe.opening.tokens.texts import refuse_other_tokenizer
 from datapipe.packing.joined import JoinedPacks
 from datapipe.packing.kept_plans import open_plan
 from datapipe.packing.packs import Packs
@@ -160,6 +160,9 @@ class Tokens(Data):
         indexes = indexes or opening.open()
         self.index = indexes[0]
         facts = self.index.facts
+        if facts.image is not None:
+            call = f"datapipe.Conversations({self.index.where!r}, length=..., processor=...)"
+            raise OptionError(f"{self.index.where}: holds conversations with images; read them with {call}")
         if not is_padded:
             known = [one for one in (facts.pad, facts.eos) if one is not None]
             settings = replace(settings, pad=known[0] if known else 0)

@@ -16,18 +16,13 @@ from datapipe.core.printable import counted
 from datapipe.errors import OptionError
 from datapipe.index.sample_index import SampleIndex
 from datapipe.index.tokens import TokenIndex
-from datapipe.kinds.tokens.tokenizer import open_decoder, refuse_other_tokenizer
 from datapipe.opening.samples import open_index
 from datapipe.opening.tokens.opening import open_tokens, token_fields
-from datapipe.packing.settings import PackSettings
-from datapipe.packing.windows import measured_fill
+from datapipe.opening.tokens.texts import open_decoder, refuse_other_tokenizer
+from datapipe.packing.described import ROWS, facts_of_lengths, facts_of_rows, histogram_lines, line_of_lengths
 
-_LENGTHS = (0, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
-_ROWS = (1024, 4096, 16384)  # lengths of rows
-_MOST_WINDOWS = 8  # that are packed to say how full rows are
 _DOCUMENTS = 3  # shown as texts
 _SHOWN = 400  # characters of a run of text
-_BAR = 40  # characters of the longest bar of the histogram
 
 
 def open_place(path: str, form: Form) -> TokenIndex:
@@ -53,8 +48,6 @@ def describe(index: TokenIndex, args: argparse.Namespace) -> dict[str, Any]:
 def _facts(index: TokenIndex, tokenizer: Path | None) -> dict[str, Any]:
     lengths = [index.shard(number).num_tokens for number in range(index.num_shards)]
     tokens = np.concatenate(lengths) if lengths else np.zeros(0, np.int64)
-    bounds = [bound for bound in _LENGTHS if not len(tokens) or bound <= tokens.max()]
-    counts = np.histogram(tokens, [*bounds, np.iinfo(np.int64).max])[0]
     loss = [index.shard(number).loss for number in range(index.num_shards)]
     carried = [int(np.diff(one.runs, axis=1).sum()) for one in loss if one is not None]
     facts = index.facts
@@ -68,29 +61,18 @@ def _facts(index: TokenIndex, tokenizer: Path | None) -> dict[str, Any]:
         "bos": facts.bos,
         "eos": facts.eos,
         "tokenizer_sha256": facts.tokenizer_sha256,
-        "lengths": {
-            "least": int(tokens.min()) if len(tokens) else 0,
-            "median": int(np.median(tokens)) if len(tokens) else 0,
-            "mean": float(tokens.mean()) if len(tokens) else 0.0,
-            "most": int(tokens.max(initial=0)),
-        },
-        "histogram": [{"from": bound, "documents": int(count)} for bound, count in zip(bounds, counts.tolist(), strict=True)],
-        "rows": [_rows_of(index, tokens, length) for length in _ROWS if len(tokens)],
+        **facts_of_lengths(tokens),
+        "rows": [_rows_of(index, tokens, length) for length in ROWS if len(tokens)],
         "texts": [] if tokenizer is None else _texts(index, tokenizer),
     }
 
 
 def _rows_of(index: TokenIndex, tokens: NDArray[np.int64], length: int) -> dict[str, Any]:
     """Return how rows of this length are filled, and which share of documents they cut."""
-    settings = PackSettings(length)
     ends = np.cumsum(tokens)
     begins = ends - tokens
-    return {
-        "length": length,
-        "best_fit_fill": measured_fill(index, settings, most_windows=_MOST_WINDOWS),
-        "longer": float((tokens > length).mean()),
-        "cut_by_concat": float((begins // length != np.maximum(ends - 1, begins) // length).mean()),
-    }
+    cut = (begins // length != np.maximum(ends - 1, begins) // length).mean()
+    return {**facts_of_rows(index, tokens, length), "cut_by_concat": float(cut)}
 
 
 def _texts(index: TokenIndex, tokenizer: Path) -> list[dict[str, Any]]:
@@ -124,23 +106,17 @@ def as_text(path: str, facts: dict[str, Any]) -> str:
     """Return the facts as text for people."""
     if "fields" in facts:
         return "\n".join(as_text(f"{path}, {name}", of_field) for name, of_field in facts["fields"].items())
-    lengths = facts["lengths"]
     known = [f"vocabulary of {facts['vocab_size']:,}"] if facts["vocab_size"] else []
     known += [f"{name} {facts[name]}" for name in ("bos", "eos") if facts[name] is not None]
     lines = [
         f"{path}: {counted(facts['documents'], 'document')} of {counted(facts['tokens'], 'token')} in"
         f" {counted(facts['shards'], 'shard')}",
         f"  ids       {', '.join([facts['dtype'], *known])}",
-        f"  lengths   {lengths['least']:,} to {lengths['most']:,} tokens, median {lengths['median']:,},"
-        f" mean {lengths['mean']:,.0f}",
+        f"  lengths   {line_of_lengths(facts['lengths'])}",
     ]
     if facts["loss_tokens"] != facts["tokens"]:
         lines.append(f"  loss      {facts['loss_tokens'] / max(1, facts['tokens']):.1%} of the tokens carry loss")
-    most = max((one["documents"] for one in facts["histogram"]), default=0)
-    for one in facts["histogram"]:
-        if one["documents"]:
-            bar = "#" * max(1, round(_BAR * one["documents"] / most))
-            lines.append(f"  {one['from']:>8,}  {one['documents']:>12,}  {bar}")
+    lines += histogram_lines(facts["histogram"])
     if facts["rows"]:
         lines.append("  rows of       best-fit full   longer documents   cut by concat")
     lines += [

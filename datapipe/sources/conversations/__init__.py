@@ -40,6 +40,9 @@ CONVERSATION = FieldSpec("conversation", FieldKind.JSON)  # as `records.Record.c
 IMAGES = FieldSpec("images", FieldKind.IMAGES)
 _ARE = "conversations are JSON lists or lines (.json, .jsonl), rows (.parquet, .arrow), or tars (.tar) of JSON and images"
 _READ_NBYTES = 8 << 20
+_MOST_LOOKED = 100  # records at which one looks for images
+_ROWS_AT_ONCE = 64  # whose images are held in memory, besides those of the row group
+_WITH_IMAGES = ("messages", "conversations", "prompt", "images", "image", "image_info")  # columns of rows that may have images
 _SPACE = b" \t\r\n"
 _WEB = ("http://", "https://")
 
@@ -50,30 +53,38 @@ def recognise(look: Look, form: Form) -> Evidence | None:
         return None
     first = next(look.paths(_may_be_named), None)
     is_one = first is not None and look.once(f"conversation in {first}", lambda: _has_images(Path(first)))
-    return look.evidence(os.path.basename(first), Strength.LIKELY) if first is not None and is_one else None
+    return Evidence("one of its first records has images", Strength.LIKELY) if is_one else None
 
 
 def _has_images(path: Path) -> bool:
-    """Return True if the first record of a file is a conversation, or a document, with images. Raises StorageError."""
+    """Return True if one of the first records of a file is a conversation, or a document, with images. Raises StorageError."""
     try:
-        value = _first_record(path)
-        return value is not None and bool(record_of(value).images)
+        return any(map(_is_with_images, itertools.islice(_first_records(path), _MOST_LOOKED)))
     except StorageError:
         raise
     except (DatapipeError, OSError, ValueError, RecursionError):  # what reads it says what is wrong
         return False
 
 
-def _first_record(path: Path) -> Any:
-    """Return the first record of a file of JSON or of rows; None for another one, and for a file without any."""
+def _is_with_images(value: Any) -> bool:
+    try:
+        return bool(record_of(value).images)
+    except DecodeError:
+        return False
+
+
+def _first_records(path: Path) -> Iterator[Any]:
+    """Yield the records of a file of JSON or of rows, as far as there may be images in them."""
     if is_rows_name(os.fsencode(path)):
-        return next((value for value in _row_values(str(path)) if len(value) > 1), None)
-    if path.suffix.lower().encode() not in (JSON_SUFFIX, b".jsonl", b".ndjson"):
-        return None
-    if _is_list(path):
-        return next(list_elements(path), None)
-    with regular_files.open_file(path) as file:
-        return json.loads(file.readline(_READ_NBYTES))
+        names = {column.name.partition(".")[0] for column in open_table([str(path)]).columns}
+        yield from _row_values(str(path)) if names.intersection(_WITH_IMAGES) else ()
+    elif path.suffix.lower().encode() not in (JSON_SUFFIX, b".jsonl", b".ndjson"):
+        return
+    elif _is_list(path):
+        yield from list_elements(path)
+    else:
+        with regular_files.open_file(path) as file:
+            yield from (json.loads(line) for line in iter(lambda: file.readline(_READ_NBYTES), b"") if line.strip())
 
 
 class ConversationSource:
@@ -88,6 +99,8 @@ class ConversationSource:
         self._num_images = 0  # files beside those of records
         self._files = RecordFiles(place, may_be=_may_be_named, is_wanted=self._is_wanted, nothing=f"conversations; {_ARE}")
         if form.root is not None:
+            if isinstance(place, Location):
+                raise OptionError(f"--root {form.root}: names in a store start from the folder of their file; leave it out")
             refuse_missing_root(form.root)
         self._given_root = form.root
         self.root: Place = self._files.root if form.root is None else root_of(form.root)
@@ -294,13 +307,19 @@ def _row_values(path: str) -> Iterator[dict[str, Any]]:
         raise OptionError(f"{path}: has none of the columns {', '.join(COLUMNS)}; it holds no conversations")
     reader = GroupReader(names)
     for group in range(table.num_groups):
-        columns = {name: array.to_pylist() for name, array in reader.read(table.group(group)).items()}
-        for values in zip(*(columns[name] for name in names), strict=True):
-            row: dict[str, Any] = {}
-            for name, value in zip(names, values, strict=True):
-                top, _, inner = name.partition(".")
-                if inner:
-                    row.setdefault(top, {})[inner] = value
-                else:
-                    row[top] = value
-            yield {name: without_nulls(value) for name, value in row.items()}
+        arrays = reader.read(table.group(group))
+        for first in range(0, table.group(group).num_rows, _ROWS_AT_ONCE):
+            columns = [arrays[name].slice(first, _ROWS_AT_ONCE).to_pylist() for name in names]
+            yield from (_row(names, values) for values in zip(*columns, strict=True))
+
+
+def _row(names: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:
+    """Return the record in a row. A struct, whose members are columns, is null if all of them are."""
+    row: dict[str, Any] = {}
+    for name, value in zip(names, values, strict=True):
+        top, _, inner = name.partition(".")
+        if not inner:
+            row[top] = value
+        elif value is not None:
+            row.setdefault(top, {})[inner] = value
+    return {name: without_nulls(value) for name, value in row.items()}

@@ -14,11 +14,10 @@ from __future__ import annotations
 
 import base64
 import binascii
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from datapipe.codecs.messages import messages_of
+from datapipe.codecs.messages import IMAGE_PARTS, messages_of
 from datapipe.core.printable import counted
 from datapipe.errors import DecodeError
 
@@ -27,8 +26,7 @@ COLUMNS = (
 )  # fmt: skip
 PLACE = "<image>"  # of an image in a text
 _TEXT_PARTS = ("text", "input_text", "output_text")
-_IMAGE_PARTS = ("image", "image_url", "input_image")
-_SOURCES = ("image", "image_url", "url", "path", "base64")  # members of a part that may say which image it is
+_SOURCES = ("image", "image_url", "url", "path")  # members of a part that may say which image it is
 
 Image = str | bytes  # a name, or the file itself
 
@@ -57,21 +55,21 @@ def record_of(value: Any, *, beside: Sequence[str] = ()) -> Record:
     texts = value.get("texts")
     if "text_list" in value:
         return _of_mmc4(value, beside)
-    if isinstance(texts, list) and all(isinstance(one, dict) for one in texts):
+    if isinstance(texts, list) and texts and all(isinstance(one, dict) for one in texts):
         turns = [{"role": role, "content": one.get(role)} for one in texts for role in ("user", "assistant")]
-        return _of_chat(turns, _images_of(value, beside))
+        return _of_chat(turns, value, beside)
     if isinstance(texts, list):
         return _interleaved(texts, value.get("images", [None] * len(texts)))
     if "messages" in value or "conversations" in value:
-        return _of_chat(messages_of(value), _images_of(value, beside))
+        return _of_chat(messages_of(value), value, beside)
     if "prompt" in value and "completion" in value:
         turns = [*_turns(value["prompt"], "user"), *_turns(value["completion"], "assistant")]
-        return _of_chat(turns, _images_of(value, beside))
+        return _of_chat(turns, value, beside)
     if isinstance(value.get("text"), str):
         images = _images_of(value, beside)
-        document = [one if isinstance(one, str) else None for one in _divided(value["text"])]
-        _refuse_others(sum(one is None for one in document), len(images))
-        return Record({"document": document}, images)
+        document = [*_divided(value["text"])]
+        _refuse_others(document.count(None), len(images))
+        return _of_document(document, images)
     raise DecodeError(f"no conversation: it has none of {', '.join(COLUMNS[:7])}, or not as these are written")
 
 
@@ -83,28 +81,29 @@ def _turns(value: Any, role: str) -> list[dict[str, Any]]:
     return [{"role": role, "content": value}] if isinstance(value, str) else messages_of(value)
 
 
-def _of_chat(messages: Sequence[Mapping[str, Any]], given: list[Image]) -> Record:
-    """Return a chat. `given`: the images that its record names, in order."""
+def _of_chat(messages: Sequence[Mapping[str, Any]], value: Mapping[str, Any], beside: Sequence[str]) -> Record:
+    """Return a chat. `value`: its record, which may name the images that its messages have places for."""
     contents = [_parts_of(message.get("content")) for message in messages]
-    places = [part for parts in contents for part in parts or () if part is None or isinstance(part, _ImagePart)]
+    places = [part for parts in contents for part in parts or () if not isinstance(part, str)]
+    are_own = bool(places) and all(isinstance(one, _Own) for one in places)
+    given = _images_of(value, () if are_own else beside)
     first = next((number for number, one in enumerate(messages) if one["role"] == "user"), 0)
     if not places and given:
         places = [None] * len(given)
         contents[first] = [*places, *(contents[first] or ())]
-    images = list(_filled(places, given))
-    _refuse_others(len(places) - sum(isinstance(one, _ImagePart) and one.image is not None for one in places), len(given))
+    images = _filled(places, given)
     made = [{**message, "content": _written(parts)} for message, parts in zip(messages, contents, strict=True)]
     return Record({"messages": made}, images)
 
 
-class _ImagePart(NamedTuple):
-    """An image as a part of a message: which it is, or its number among those of the record, or neither."""
+class _Own(NamedTuple):
+    """An image that a message holds, or names, itself."""
 
-    image: Image | None
-    number: int | None = None
+    image: Image
 
 
-_Part = str | _ImagePart | None  # None: the next image of the record
+_Place = _Own | int | None  # of an image: its own, that of this number among those of the record, or the next of the others
+_Part = str | _Place
 
 
 def _parts_of(content: Any) -> list[_Part] | None:
@@ -136,31 +135,32 @@ def _parts_in(part: Any) -> list[_Part]:
     if not isinstance(part, dict):
         raise DecodeError(f"no chat: a part of a message is {part!r:.40}; expected an object")
     part = {name: one for name, one in part.items() if one is not None}
-    kind = part.get("type") or next((name for name in ("text", *_IMAGE_PARTS) if name in part), None)
+    kind = part.get("type") or next((name for name in ("text", *IMAGE_PARTS) if name in part), None)
     if kind in _TEXT_PARTS:
         text = part.get("text", "")
         if not isinstance(text, str):
             raise DecodeError(f"no chat: a part's text is {text!r:.40}")
         return [text] if text else []
-    if kind not in _IMAGE_PARTS:
+    if kind not in IMAGE_PARTS:
         raise DecodeError(f"a part of type {kind!r:.40}, which is neither text nor an image; leave such samples out")
     found = next((part[name] for name in _SOURCES if name in part), None)
+    if found is not None:
+        return [_Own(_image(found))]
+    if "base64" in part:
+        return [_Own(_decoded(part["base64"]))]
     number = part.get("index")
-    return [_ImagePart(None if found is None else _image(found), number if isinstance(number, int) else None)]
+    return [number if isinstance(number, int) else None]
 
 
-def _filled(places: Sequence[_Part], given: Sequence[Image]) -> Iterator[Image]:
-    """Yield the image of each place, as far as there are enough."""
-    following = iter(given)
-    for place in places:
-        if isinstance(place, _ImagePart) and place.image is not None:
-            yield place.image
-        elif isinstance(place, _ImagePart) and place.number is not None:
-            if not 0 <= place.number < len(given):
-                raise DecodeError(f"a part is image {place.number} of {counted(len(given), 'image')}")
-            yield given[place.number]
-        else:
-            yield from itertools.islice(following, 1)
+def _filled(places: Sequence[_Place], given: Sequence[Image]) -> list[Image]:
+    """Return the image of each place."""
+    numbers = {one for one in places if isinstance(one, int)}
+    wrong = next((one for one in numbers if not 0 <= one < len(given)), None)
+    if wrong is not None:
+        raise DecodeError(f"a part is image {wrong} of {counted(len(given), 'image')}")
+    _refuse_others(places.count(None) + len(numbers), len(given))
+    others = (image for number, image in enumerate(given) if number not in numbers)
+    return [one.image if isinstance(one, _Own) else next(others) if one is None else given[one] for one in places]
 
 
 def _written(parts: list[_Part] | None) -> list[dict[str, str]] | None:
@@ -193,9 +193,7 @@ def _interleaved(texts: Sequence[Any], images: Any) -> Record:
             raise DecodeError(f"one of its texts is {text!r:.40}")
         if text:
             document.append(text)
-    if not document:
-        raise DecodeError("has no texts and no images")
-    return Record({"document": document}, found)
+    return _of_document(document, found)
 
 
 def _of_mmc4(value: Mapping[str, Any], beside: Sequence[str]) -> Record:
@@ -214,8 +212,15 @@ def _of_mmc4(value: Mapping[str, Any], beside: Sequence[str]) -> Record:
     document: list[str | None] = []
     for number, text in enumerate(texts):
         document += [None] * len(before.get(number, ()))
-        document.append(f"{text} " if number < len(texts) - 1 else text)
-    return Record({"document": document}, [image for number in sorted(before) for image in before[number]])
+        if text:
+            document.append(f"{text} " if number < len(texts) - 1 else text)
+    return _of_document(document, [image for number in sorted(before) for image in before[number]])
+
+
+def _of_document(document: list[str | None], images: list[Image]) -> Record:
+    if not document:
+        raise DecodeError("has no texts and no images")
+    return Record({"document": document}, images)
 
 
 # -- images -----------------------------------------------------------------------------------------------

@@ -210,9 +210,12 @@ class _TableOfFiles:
 
     def refuse_wrong_root(self) -> None:
         if self._num_missing and not self._has_found:
+            remedy = f"pass the folder in it that the names start from, such as --root {self._where}/FOLDER"
+            if isinstance(self._where, Location):
+                remedy = f"put {self._listed_in.name} into the folder that the names start from"
             raise MissingDataError(
                 f"{self._listed_in}: none of its {self._num_missing} files is in {self._where}; the first is"
-                f" {self._first_missing!r}; pass the folder in it that the names start from, such as --root {self._where}/FOLDER"
+                f" {self._first_missing!r}; {remedy}"
             )
 
 

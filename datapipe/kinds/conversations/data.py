@@ -1,0 +1,222 @@
+"""`Conversations`: conversations and documents with images, packed into rows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from datapipe.core.checks import names_or_none, path_name
+from datapipe.core.printable import counted
+from datapipe.errors import MissingDataError, OptionError
+from datapipe.index.joined_tokens import joined_index
+from datapipe.index.tokens import TokenIndex
+from datapipe.kernel.kind import Data
+from datapipe.kernel.mixing import Mixture, refuse_unlike
+from datapipe.kinds.conversations import documents as lengths
+from datapipe.kinds.conversations.kind import ConversationKind
+from datapipe.kinds.conversations.settings import ConversationSettings, Layout
+from datapipe.opening.tokens.opening import open_tokens, plan_homes
+from datapipe.packing.joined import JoinedPacks
+from datapipe.packing.kept_plans import open_plan
+from datapipe.packing.packs import Packs
+from datapipe.packing.settings import Labels, Long, Packing, PackSettings
+from datapipe.packing.single import DocumentPacks
+from datapipe.processors.processor import Processor
+from datapipe.processors.reading import read_processor
+from datapipe.stores.location import is_url
+from datapipe.stores.requests import apply_settings
+from datapipe.stores.settings import Remote, remote_settings
+
+
+@dataclass(frozen=True, slots=True)
+class _Opening:
+    """How a set is opened: all that a copy in another process needs."""
+
+    source: str
+    processor: Processor
+    remote: Remote
+
+    def open(self) -> lengths.Conversations:
+        if is_url(self.source):
+            apply_settings(self.remote)  # for the opening too
+        return lengths.Conversations(open_tokens(self.source), self.processor)
+
+
+class Conversations(Data):
+    """Conversations and documents with images, packed into rows of `length` tokens, for vision-language models.
+
+    >>> data = datapipe.Conversations("shards", length=8192, processor="Qwen2.5-VL-3B-Instruct")
+    >>> for batch in datapipe.DataLoader(data, batch_size=1, shuffle=True, seed=0):
+    ...     loss = model(batch["input_ids"], labels=batch["labels"], position_ids=batch["position_ids"],
+    ...                  pixel_values=batch["pixel_values"], image_grid_thw=batch["image_grid_thw"]).loss
+
+    How many tokens an image becomes is arithmetic on its size, so rows are planned without decoding any, once for each processor.
+
+    source: the directory, or the URL in an object store, of what `datapipe convert --to tokens` made of such conversations.
+    length: tokens of a row, those of images included.
+    processor: the folder of the model, which has `preprocessor_config.json` and `tokenizer.json`; or an object of your own with
+      the methods of `datapipe.processors.processor.Processor`.
+    packing: "best-fit": conversations are fitted into rows with next to no padding; "pad": a conversation a row, batches of like
+      lengths, as wide as their longest row. Either way conversations stay whole.
+    long: what becomes of conversations of more tokens: "error", or "drop".
+    max_documents: the most conversations of a row.
+    repack: put other conversations of the same lengths together in each epoch.
+    labels: "same": as Hugging Face's models take them; "shifted": the label of a place is the next token. -100 where there is
+      none: at boundaries, in padding, for tokens of images, and where no loss is wanted.
+    layout: "rows" (b, length), or "flat" (1, b * length) as FlashAttention takes it.
+    fields: which of `input_ids`, `labels`, `position_ids`, `document_ids`, `attention_mask`, `cu_seqlens`, `max_seqlen`,
+      `loss_tokens`, `pixel_values`, what else the model takes, and `id` a batch has; all but `document_ids`, `attention_mask` and
+      `id` by default.
+    num_seqlens: how many boundaries `cu_seqlens` has, the last one repeated, for `torch.compile`; None: as many as there are.
+    pad: the id that fills rows; None: that of the tokenizer, or 0.
+    balance: "step": within each optimizer step, deal rows so that at every micro-batch all ranks have the same work.
+    accumulate: micro-batches of an optimizer step, over which rows are dealt and `loss_tokens` are counted.
+    remote: a `datapipe.Remote(...)`: how shards in an object store are read.
+
+    A batch is a dict. Fields of tokens are as those of `Tokens`. `position_ids` of models with M-RoPE are (4, b, length): the
+    place in its conversation, by which transformers keeps conversations of a row apart, and positions in time, down and across.
+    `pixel_values`: float32, as the model's processor in transformers makes them, of all images in the order of their tokens:
+    patches (n, numbers) or tiles (n, 3, height, width), normalised on the device. `image_grid_thw` (images, 3), where the model
+    takes it. Both are None in a batch without images.
+
+    A bad image makes its conversation a bad sample: left out, it is padding; replaced, another one as long, or shorter, is in its
+    place. A row counts as a sample of `batch_size`, of lengths, orders and states. Raises OptionError for settings that do not
+    fit, and what opening raises.
+    """
+
+    def __init__(
+        self,
+        source: str | os.PathLike[str],
+        length: int,
+        processor: str | os.PathLike[str] | Processor,
+        *,
+        packing: Packing = "best-fit",
+        long: Long = "error",
+        max_documents: int | None = None,
+        repack: bool = False,
+        labels: Labels = "same",
+        layout: Layout = "rows",
+        fields: Sequence[str] | None = None,
+        num_seqlens: int | None = None,
+        pad: int | None = None,
+        balance: str | None = None,
+        accumulate: int = 1,
+        remote: Remote | None = None,
+    ) -> None:
+        if balance not in (None, "step"):
+            raise OptionError(f"balance is {balance!r:.40}; pass 'step' or nothing")
+        of_batch = names_or_none(fields, "fields")
+        if of_batch == ():
+            raise OptionError("fields is empty; name what a batch has, or leave it out")
+        found = read_processor(processor) if isinstance(processor, (str, os.PathLike)) else processor
+        opening = _Opening(path_name(source, "the path to the conversations"), found, remote_settings(remote))
+        packs = PackSettings(length, packing=packing, long=long, max_documents=max_documents, labels=labels)
+        of_model = (*found.inputs(np.zeros((0, 2), np.int64)), *filter(None, [found.token_types]))
+        settings = ConversationSettings(
+            packs, of_model, bool(repack), layout, of_batch or (), num_seqlens, 0 if pad is None else pad, balance is not None,
+            accumulate,
+        )  # fmt: skip
+        self._set(opening, settings, is_padded=pad is not None)
+
+    def _set(self, opening: _Opening, settings: ConversationSettings, *, is_padded: bool) -> None:
+        self._opening, self._is_padded = opening, is_padded
+        self.documents = opening.open()
+        facts = self.documents.index.facts
+        if not is_padded:
+            known = [one for one in (facts.pad, facts.eos) if one is not None]
+            settings = replace(settings, pad=known[0] if known else 0)
+        if facts.vocab_size is not None and settings.pad >= facts.vocab_size:
+            raise OptionError(
+                f"{self.where}: pad is {settings.pad}, beyond the vocabulary of {facts.vocab_size}; pass an id of it"
+            )
+        self.settings = settings
+        self.packs: Packs = _packs(self.documents, settings)
+        self._parts: tuple[Conversations, ...] = ()
+        self.mixture: Mixture | None = None
+        if not len(self):
+            raise MissingDataError(f"{self.where}: no rows of {settings.packs.length} tokens; check the path, or `length`")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.mixture is not None:
+            return Conversations._join, (self._parts, self.mixture)
+        return Conversations._reopen, (self._opening, self.settings, self._is_padded)
+
+    @property
+    def index(self) -> TokenIndex:
+        """The conversations as they are stored."""
+        return self.documents.index
+
+    @property
+    def shown(self) -> str:
+        return f"{counted(len(self.packs), 'row')} of {counted(len(self.index), 'conversation')} at {self.where}"
+
+    @property
+    def where(self) -> str:
+        """Where the conversations lie."""
+        return self.index.where
+
+    @property
+    def vocab_size(self) -> int | None:
+        """The number of ids that the tokenizer has."""
+        return self.index.facts.vocab_size
+
+    def __len__(self) -> int:
+        """Return the rows of an epoch, over all ranks."""
+        return len(self.packs) if self.mixture is None else sum(self.mixture.counts)
+
+    def open_kind(
+        self, arguments: Mapping[str, Any], *, device: Callable[[], torch.device], open_loader: Callable[..., Iterable[Any]]
+    ) -> ConversationKind:
+        return ConversationKind(
+            self.documents, self.packs, self.settings, mixture=self.mixture, remote=self._opening.remote, device=device
+        )
+
+    def mixed(
+        self, others: Sequence[Conversations], *, weights: Sequence[float] | None, num_samples: int | None
+    ) -> Conversations:
+        """Return these conversations and others, of each of which an epoch has a fixed share of rows. See `mix`."""
+        parts = (self, *others)
+        refuse_unlike(parts, self._differing)
+        if self.settings.packs.packing == "pad":
+            raise OptionError("mix() of Conversations with packing='pad': rows of like lengths are not mixed; pass 'best-fit'")
+        return Conversations._join(parts, Mixture.of(parts, weights, num_samples))
+
+    def _differing(self, other: Conversations) -> list[str]:
+        is_other = other.documents.digest != self.documents.digest
+        return self.settings.differing(other.settings) + ["processor"] * is_other
+
+    @classmethod
+    def _reopen(cls, opening: _Opening, settings: ConversationSettings, is_padded: bool) -> Conversations:
+        data = cls.__new__(cls)
+        data._set(opening, settings, is_padded=is_padded)
+        return data
+
+    @classmethod
+    def _join(cls, parts: Sequence[Conversations], mixture: Mixture) -> Conversations:
+        data = cls.__new__(cls)
+        data._opening, data._is_padded, data.settings = parts[0]._opening, True, parts[0].settings
+        data._parts, data.mixture = tuple(parts), mixture
+        first_shards = [sum(part.index.num_shards for part in parts[:number]) for number in range(len(parts))]
+        joined = joined_index([part.index for part in parts])
+        data.documents = lengths.Conversations(joined, data._opening.processor)
+        data.packs = JoinedPacks([part.packs for part in parts], first_shards)
+        return data
+
+
+def _packs(found: lengths.Conversations, settings: ConversationSettings) -> Packs:
+    if settings.packs.packing == "pad":
+        return DocumentPacks(found, settings.packs)
+    return open_plan(found, settings.packs, plan_homes(found.index), repack=settings.repack)
+
+
+def make_data(source: Any, index: TokenIndex | None) -> Conversations | None:
+    """Refuse a path alone, which does not say how long rows are; no other object is one of conversations."""
+    if index is None:
+        return None
+    call = f"datapipe.Conversations({str(source)!r}, length=8192, processor='model/')"
+    raise OptionError(f"{index.where}: holds conversations with images; say how long rows are, and the model: {call}")

@@ -1,0 +1,157 @@
+"""Packs of conversations as a kind of data: their order, and who makes their batches."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from datapipe.core.printable import counted
+from datapipe.errors import OptionError
+from datapipe.fetch.files import Files, open_files
+from datapipe.fetch.local import LocalFiles
+from datapipe.kernel.delivery import Delivery
+from datapipe.kernel.explanation import TRANSFER, device_line, steps_line, threads_text
+from datapipe.kernel.kind import Identity, Kind, Pass, PassFacts, Resources
+from datapipe.kernel.mixing import Mixture, mixed_order
+from datapipe.kernel.options import LoaderOptions, Shuffle, refuse_not_served, refuse_unknown_names
+from datapipe.kernel.own_process import can_be_sent
+from datapipe.kernel.pools import ObjectPool
+from datapipe.kernel.processes import launcher, wanted
+from datapipe.kinds.conversations.batches import ConversationMaker
+from datapipe.kinds.conversations.documents import Conversations
+from datapipe.kinds.conversations.placing import IMPORTS, Placer, ProcessPlacer
+from datapipe.kinds.conversations.settings import ConversationSettings
+from datapipe.order.by_length import BalancedSteps, LikeLengths
+from datapipe.order.draws import Ints
+from datapipe.order.plan import Plan
+from datapipe.order.sample_order import Order, SequentialOrder, ShuffledOrder
+from datapipe.packing.losses import StepLosses
+from datapipe.packing.packs import Packs
+from datapipe.stores.settings import Remote
+
+# Arguments of a loader that conversations do not serve, and what to do instead.
+_NOT_SERVED = {
+    "transform": "leave it out: the model's processor says what becomes of an image; batch_transform gets each batch",
+    "sampler": "leave it out, and mix sets by weight: datapipe.mix([...], weights=[...])",
+    "batch_sampler": "leave it out, and mix sets by weight: datapipe.mix([...], weights=[...])",
+    "collate_fn": "leave it out: rows are packed already; batch_transform gets each batch",
+}
+_PACKING = {
+    "best-fit": "conversations are kept whole and fitted into rows, in windows of 65,536",
+    "pad": "a conversation a row, padded to the longest of its batch",
+}
+_LONG = {"drop": "longer ones are left out", "error": "longer ones are an error"}
+
+
+class ConversationKind(Kind):
+    """The packs of conversations. See `Kind`."""
+
+    def __init__(
+        self,
+        documents: Conversations,
+        packs: Packs,
+        settings: ConversationSettings,
+        *,
+        mixture: Mixture | None,
+        remote: Remote,
+        device: Callable[[], torch.device],
+    ) -> None:
+        self.documents, self.packs, self.settings, self.mixture = documents, packs, settings, mixture
+        self.fingerprint = documents.index.fingerprint
+        self.num_samples = len(packs)
+        self.num_in_epoch = len(packs) if mixture is None else sum(mixture.counts)
+        what = f"{packs.kind} of {documents.digest}"
+        self.identity = Identity("packs", what, "processor, length, packing, long, max_documents, labels or repack")
+        self._remote = remote
+        self._workers: ObjectPool[Placer] | None = None
+        self.device = device  # says where batches are delivered
+
+    def configure(self, arguments: Mapping[str, Any], options: LoaderOptions) -> None:
+        refuse_not_served(arguments, _NOT_SERVED, "conversations")
+        if arguments["backend"] != "auto":
+            raise OptionError(f"backend is {arguments['backend']!r:.40}; conversations are read by the host alone: leave it out")
+        refuse_unknown_names(options.rename, self.settings.fields)
+
+    def order(self, seed: int, *, shuffle: Shuffle, global_batch: int) -> Order:
+        num, settings = self.num_samples, self.settings
+        order: Order = ShuffledOrder(num, seed) if shuffle else SequentialOrder(num)
+        if self.mixture is not None:
+            order = mixed_order(self.mixture, seed=seed, shuffle=shuffle)
+        elif shuffle and settings.packs.packing == "pad":
+            order = LikeLengths(num, seed, global_batch, self._lengths)
+        if settings.balance:
+            drawn = seed if shuffle else None
+            order = BalancedSteps(order, global_batch, settings.accumulate, functools.partial(self._cost, drawn))
+        return order
+
+    def _lengths(self, packs: Ints) -> Ints:
+        """Return (m,) the tokens of packs."""
+        return self.packs.segments(packs, seed=None, epoch=0).num
+
+    def _cost(self, seed: int | None, epoch: int, packs: Ints) -> NDArray[np.float64]:
+        """Return (m,) the cost of the attention of packs."""
+        return self.packs.cost(packs, seed=seed, epoch=epoch)
+
+    @functools.cached_property
+    def _files(self) -> Files:
+        samples = self.documents.index.samples
+        return LocalFiles() if samples is None else open_files(samples, remote=self._remote)
+
+    def open_pass(self, settings: Pass) -> ConversationMaker:
+        delivery = Delivery.to(self.device(), settings.options, settings.observer)
+        if self._workers is None:  # for all passes: processes are costly to begin
+            self._workers = self._open_workers(settings.options)
+        plan, drawn = settings.source, settings.seed if settings.options.shuffle else None
+        assert isinstance(plan, Plan)
+        processor = self.documents.processor
+        return ConversationMaker(
+            self.documents,
+            self.packs,
+            self.settings,
+            settings,
+            self._files,
+            delivery.memory(processor.value if delivery.runtime is None else processor.unit, room=1),
+            delivery,
+            Resources(settings.options, self._workers, delivery.runtime),
+            StepLosses(plan, self.settings.accumulate, [self.packs], drawn),
+            drawn,
+        )
+
+    def _open_workers(self, options: LoaderOptions) -> ObjectPool[Placer]:
+        """Return what places images, for each thread. Call it in the consumer's thread."""
+        processor, files = self.documents.processor, self._files
+        can_be = wanted(options.num_workers) and isinstance(files, LocalFiles) and can_be_sent(processor)
+        begun = launcher(IMPORTS) if can_be else None
+        if begun is None:
+            return ObjectPool(lambda: Placer(processor, files))
+        return ObjectPool(lambda: ProcessPlacer(processor, files, begun))
+
+    def explain(self, facts: PassFacts) -> list[str]:
+        settings, options, plan = self.settings, facts.settings.options, facts.settings.source
+        assert isinstance(plan, Plan)
+        packs, documents = settings.packs, self.documents
+        order = "in stored order" if not options.shuffle else "shuffled in full: any row is as near as any other"
+        if options.shuffle and packs.packing == "pad":
+            order = "shuffled, steps of like lengths"
+        if settings.balance:
+            order += f"; dealt so that ranks cost alike, over {counted(settings.accumulate, 'micro-batch')}"
+        lines = [
+            f"data      {counted(len(documents.index), 'conversation')} in {counted(documents.num_shards, 'shard')}",
+            f"rows      {counted(self.num_samples, 'row')} of {packs.length:,} tokens: {_PACKING[packs.packing]};"
+            f" {_LONG[packs.long]}",
+            f"images    {type(documents.processor).__name__}: units of {' x '.join(map(str, documents.processor.unit))}",
+            f"order     {order}",
+            *([] if self.mixture is None else [f"mix       {self.mixture.described()}"]),
+            f"seed      {facts.seed}",
+            f"batch     {', '.join(settings.fields)}; labels are {packs.labels}, layout {settings.layout}",
+            device_line(self.device()),
+            f"backend   images decoded and placed on {threads_text(options)}; normalised where the batch is delivered",
+        ]
+        if self.device().type != "cpu":
+            lines.append(TRANSFER)
+        return [*lines, steps_line(plan, "row")]
