@@ -72,6 +72,7 @@ class TokenShard:
     loss: LossRuns | None = None  # None: all tokens carry loss
     describe: Callable[[int], str] | None = None  # where a document came from, for people
     images: DocumentImages | None = None  # None: of texts alone
+    weights: None = None  # documents are no work besides their tokens
 
     def __post_init__(self) -> None:
         size = self.dtype.itemsize

@@ -28,6 +28,10 @@ class DocumentShard(Protocol):
         """The (n,) tokens of each document."""
 
     @property
+    def weights(self) -> NDArray[np.float64] | None:
+        """The (n,) work that documents are besides their tokens, of which packs should have like sums; None: there is none."""
+
+    @property
     def loss(self) -> LossCounts | None:
         """None: all tokens carry loss."""
 

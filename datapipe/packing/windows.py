@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from datapipe.order.draws import Ints
 from datapipe.packing.documents import Documents, Field, kept_documents, refuse_long
-from datapipe.packing.fit import best_fit, like_lengths
+from datapipe.packing.fit import best_fit, even_fit, like_lengths
 from datapipe.packing.losses import losses_of
 from datapipe.packing.packs import Segments
 from datapipe.packing.settings import WINDOW, PackSettings
@@ -68,7 +68,11 @@ def fitted(index: Documents, settings: PackSettings, number: int, first: int) ->
         num_parts = np.zeros(len(total), np.int64)
         left = np.where(total > length, 0, total) if settings.long == "drop" else np.minimum(total, length)
     some = np.flatnonzero(left)
-    order, ends = best_fit(left[some].astype(np.uint16 if length < WINDOW else np.int64), length, most=settings.max_documents)
+    lengths: NDArray[np.integer] = left[some].astype(np.uint16 if length < WINDOW else np.int64)
+    if shard.weights is not None and settings.max_documents is None:
+        order, ends = even_fit(lengths, shard.weights[first : first + WINDOW][some], length)
+    else:
+        order, ends = best_fit(lengths, length, most=settings.max_documents)
     whole = np.repeat(np.arange(len(total)), num_parts)
     parts = np.arange(len(whole)) - np.repeat(np.cumsum(num_parts) - num_parts, num_parts)
     items = np.concatenate([some[order], whole])

@@ -10,7 +10,7 @@ from fixtures import quick
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datapipe.packing.fit import best_fit, like_lengths
+from datapipe.packing.fit import best_fit, even_fit, like_lengths
 
 
 def one_by_one(lengths: list[int], capacity: int, most: int) -> list[int]:
@@ -58,6 +58,41 @@ def test_rows_of_web_like_documents_are_full(capacity: int, dtype: type) -> None
     lengths = np.clip(np.exp(rng.normal(np.log(415), 1.2, 65_536)), 16, capacity).astype(dtype)
     _, ends = best_fit(lengths, capacity)
     assert int(lengths.astype(np.int64).sum()) / (len(ends) * capacity) > 0.999
+
+
+weighted = st.lists(st.tuples(st.floats(0, 1), st.floats(0, 9)), max_size=80)  # lengths as shares of the capacity, weights
+
+
+@quick
+@given(st.integers(1, 60), weighted)
+def test_even_packs_have_room_and_are_hardly_more_than_best_fit_makes(capacity: int, of: list[tuple[float, float]]) -> None:
+    lengths = np.array([max(1, round(share * capacity)) for share, _ in of], np.int64)
+    documents, ends = even_fit(lengths, np.array([weight for _, weight in of]), capacity)
+    assert sorted(documents.tolist()) == list(range(len(lengths)))
+    packs = np.split(documents, ends[:-1]) if len(ends) else []
+    assert all(len(pack) and lengths[pack].sum() <= capacity for pack in packs)
+    assert all((np.diff(pack) > 0).all() for pack in packs)
+    assert [int(pack[0]) for pack in packs] == sorted(int(pack[0]) for pack in packs)
+    assert len(packs) <= len(best_fit(lengths, capacity)[1]) * 1.005 + 1
+
+
+def test_even_packs_have_like_weights() -> None:
+    """Conversations of which most are images, in numbers and sizes as people have them."""
+    rng = np.random.default_rng(0)
+    num, capacity = 65_536, 8192
+    num_images = np.where(rng.random(num) < 0.08, 0, np.minimum(rng.geometric(0.7, num), 6))
+    images = [np.clip(np.exp(rng.normal(np.log(350), 0.5, num)), 64, 1280) * (num_images > one) for one in range(6)]
+    weights = np.sum(images, axis=0)
+    lengths = np.minimum(
+        capacity, weights.astype(np.int64) + np.clip(np.exp(rng.normal(5.2, 0.9, num)), 20, 4000).astype(np.int64)
+    )
+    spread = {}
+    for name, (documents, ends) in {"even": even_fit(lengths, weights, capacity), "best": best_fit(lengths, capacity)}.items():
+        sums = np.add.reduceat(weights[documents], np.concatenate([[0], ends[:-1]]))
+        spread[name] = sums.std() / sums.mean()
+        assert lengths.sum() / (len(ends) * capacity) > 0.99
+    assert spread["even"] < 0.07
+    assert spread["even"] < spread["best"] / 2
 
 
 @quick

@@ -293,7 +293,7 @@ class Lengths:
         return np.array([0, len(self.num)])
 
     def shard(self, number: int) -> SimpleNamespace:
-        return SimpleNamespace(num_tokens=self.num, loss=None)
+        return SimpleNamespace(num_tokens=self.num, loss=None, weights=None)
 
     def locate(self, documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return np.zeros(len(documents), np.int64), documents

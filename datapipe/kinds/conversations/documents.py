@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from datapipe.errors import OptionError
 from datapipe.index.document_images import DocumentImages
+from datapipe.index.entries import by_number
 from datapipe.index.tokens import TokenIndex, TokenShard
 from datapipe.order.draws import Ints
 from datapipe.packing.documents import Documents
@@ -22,6 +23,8 @@ from datapipe.packing.packs import Segments
 from datapipe.processors.processor import Processor
 
 _SIDE = 256  # pixels of an image that is asked for its tokens
+# Tokens of a conversation, and units of an image, at which attention costs as much as all else: 6 times a model's width.
+_EVEN_AT, _VISION_EVEN_AT = 6 * 2048, 6 * 1280
 
 
 class Images(NamedTuple):
@@ -69,12 +72,13 @@ class ConversationShard:
 
     @functools.cached_property
     def num_tokens(self) -> Ints:
-        return self.stored.num_tokens + _sums(self.images.ends, self.image_tokens - 1)
+        found: Ints = self.stored.num_tokens + _sums(self.images.ends, self.image_tokens.astype(np.int64) - 1)
+        return found
 
     @functools.cached_property
-    def num_units(self) -> Ints:
-        """The (n,) units of pixels of each conversation."""
-        return _sums(self.images.ends, self.image_units)
+    def weights(self) -> NDArray[np.float64]:
+        units = self.image_units.astype(np.float64)
+        return _sums(self.images.ends, units + units**2 / _VISION_EVEN_AT)
 
     @property
     def loss(self) -> ConversationShard:
@@ -143,19 +147,23 @@ class Conversations(Documents):
         return self.index.locate(documents)
 
     def num_tokens(self, documents: Ints) -> Ints:
-        return self._of_each(documents, lambda shard: shard.num_tokens)
-
-    def num_units(self, documents: Ints) -> Ints:
-        """Return (m,) the units of pixels of each conversation."""
-        return self._of_each(documents, lambda shard: shard.num_units)
-
-    def _of_each(self, documents: Ints, of: Any) -> Ints:
         shards, within = self.locate(documents)
         found = np.empty(len(documents), np.int64)
-        for number in np.unique(shards).tolist():
-            here = shards == number
-            found[here] = of(self.shard(number))[within[here]]
+        for number, here in by_number(shards):
+            found[here] = self.shard(number).num_tokens[within[here]]
         return found
+
+    def costs(self, segments: Segments, num_packs: int) -> NDArray[np.float64]:
+        """Return (2, num_packs) the work of packs for a model's language and for its vision tower, each to a scale of its own.
+
+        It is that of transformers of usual widths: linear in tokens, or in units of pixels, and quadratic where these attend to
+        each other, as those of a conversation do, and those of an image.
+        """
+        tokens = segments.num + segments.num.astype(np.float64) ** 2 / _EVEN_AT
+        units = np.empty(len(segments.num))
+        for number, here in segments.by_shard():
+            units[here] = self.shard(number).weights[segments.document[here]]
+        return np.stack([np.bincount(segments.row, one, num_packs) for one in (tokens, units)])
 
     def describe(self, document: int) -> object:
         return self.index.describe(document)
@@ -192,8 +200,7 @@ def _counts(processor: Processor) -> tuple[Any, Any]:
     return processor.num_tokens, processor.num_units
 
 
-def _sums(ends: Ints, values: NDArray[np.int32]) -> Ints:
+def _sums(ends: Ints, values: NDArray[Any]) -> NDArray[Any]:
     """Return (n,) the sum of what belongs to each. `ends`: (n + 1,) values before each, and in all."""
-    before = np.concatenate([[0], np.cumsum(values, dtype=np.int64)])
-    found: Ints = before[ends[1:]] - before[ends[:-1]]
-    return found
+    before = np.concatenate([np.zeros(1, values.dtype), np.cumsum(values)])
+    return np.asarray(before[ends[1:]] - before[ends[:-1]])

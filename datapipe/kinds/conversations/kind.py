@@ -94,8 +94,10 @@ class ConversationKind(Kind):
         return self.packs.segments(packs, seed=None, epoch=0).num
 
     def _cost(self, seed: int | None, epoch: int, packs: Ints) -> NDArray[np.float64]:
-        """Return (m,) the cost of the attention of packs."""
-        return self.packs.cost(packs, seed=seed, epoch=epoch)
+        """Return (m,) the work of packs, in the tower of the model that has more of it than usual."""
+        costs = self.documents.costs(self.packs.segments(packs, seed=seed, epoch=epoch), len(packs))
+        shares = costs / np.maximum(costs.mean(axis=1, keepdims=True), 1e-9)
+        return np.asarray(shares.max(axis=0))
 
     @functools.cached_property
     def _files(self) -> Files:
