@@ -32,7 +32,7 @@ class Placer:
 
     def __init__(self, processor: Processor, files: Files) -> None:
         self._processor, self._files = processor, files
-        self._decoder: Decoder = open_decoder()
+        self._decoder: Decoder = open_decoder("simplejpeg")  # the fastest of whole images
         self._scratch = torch.empty((0, *processor.unit), dtype=torch.uint8)
 
     def scratch(self, num_units: int) -> torch.Tensor:

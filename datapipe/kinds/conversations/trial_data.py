@@ -23,7 +23,7 @@ COLOURS = {
     "white": (240, 240, 240),
 }
 SHAPES = ("circle", "square", "triangle")
-_SPECIAL = ("<|end|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>")
+SPECIAL = ("<|end|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>")
 TEMPLATE = (  # of Qwen2-VL's form
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{% for part in message['content'] %}"
     "{% if part['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part['text'] }}{% endif %}"
@@ -97,7 +97,7 @@ def write_model(path: Path) -> None:
     texts = [f"user assistant What is in it? them Is there a picture? no and a {one}" for one in (*COLOURS, *SHAPES)] * 4
     alphabet = library.pre_tokenizers.ByteLevel.alphabet()
     trainer = library.trainers.BpeTrainer(
-        vocab_size=512, special_tokens=list(_SPECIAL), initial_alphabet=alphabet, show_progress=False
+        vocab_size=512, special_tokens=list(SPECIAL), initial_alphabet=alphabet, show_progress=False
     )
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.save(str(path / "tokenizer.json"))
