@@ -20,10 +20,11 @@ from numpy.typing import NDArray
 from converters.samples.special_tokens import SpecialTokens
 from converters.samples.templates import ChatTemplate, LateError, Limits, Span
 from converters.tokenizer import Tokenizing
-from datapipe.codecs.messages import messages_of
+from datapipe.codecs.messages import has_images, messages_of
 from datapipe.errors import DecodeError
 
 _LIMIT_S, _LIMIT_S_EACH = 20.0, 0.2  # for a chat, and each of its messages, up to all of which it is rendered
+Encoded = tuple[NDArray[np.uint32], NDArray[np.int32] | None]  # as `ChatRenderer.encode` returns
 
 
 class ChatRenderer:
@@ -36,26 +37,26 @@ class ChatRenderer:
         self._special = SpecialTokens(tokenizing)
         self._limits = Limits()
 
-    def encode_each(self, chats: Iterable[bytes]) -> list[tuple[NDArray[np.uint32], NDArray[np.int32]] | DecodeError]:
+    def encode_each(self, chats: Iterable[bytes]) -> list[Encoded | DecodeError]:
         """Return what `encode` does of each chat, or raises. In the main thread, a rendering without end is ended."""
         with self._limits.watching():
             return [self._encoded_or_not(data) for data in chats]
 
-    def _encoded_or_not(self, data: bytes) -> tuple[NDArray[np.uint32], NDArray[np.int32]] | DecodeError:
+    def _encoded_or_not(self, data: bytes) -> Encoded | DecodeError:
         try:
             return self.encode(data)
         except DecodeError as exc:
             return exc
 
-    def encode(self, data: bytes) -> tuple[NDArray[np.uint32], NDArray[np.int32]]:
-        """Return the ids of a chat given as JSON, and (k, 2) the runs of those that carry loss: of a document, all.
+    def encode(self, data: bytes) -> Encoded:
+        """Return the ids of a chat given as JSON, and (k, 2) the runs of those that carry loss; None for all, as of a document.
 
         Raises DecodeError for what is no chat, or has nothing that carries loss.
         """
         try:
             value = _parsed(data)
             if self._images is not None and "document" in value:
-                return self._encoded_document(value["document"])
+                return self._ids_of_document(value["document"]), None
             return self._encoded_chat(messages_of(value))
         except (RecursionError, UnicodeError) as exc:
             what = "is nested too deep" if isinstance(exc, RecursionError) else "has half of a surrogate pair, which is no text"
@@ -70,18 +71,20 @@ class ChatRenderer:
             raise DecodeError("its messages use all characters that could keep special tokens in them apart")
         return mark
 
-    def _encoded_document(self, parts: list[str | None]) -> tuple[NDArray[np.uint32], NDArray[np.int32]]:
+    def _ids_of_document(self, parts: list[str | None]) -> NDArray[np.uint32]:
         """Return the ids of a document of texts, and of None in the place of each image."""
         assert self._images is not None
         mark = self._mark_for(parts)
         marked = self._special.marked(parts, mark)
         text = "".join(self._images.alone if one is None else one for one in marked)
         ids, _ = self._special.encode(text, mark, is_marked=marked != parts)
-        return ids, np.array([[0, len(ids)]], np.int32)
+        return ids
 
     def _encoded_chat(self, messages: list[dict[str, Any]]) -> tuple[NDArray[np.uint32], NDArray[np.int32]]:
         if self._template is None:
             raise DecodeError("a chat, and no chat template was named; pass --chat-template auto, or a file")
+        if self._images is None and has_images(messages):
+            raise DecodeError("a chat with images, of which documents have none; convert it with --from conversations")
         mark = self._mark_for(messages, self._template.text)
         marked = self._special.marked(messages, mark)
         limit_s = _LIMIT_S + _LIMIT_S_EACH * len(messages)

@@ -25,6 +25,7 @@ from datapipe.stores.random_access import RemoteBytes, pin_object
 from datapipe.stores.requests import requests
 
 _OPEN_AHEAD = 16  # samples whose files are opened in advance, so that the disk reads them meanwhile
+_MOST_OPEN = 64  # their files, of which a conversation may have many
 _KEPT_OPEN = 64  # files of which samples are parts
 _OBJECTS = 4  # of which more than a sample's own bytes is kept
 _REQUESTED_AHEAD = 256  # samples whose objects are requested in advance, to hide the latency of a store
@@ -260,7 +261,7 @@ def _open_ahead(roots: Roots, planned: Iterable[PlannedSample]) -> Iterator[_Wai
     kept: _Files = OrderedDict()  # those of which samples are parts
     is_remote = roots.is_remote
     most = _REQUESTED_AHEAD if is_remote else _OPEN_AHEAD
-    nbytes = 0
+    nbytes = num_open = 0
     try:
         for sample in planned:
             opened = _WaitingSample(sample, problem=sample.problem)
@@ -268,8 +269,10 @@ def _open_ahead(roots: Roots, planned: Iterable[PlannedSample]) -> Iterator[_Wai
             if opened.problem is None:
                 _open(roots, opened, kept, is_remote=is_remote)
             nbytes += opened.nbytes
-            while len(waiting) > most or (nbytes > _REQUESTED_NBYTES and waiting):
+            num_open += 0 if is_remote else len(opened.held)
+            while len(waiting) > most or ((nbytes > _REQUESTED_NBYTES or num_open > _MOST_OPEN) and waiting):
                 nbytes -= waiting[0].nbytes
+                num_open -= 0 if is_remote else len(waiting[0].held)
                 yield waiting.popleft()
         while waiting:
             yield waiting.popleft()

@@ -167,11 +167,11 @@ def _texts_of(names: Sequence[str], values: Mapping[str, str], contents: Mapping
 
 
 def _stored(
-    tokenizing: Tokenizing, found: Sequence[NDArray[np.uint32]], runs: Sequence[NDArray[np.int32]] | None = None
+    tokenizing: Tokenizing, found: Sequence[NDArray[np.uint32]], runs: Sequence[NDArray[np.int32] | None] | None = None
 ) -> list[StoredField | DecodeError]:
     """Return documents in the form to write, with the tokens that begin and end them.
 
-    `runs`: of each, (k, 2) of the tokens that carry loss.
+    `runs`: of each, (k, 2) of the tokens that carry loss; None for all, with those that begin and end it.
     """
     if not found:
         return []
@@ -179,12 +179,15 @@ def _stored(
     begin, end = ([] if one is None else [np.array([one], np.uint32)] for one in (facts.bos, facts.eos))
     parts = [part for ids in found for part in (*begin, ids, *end)]
     data = np.concatenate(parts).astype(facts.stored).tobytes()
-    nbytes = [(len(begin) + len(ids) + len(end)) * facts.stored.itemsize for ids in found]
-    bounds = [0, *itertools.accumulate(nbytes)]
-    shifted = [b""] * len(found) if runs is None else [(one + len(begin)).astype("<i4").tobytes() for one in runs]
+    lengths = [len(begin) + len(ids) + len(end) for ids in found]
+    bounds = [0, *itertools.accumulate(num * facts.stored.itemsize for num in lengths)]
+    carrying = [b""] * len(found)
+    if runs is not None:
+        shifted = [np.array([[0, num]]) if one is None else one + len(begin) for one, num in zip(runs, lengths, strict=True)]
+        carrying = [one.astype("<i4").tobytes() for one in shifted]
     return [
-        StoredField("tokens", data[first:last], carrying)
-        for first, last, carrying in zip(bounds[:-1], bounds[1:], shifted, strict=True)
+        StoredField("tokens", data[first:last], carried)
+        for first, last, carried in zip(bounds[:-1], bounds[1:], carrying, strict=True)
     ]
 
 

@@ -139,10 +139,12 @@ def _is_written(name: str, target: str) -> bool:
 
 def _not_written(name: str, look: Look, target: str) -> OptionError:
     facts = FORMS[name]
-    if facts.kind == "tables":
+    if facts.targets:
+        is_table = facts.kind == "tables"
         is_text = look.suffix in TEXT_SUFFIXES
-        named = "; if a column names files of samples, say which: --field COLUMN=image" if is_text else ""
-        return OptionError(f"--to {target}: {look.place} is a table, which is written as parquet or hdf5{named}")
+        named = "; if a column names files of samples, say which: --field COLUMN=image" if is_text and is_table else ""
+        what = f"{facts.title}, which {'is' if is_table else 'are'} written as {' or '.join(facts.targets)}"
+        return OptionError(f"--to {target}: {look.place} is {what}{named}")
     videos = f"; for its videos alone pass {look.place / 'videos'}" if name == LEROBOT else ""
     return OptionError(f"{look.place}: {facts.title}, for {_READERS[facts.kind]} to read in place: nothing to convert{videos}")
 

@@ -79,3 +79,12 @@ def test_trainer_stops_and_goes_on(splits: list[Path], tmp_path: Path) -> None:
     arguments = [*splits, "--batch-size", 8, "--directory", tmp_path / "vit"]
     assert "step 4:" in run_example("trainer_vit.py", *arguments, "--max-steps", 4)
     assert re.search(r"step 18: [\d.]+ of 21 right", run_example("trainer_vit.py", *arguments))
+
+
+@pytest.mark.parametrize("flags", [[], ["--trainer"]])
+def test_a_small_vision_language_model_learns_from_packed_conversations(tmp_path: Path, flags: list[str]) -> None:
+    needs("transformers")
+    out = run_example("train_vision_language.py", "--out", tmp_path, "--num", 80, "--epochs", 3, *flags)
+    losses = [float(found) for found in re.findall(r"loss ([\d.]+) per token", out)]
+    assert len(losses) == 3
+    assert losses[2] < 0.7 * losses[0]

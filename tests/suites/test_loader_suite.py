@@ -337,7 +337,7 @@ class TestKernel(OfTheKernel):
         return KINDS[request.param]
 
 
-@pytest.mark.promise("kind: images", "kind: tables", "kind: tokens", "kind: clips", "kind: audio")
+@pytest.mark.promise("kind: images", "kind: tables", "kind: tokens", "kind: conversations", "kind: clips", "kind: audio")
 class TestKinds(OfTheKind):
     """By day on every kind; by night also by each backend of images, and for each way of taking clips and sound."""
 

@@ -10,6 +10,7 @@ from transformers import trainer as host
 
 from datapipe.adapt.hosts.accelerate import OurLoader, PreparedLoader, SkippedLoader, check_fits, is_our_loader
 from datapipe.errors import DependencyError, OptionError
+from datapipe.kinds.images.data import Images
 
 _ADDED = ("id", "real")  # what a loader adds to a batch besides fields
 
@@ -63,7 +64,8 @@ class LoaderMixin:
 
 
 def _check_batches(loader: Any, expected: int, name: str) -> None:
-    if getattr(loader, "options", None) is not None and loader.options.output != "dict" and loader.collate_fn is None:
+    are_images = isinstance(getattr(loader, "dataset", None), Images)  # batches of other kinds are dicts
+    if are_images and loader.options.output != "dict" and loader.collate_fn is None:
         raise OptionError(
             "Trainer needs batches by name, and the loader's are tuples; pass output='dict', or the model's names, such as "
             "output={'image': 'pixel_values', 'label': 'labels'}"
