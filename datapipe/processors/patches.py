@@ -76,13 +76,15 @@ class PatchProcessor(Processor):
         return np.full(rows * columns // self.merge**2, self.id, np.int64)
 
     def place(self, image: NDArray[np.uint8], rows: int, columns: int, out: torch.Tensor) -> None:
-        scaled = self.pixels.resized(image, rows * self.patch, columns * self.patch)
+        scaled = self.pixels.resized(image, rows * self.patch, columns * self.patch).permute(1, 2, 0).contiguous()
         merge, patch = self.merge, self.patch
-        line = f"V{patch}"  # of a patch, whose pixels move together
-        cut = scaled.contiguous().numpy().view(line).reshape(3, rows // merge, merge, patch, columns // merge, merge)
-        # (blocks down, blocks across, in the block down, across, channel, pixel down)
-        placed = out.numpy().view(line).reshape(rows // merge, columns // merge, merge, merge, 3, patch)
-        placed[...] = cut.transpose(1, 4, 2, 5, 0, 3)
+        line = f"V{3 * patch}"  # of a patch, whose pixels move together, and channels part afterwards
+        lines = scaled.numpy().reshape(rows * patch, -1).view(line).reshape(rows // merge, merge, patch, columns // merge, merge)
+        # (blocks down, blocks across, in the block down, across, line)
+        placed = np.ascontiguousarray(lines.transpose(0, 3, 1, 4, 2)).reshape(-1).view(np.uint8).reshape(len(out), -1, 3)
+        channels = out.numpy().reshape(len(out), 3, -1)
+        for number in range(3):
+            channels[:, number] = placed[:, :, number]
 
     def values(self, units: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         return self.pixels.values(units, out, times=self.frames)

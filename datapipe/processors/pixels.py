@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from datapipe.errors import DependencyError, OptionError
 
 Filter = Literal["bilinear", "bicubic", "lanczos"]
-_AT_ONCE = 1 << 16  # numbers
+_AT_ONCE = 1 << 16  # numbers that are made at once, so that they are in a core's cache
 _FILTERS: dict[int, Filter] = {1: "lanczos", 2: "bilinear", 3: "bicubic"}  # by Pillow's numbers
 
 
@@ -49,14 +49,15 @@ class Pixels:
 
         Raises DependencyError for a filter that this torch has not.
         """
-        image = pixels
-        if not isinstance(image, torch.Tensor):
-            own = image if image.flags.writeable else image.copy()  # torch warns of others
-            image = torch.from_numpy(own).permute(2, 0, 1)
-        if image.shape[1:] == (height, width):
-            return image
+        if isinstance(pixels, torch.Tensor):
+            image = pixels[None]
+        else:
+            own = pixels if pixels.flags.writeable else pixels.copy()  # torch warns of others
+            image = torch.from_numpy(own)[None].permute(0, 3, 1, 2)  # by its strides torch knows that channels come last
+        if image.shape[2:] == (height, width):
+            return image[0]
         try:
-            return torch.nn.functional.interpolate(image[None], (height, width), mode=self.filter, antialias=True)[0]
+            return torch.nn.functional.interpolate(image, (height, width), mode=self.filter, antialias=True)[0]
         except (NotImplementedError, ValueError) as exc:
             if self.filter == "lanczos":
                 raise DependencyError(f"torch {torch.__version__} has no Lanczos filter: pip install 'torch>=2.13'") from exc
@@ -73,8 +74,8 @@ class Pixels:
         if out is None:
             out = torch.empty((len(units), 3 * times * each), device=units.device)
         repeated = out.view(len(units), 3, times, each)
-        at_once = max(1, _AT_ONCE // each if units.device.type == "cpu" else len(flat))
-        for first in range(0, len(flat), at_once):  # what a core's cache holds
+        at_once = max(1, _AT_ONCE // (3 * each) if units.device.type == "cpu" else len(flat))
+        for first in range(0, len(flat), at_once):
             some = flat[first : first + at_once].to(torch.float32)
             repeated[first : first + at_once] = some.sub_(mean).div_(std)[:, :, None]
         return out

@@ -106,18 +106,19 @@ class ConversationKind(Kind):
 
     def open_pass(self, settings: Pass) -> ConversationMaker:
         delivery = Delivery.to(self.device(), settings.options, settings.observer)
-        if self._workers is None:  # for all passes: processes are costly to begin
+        processor = self.documents.processor
+        if self._workers is None:  # for all passes: processes are costly to begin, and so is memory for pixels
             self._workers = self._open_workers(settings.options)
+            self._memory = delivery.memory(processor.value if delivery.runtime is None else processor.unit, room=1)
         plan, drawn = settings.source, settings.seed if settings.options.shuffle else None
         assert isinstance(plan, Plan)
-        processor = self.documents.processor
         return ConversationMaker(
             self.documents,
             self.packs,
             self.settings,
             settings,
             self._files,
-            delivery.memory(processor.value if delivery.runtime is None else processor.unit, room=1),
+            self._memory,
             delivery,
             Resources(settings.options, self._workers, delivery.runtime),
             StepLosses(plan, self.settings.accumulate, [self.packs], drawn),
