@@ -93,6 +93,7 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks.cache
 	$(BIN)/python -m benchmarks.tables
 	$(BIN)/python -m benchmarks.large_table
+	$(BIN)/python -m benchmarks.conversations
 	$(BIN)/python -m benchmarks.remote
 	$(BIN)/python -m benchmarks.convert
 	$(BIN)/python -m benchmarks.convert_sources

@@ -10,6 +10,8 @@ from benchmarks import passes
 from benchmarks.audio import BARS as AUDIO_BARS
 from benchmarks.audio import KINDS as AUDIO_KINDS
 from benchmarks.audio import MAX_RESUME_S
+from benchmarks.conversations import BARS as CONVERSATION_BARS
+from benchmarks.conversations import figures as conversation_figures
 from benchmarks.shown.cells import line
 from benchmarks.shown.machines import on_second_cpu
 from benchmarks.tables import BARS as TABLE_BARS
@@ -133,6 +135,10 @@ def _of_audio(peer: str) -> Callable[[Found], float]:
 
 def _of_resume(kind: str) -> Callable[[Found], float]:
     return lambda found: float(found["audio"]["resume"][kind]["resume_s"])
+
+
+def _of_conversations(name: str) -> Callable[[Found], float]:
+    return lambda found: conversation_figures(found["conversations"])[name]
 
 
 def _of_tokens(part: str, ours: str, other: str) -> Callable[[Found], float]:
@@ -332,6 +338,10 @@ BARS = (
     ),
     *(_times(f"crops of sound, against {peer}'s CPU time", least, _of_audio(peer)) for peer, least in AUDIO_BARS.items()),
     *(Bar(f"resuming among 10 million utterances, {kind}", MAX_RESUME_S, " s", True, _of_resume(kind)) for kind in AUDIO_KINDS),
+    *(
+        Bar(f"images inside text: {name}", aim, "", name.startswith("bytes"), _of_conversations(name))
+        for name, aim in CONVERSATION_BARS.items()
+    ),
     _times("a store, full shuffle by ranges, nothing cached, against the disk", 0.78, _of_store("ranges")),
     _times("a store, windows, nothing cached, against the disk", 0.9, _of_store("windows, cold")),
     _times("a store, warm shard cache, against the disk", 0.97, _of_store("warm cache")),
@@ -347,6 +357,7 @@ BARS = (
 _NEEDED = (
     "images-photos", "images-256", "images-raw", "images-dali", "images-dali-uint8", "convert", "open-large", "gil", "stages-256",
     "containers", "images-from-torch", "images-any-dataset", "attach-cost", "tables", "tokens", "video", "audio", "remote",
+    "conversations",
     "diagnostics-real", "diagnostics-scripts", "diagnostics-ranks", "convert-sources", "recording", "monitor-cost",
     "video-episodes", "video-stages",
 )  # fmt: skip

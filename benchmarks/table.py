@@ -44,6 +44,7 @@ _PARTS: dict[str, Callable[[dict[str, Any]], str]] = {
     "video": media.clips,
     "video-episodes": media.episodes,
     "audio": media.sounds,
+    "conversations": media.conversations,
     "remote": stores.stores,
 }
 

@@ -54,7 +54,9 @@ def test_the_quick_start_runs_as_typed(tmp_path: Path, environment: dict[str, st
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("guide", ["folder", "own-dataset", "gpu-waits", "small-gpt", "vision-language", "clips", "bad-files", "resume", "ranks"])
+@pytest.mark.parametrize(
+    "guide", ["folder", "own-dataset", "gpu-waits", "small-gpt", "vision-language", "clips", "bad-files", "resume", "ranks"]
+)
 def test_a_guide_runs_as_typed(guide: str, tmp_path: Path, environment: dict[str, str]) -> None:
     """From beginning to end, in an environment that lacks torchvision, as a newcomer's does."""
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['torchvision'] = None\n")

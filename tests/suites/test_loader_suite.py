@@ -27,6 +27,7 @@ from datapipe.index.media import MediaSource
 from datapipe.kernel.loader import Loader
 from datapipe.kinds import registry
 from datapipe.kinds.clips import process_workers as clip_workers
+from datapipe.kinds.conversations import placing as conversation_workers
 from datapipe.kinds.images import process_workers as image_workers
 from datapipe.kinds.images.dali.installation import installation
 from datapipe.opening.videos.indexing import look_at
@@ -351,9 +352,10 @@ class InProcesses:
 
     files_per_worker = 2  # the socket and the memory of its process
 
-    @pytest.fixture(params=["images", "clips"])
+    @pytest.fixture(params=["images", "clips", "conversations"])
     def kind(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> LoaderOf:
-        require_processes({"images": image_workers, "clips": clip_workers}[request.param].IMPORTS, monkeypatch)
+        workers = {"images": image_workers, "clips": clip_workers, "conversations": conversation_workers}
+        require_processes(workers[request.param].IMPORTS, monkeypatch)
         return KINDS[request.param]
 
 

@@ -140,7 +140,7 @@ class ConversationMaker(BatchMaker):
         images = batch.images.of(rows.start, rows.stop)
         first = int(batch.images.num_units[: np.searchsorted(batch.images.segment, rows.start)].sum())
         pixels = batch.pixels[first : first + int(images.num_units.sum())]
-        found_bad = self._place(worker, pixels, batch.pictures.take(list(rows)), images)
+        found_bad = worker.place(pixels, batch.pictures.take(list(rows)), images)
         bad = {rows.start + number: reason for number, reason in found_bad.items()} | bad
         network_ns, step = self.files.take_network_ns(), batch.picks.step
         note_stage(self.run.observer, Stage.DECODE, step, start_ns, len(rows), network_ns=network_ns)
@@ -150,16 +150,6 @@ class ConversationMaker(BatchMaker):
     def _is_final(self) -> bool:
         """Whether batches stay in host memory, so that what places pixels also makes of them what the model takes."""
         return self.delivery.runtime is None
-
-    def _place(self, worker: Placer, out: torch.Tensor, pictures: Extents, images: Images) -> dict[int, Reason]:
-        """Write the pixels of images; return the bad conversations."""
-        if not self._is_final:
-            return worker.place(out, pictures, images)
-        processor = self.documents.processor
-        units = worker.scratch(len(out))
-        bad = worker.place(units, pictures, images)
-        processor.values(units, out)
-        return bad
 
     def _ids_of(self, data: bytes | Reason, segments: Segments, row: int, images: Images) -> Ints:
         """Return the ids of a conversation, with those of its images. Raises DecodeError or IntegrityError."""
@@ -207,7 +197,7 @@ class ConversationMaker(BatchMaker):
             ids = self._ids_of(self.files.read(tokens, 0), found, 0, images)
         except (DecodeError, IntegrityError):
             return False
-        if self._place(worker, pixels, pictures, images):
+        if worker.place(pixels, pictures, images):
             return False
         self._clear(batch, row)
         begin = int(batch.begin[row])

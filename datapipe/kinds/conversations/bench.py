@@ -58,7 +58,7 @@ def measure(index: TokenIndex, args: argparse.Namespace) -> dict[str, Any]:
         "rows": len(data),
         "fill": float(lengths[lengths <= _LENGTH].sum()) / (len(data) * _LENGTH),
         "images": num_images,
-        "units_per_s": statistics.median(rates),
+        "images_per_s": statistics.median(rates),
         "rounds": rates,
     }
 
@@ -67,5 +67,5 @@ def as_text(result: dict[str, Any]) -> str:
     """Return the figures as text for people."""
     return (
         f"{counted(result['conversations'], 'conversation')} in {counted(result['rows'], 'row')} of {result['length']:,} tokens,"
-        f" {result['fill']:.2%} full\n  {result['units_per_s']:>10,.0f} images/s"
+        f" {result['fill']:.2%} full\n  decoded and placed{result['images_per_s']:>12,.0f} images/s"
     )

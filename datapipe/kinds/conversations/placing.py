@@ -35,7 +35,7 @@ class Placer:
         self._decoder: Decoder = open_decoder("simplejpeg")  # the fastest of whole images
         self._scratch = torch.empty((0, *processor.unit), dtype=torch.uint8)
 
-    def scratch(self, num_units: int) -> torch.Tensor:
+    def _units(self, num_units: int) -> torch.Tensor:
         """Return memory for so many units of pixels, until it is asked for again."""
         if len(self._scratch) < num_units:
             self._scratch = torch.empty((num_units * 5 // 4, *self._scratch.shape[1:]), dtype=torch.uint8)
@@ -44,8 +44,8 @@ class Placer:
     def place(self, out: torch.Tensor, extents: Extents, images: Images) -> dict[int, Reason]:
         """Write the images of conversations into their units of pixels; return the bad conversations, each with its first error.
 
-        `out`: (units, ...) uint8, those of all images one after the other. `extents`: of each conversation that of its images.
-        Raises MissingDataError or StorageError.
+        `out`: those of all images one after the other, (units, *unit) uint8, or (units, *value) of the model's own numbers.
+        `extents`: of each conversation that of its images. Raises MissingDataError or StorageError.
         """
         bad: dict[int, Reason] = {}
         first_units = images.first_units.tolist()
@@ -77,7 +77,12 @@ class Placer:
             pixels = np.ascontiguousarray(upright(pixels, orientation))
         if pixels.shape[:2] != (height, width):
             raise IntegrityError(f"has {pixels.shape[1]} x {pixels.shape[0]} pixels, and its index says {width} x {height}")
-        self._processor.place(pixels, rows, columns, out)
+        if out.dtype == torch.uint8:
+            self._processor.place(pixels, rows, columns, out)
+            return
+        units = self._units(len(out))
+        self._processor.place(pixels, rows, columns, units)
+        self._processor.values(units, out)  # while they are in the core's cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +104,11 @@ class ProcessPlacer(Placer):
 
     def place(self, out: torch.Tensor, extents: Extents, images: Images) -> dict[int, Reason]:
         if has_default_settings():
-            bad: dict[int, Reason] | None = self._process.fill(out, extents, images)
+            is_final = out.dtype != torch.uint8
+            units = self._units(len(out)) if is_final else out  # less to copy than numbers are
+            bad: dict[int, Reason] | None = self._process.fill(units, extents, images)
             if bad is not None:
+                if is_final:
+                    self._processor.values(units, out)
                 return bad
         return super().place(out, extents, images)
