@@ -143,7 +143,8 @@ def _not_written(name: str, look: Look, target: str) -> OptionError:
         is_table = facts.kind == "tables"
         is_text = look.suffix in TEXT_SUFFIXES
         named = "; if a column names files of samples, say which: --field COLUMN=image" if is_text and is_table else ""
-        what = f"{facts.title}, which {'is' if is_table else 'are'} written as {' or '.join(facts.targets)}"
+        what = "a table, which is" if is_table else f"{facts.title}, which are"
+        what += f" written as {' or '.join(facts.targets)}"
         return OptionError(f"--to {target}: {look.place} is {what}{named}")
     videos = f"; for its videos alone pass {look.place / 'videos'}" if name == LEROBOT else ""
     return OptionError(f"{look.place}: {facts.title}, for {_READERS[facts.kind]} to read in place: nothing to convert{videos}")
