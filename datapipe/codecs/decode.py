@@ -9,6 +9,7 @@ Does not depend on torch.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import threading
@@ -111,6 +112,20 @@ class SimpleJpegDecoder:
         except ValueError:
             return self._pillow(data, header, region)
         return _crop(pixels, region)
+
+    def reduced(self, data: bytes, header: ImageHeader, least: tuple[int, int]) -> NDArray[np.uint8]:
+        """Return a whole image at the smallest scale that libjpeg decodes to, down to an eighth, of at least (height, width).
+
+        Other files than common JPEGs are decoded in full. Raises DecodeError.
+        """
+        if _is_common_jpeg(header):
+            height, width = least
+            with contextlib.suppress(ValueError):
+                pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(
+                    data, colorspace="RGB", strict=True, min_height=height, min_width=width, min_factor=1
+                )
+                return pixels
+        return self(data, header)
 
 
 class NvImageCodecDecoder:

@@ -53,6 +53,9 @@ class FixedProcessor(Processor):
         height, width = (int(self.shortest * side / least) for side in (height, width))
         out[0] = _middle(self.pixels.resized(image, height, width), self.height, self.width)
 
+    def resized(self, rows: int, columns: int) -> tuple[int, int]:
+        return (self.height, self.width) if self.shortest is None else (self.shortest, self.shortest)
+
     def values(self, units: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         return self.pixels.values(units, out).view(units.shape)
 

@@ -86,6 +86,9 @@ class PatchProcessor(Processor):
         for number in range(3):
             channels[:, number] = placed[:, :, number]
 
+    def resized(self, rows: int, columns: int) -> tuple[int, int]:
+        return rows * self.patch, columns * self.patch
+
     def values(self, units: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         return self.pixels.values(units, out, times=self.frames)
 

@@ -67,6 +67,10 @@ class Processor(Protocol):
     def place(self, image: NDArray[np.uint8], rows: int, columns: int, out: torch.Tensor) -> None:
         """Write an image, (height, width, 3) RGB, into its units, uint8 of (units, *unit)."""
 
+    def resized(self, rows: int, columns: int) -> tuple[int, int] | None:
+        """Return (height, width), pixels, that an image of this grid is resized to; None: not known, so it is decoded in full."""
+        return None
+
     def values(self, units: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Return the numbers that the model takes of (units, *unit) uint8: float32 of (units, *value), on any device.
 

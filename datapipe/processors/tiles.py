@@ -69,6 +69,9 @@ class CanvasProcessor(Processor):
         if rows * columns > 1:
             out[-1] = self.pixels.resized(image, self.side, self.side)
 
+    def resized(self, rows: int, columns: int) -> tuple[int, int]:
+        return rows * self.side, columns * self.side
+
     def values(self, units: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         return self.pixels.values(units, out).view(units.shape)
 
@@ -146,6 +149,9 @@ class SplitProcessor(Processor):
             scaled = self.pixels.resized(scaled, rows * self.side, columns * self.side)
             put_tiles(scaled, rows, columns, out)
         out[-1] = self.pixels.resized(scaled, self.side, self.side)
+
+    def resized(self, rows: int, columns: int) -> tuple[int, int]:
+        return (rows * self.side, columns * self.side) if rows else (self.longest, self.longest)
 
     def values(self, units: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         return self.pixels.values(units, out).view(units.shape)

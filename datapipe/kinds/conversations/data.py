@@ -19,7 +19,7 @@ from datapipe.kernel.kind import Data
 from datapipe.kernel.mixing import Mixture, refuse_unlike
 from datapipe.kinds.conversations import documents as lengths
 from datapipe.kinds.conversations.kind import ConversationKind
-from datapipe.kinds.conversations.settings import ConversationSettings, Layout
+from datapipe.kinds.conversations.settings import ConversationSettings, Decode, Layout
 from datapipe.opening.tokens.opening import open_tokens, plan_homes
 from datapipe.packing.joined import JoinedPacks
 from datapipe.packing.kept_plans import open_plan
@@ -76,6 +76,8 @@ class Conversations(Data):
     pad: the id that fills rows; None: that of the tokenizer, or 0.
     balance: "step": within each optimizer step, deal rows so that at every micro-batch all ranks have the same work.
     accumulate: micro-batches of an optimizer step, over which rows are dealt and `loss_tokens` are counted.
+    decode: "exact": pixels are those of transformers' processor; "scaled": JPEGs that are much larger than the processor
+      resizes them to are decoded at a smaller scale, faster, and a little different.
     remote: a `datapipe.Remote(...)`: how shards in an object store are read.
 
     A batch is a dict. Fields of tokens are as those of `Tokens`. `position_ids` of models with M-RoPE are (4, b, length): the
@@ -106,6 +108,7 @@ class Conversations(Data):
         pad: int | None = None,
         balance: str | None = None,
         accumulate: int = 1,
+        decode: Decode = "exact",
         remote: Remote | None = None,
     ) -> None:
         if balance not in (None, "step"):
@@ -119,7 +122,7 @@ class Conversations(Data):
         of_model = (*found.inputs(np.zeros((0, 2), np.int64)), *filter(None, [found.token_types]))
         settings = ConversationSettings(
             packs, of_model, bool(repack), layout, of_batch or (), num_seqlens, 0 if pad is None else pad, balance is not None,
-            accumulate,
+            accumulate, decode,
         )  # fmt: skip
         self._set(opening, settings, is_padded=pad is not None)
 

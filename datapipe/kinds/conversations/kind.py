@@ -130,9 +130,10 @@ class ConversationKind(Kind):
         processor, files = self.documents.processor, self._files
         can_be = wanted(options.num_workers) and isinstance(files, LocalFiles) and can_be_sent(processor)
         begun = launcher(IMPORTS) if can_be else None
+        scales = self.settings.decode == "scaled"
         if begun is None:
-            return ObjectPool(lambda: Placer(processor, files))
-        return ObjectPool(lambda: ProcessPlacer(processor, files, begun))
+            return ObjectPool(lambda: Placer(processor, files, scales=scales))
+        return ObjectPool(lambda: ProcessPlacer(processor, files, begun, scales=scales))
 
     def explain(self, facts: PassFacts) -> list[str]:
         settings, options, plan = self.settings, facts.settings.options, facts.settings.source
@@ -147,7 +148,8 @@ class ConversationKind(Kind):
             f"data      {counted(len(documents.index), 'conversation')} in {counted(documents.num_shards, 'shard')}",
             f"rows      {counted(self.num_samples, 'row')} of {packs.length:,} tokens: {_PACKING[packs.packing]};"
             f" {_LONG[packs.long]}",
-            f"images    {type(documents.processor).__name__}: units of {' x '.join(map(str, documents.processor.unit))}",
+            f"images    {type(documents.processor).__name__}: units of {' x '.join(map(str, documents.processor.unit))},"
+            f" decoded {'in full' if settings.decode == 'exact' else 'at twice the size that they are resized to'}",
             f"order     {order}",
             *([] if self.mixture is None else [f"mix       {self.mixture.described()}"]),
             f"seed      {facts.seed}",

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from datapipe.codecs.decode import Decoder, open_decoder
-from datapipe.codecs.orientation import UPRIGHT, upright
+from datapipe.codecs.decode import SimpleJpegDecoder
+from datapipe.codecs.orientation import UPRIGHT, upright, upright_size
 from datapipe.codecs.pillow import has_default_settings
 from datapipe.codecs.probe import probe
 from datapipe.errors import DecodeError, IntegrityError
@@ -30,9 +30,10 @@ IMPORTS = (__name__,)  # by workers: see `launcher`
 class Placer:
     """Reads, decodes and places the images of conversations. For one thread."""
 
-    def __init__(self, processor: Processor, files: Files) -> None:
-        self._processor, self._files = processor, files
-        self._decoder: Decoder = open_decoder("simplejpeg")  # the fastest of whole images
+    def __init__(self, processor: Processor, files: Files, *, scales: bool) -> None:
+        """`scales`: whether large JPEGs are decoded at a smaller scale, twice as large as the processor resizes them to."""
+        self._processor, self._files, self._scales = processor, files, scales
+        self._decoder = SimpleJpegDecoder()  # the fastest of whole images
         self._scratch = torch.empty((0, *processor.unit), dtype=torch.uint8)
 
     def _units(self, num_units: int) -> torch.Tensor:
@@ -71,12 +72,17 @@ class Placer:
         width, height = images.size[image].tolist()
         if rows < 0:
             raise DecodeError(self._processor.refusal(width, height))
-        pixels = self._decoder(data, probe(data))
-        orientation = int(images.orientation[image])
+        header, orientation = probe(data), int(images.orientation[image])
+        if upright_size(header.height, header.width, orientation) != (height, width):
+            raise IntegrityError(f"has {header.width} x {header.height} pixels, and its index says {width} x {height}")
+        wanted = self._processor.resized(rows, columns) if self._scales else None
+        if wanted is None:
+            pixels = self._decoder(data, header)
+        else:
+            least = upright_size(2 * wanted[0], 2 * wanted[1], orientation)
+            pixels = self._decoder.reduced(data, header, least)
         if orientation != UPRIGHT:
             pixels = np.ascontiguousarray(upright(pixels, orientation))
-        if pixels.shape[:2] != (height, width):
-            raise IntegrityError(f"has {pixels.shape[1]} x {pixels.shape[0]} pixels, and its index says {width} x {height}")
         if out.dtype == torch.uint8:
             self._processor.place(pixels, rows, columns, out)
             return
@@ -90,17 +96,18 @@ class PlacingWork:
     """Opens a `Placer` in a worker process."""
 
     processor: Processor
+    scales: bool
 
     def __call__(self) -> Fill:
-        return Placer(self.processor, LocalFiles()).place
+        return Placer(self.processor, LocalFiles(), scales=self.scales).place
 
 
 class ProcessPlacer(Placer):
     """A `Placer` with a process, which begins as soon as one can, and is done without once it has ended."""
 
-    def __init__(self, processor: Processor, files: Files, begun: Launcher) -> None:
-        super().__init__(processor, files)
-        self._process = OwnProcess(begun, PlacingWork(processor))
+    def __init__(self, processor: Processor, files: Files, begun: Launcher, *, scales: bool) -> None:
+        super().__init__(processor, files, scales=scales)
+        self._process = OwnProcess(begun, PlacingWork(processor, scales))
 
     def place(self, out: torch.Tensor, extents: Extents, images: Images) -> dict[int, Reason]:
         if has_default_settings():

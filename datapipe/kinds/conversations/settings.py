@@ -11,6 +11,7 @@ from datapipe.kernel.options import refuse_unknown_fields
 from datapipe.packing.settings import PackSettings, refuse_unfit
 
 Layout = Literal["rows", "flat"]
+Decode = Literal["exact", "scaled"]
 OF_ROWS = (
     "input_ids", "labels", "position_ids", "document_ids", "attention_mask", "cu_seqlens", "max_seqlen", "loss_tokens",
 )  # fmt: skip
@@ -33,11 +34,14 @@ class ConversationSettings:
     pad: int = 0
     balance: bool = False
     accumulate: int = 1
+    decode: Decode = "exact"
 
     def __post_init__(self) -> None:
         put = object.__setattr__
         if self.layout not in ("rows", "flat"):
             raise OptionError(f"layout is {self.layout!r:.40}; choose 'rows' or 'flat'")
+        if self.decode not in ("exact", "scaled"):
+            raise OptionError(f"decode is {self.decode!r:.40}; choose 'exact' or 'scaled'")
         if self.packs.packing == "concat" or self.packs.long in ("split", "truncate"):
             what = f"packing={self.packs.packing!r}" if self.packs.packing == "concat" else f"long={self.packs.long!r}"
             raise OptionError(f"{what} would cut images apart; pass packing='best-fit' or 'pad', and long='error' or 'drop'")

@@ -239,6 +239,27 @@ def test_a_bad_conversation_is_replaced_by_one_that_fits_into_its_place(tmp_path
     assert torch.equal(again["input_ids"], batch["input_ids"])
 
 
+@pytest.mark.parametrize("turned", [1, 6])
+def test_large_photographs_are_decoded_at_a_smaller_scale_on_request(tmp_path: Path, model: Path, turned: int) -> None:
+    """With pixels that hardly differ; what is not much larger than wanted stays exact."""
+    rng = np.random.default_rng(0)
+    noise = Image.fromarray(rng.integers(0, 256, (40, 60, 3), dtype=np.uint8)).resize((1200, 800), Image.Resampling.BICUBIC)
+    sink, exif = io.BytesIO(), noise.getexif()
+    exif[0x0112] = turned
+    noise.save(sink, "JPEG", quality=95, exif=exif)
+    path = write_set(tmp_path / "shards", [[1, sink.getvalue()], [2, picture(60, 50, form="JPEG")]], model)
+    found = [
+        next(iter(dp.DataLoader(dp.Conversations(path, 32, model, decode=decode), 1, num_workers=0)))["pixel_values"]
+        for decode in ("exact", "scaled")
+    ]
+    first = int(next(iter(dp.DataLoader(dp.Conversations(path, 32, model), 1)))["image_grid_thw"][0].prod())
+    difference = (found[0] - found[1]).abs() * 127.5  # levels
+    assert 0 < float(difference[:first].mean()) < 1.5
+    assert not difference[first:].any()
+    with pytest.raises(OptionError, match="decode is 'fast'; choose 'exact' or 'scaled'"):
+        dp.Conversations(path, 32, model, decode="fast")
+
+
 def test_another_resolution_needs_no_other_shards(documents: Path, tmp_path: Path) -> None:
     """Its plan is made anew, beside the others."""
     small, large = (words_model(tmp_path / f"{most}", most=28 * 28 * most) for most in (1, 9))
