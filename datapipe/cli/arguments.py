@@ -98,7 +98,7 @@ def add_inspect(subparsers: Commands) -> None:
 
 def add_processor(parser: argparse.ArgumentParser, what: str) -> None:
     """Add the folder of a model that takes images. `what` it is for."""
-    parser.add_argument("--processor", metavar="MODEL", type=Path, help=what)
+    parser.add_argument("--processor", metavar="MODEL", help=what)
 
 
 def add_index(subparsers: Commands) -> None:

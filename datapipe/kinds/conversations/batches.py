@@ -143,7 +143,8 @@ class ConversationMaker(BatchMaker):
         found_bad = worker.place(pixels, batch.pictures.take(list(rows)), images)
         bad = {rows.start + number: reason for number, reason in found_bad.items()} | bad
         network_ns, step = self.files.take_network_ns(), batch.picks.step
-        note_stage(self.run.observer, Stage.DECODE, step, start_ns, len(rows), network_ns=network_ns)
+        nbytes = int(sum(one.nbytes[rows.start : rows.stop].sum() for one in (batch.tokens, batch.pictures)))
+        note_stage(self.run.observer, Stage.DECODE, step, start_ns, len(rows), network_ns=network_ns, nbytes=nbytes)
         return [BadRow(row, reason) for row, reason in bad.items()]
 
     @property

@@ -58,7 +58,7 @@ def describe(index: TokenIndex, args: argparse.Namespace) -> dict[str, Any]:
         "model": None,
     }
     if args.processor is not None:
-        facts["model"] = _as_seen(index, args.processor)
+        facts["model"] = _as_seen(index, Path(args.processor))
     return facts
 
 

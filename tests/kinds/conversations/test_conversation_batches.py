@@ -16,6 +16,7 @@ import torch
 from conversation_sets import END, FIRST, IMAGE, PAD, START, STOP, picture, words_model, write_set
 from fixtures import mostly_nightly
 from PIL import Image
+from stand_in_stores import BUCKET, moto_store, needs_moto, upload
 from vision_models import FAMILIES, TEMPLATES, model_folder, text_processor
 
 import datapipe as dp
@@ -278,6 +279,29 @@ def test_a_state_of_another_processor_is_refused(documents: Path, model: Path, t
     )
     with pytest.raises(StateError, match="other processor, length"):
         other.load_state_dict(state)
+
+
+def test_balanced_steps_have_the_rows_that_they_have_otherwise(documents: Path, model: Path) -> None:
+    """Dealt to other micro-batches: those of like work come together."""
+    steps: list[list[list[int]]] = []
+    for balance in (None, "step"):
+        data = dp.Conversations(documents, 32, model, fields=["id"], balance=balance, accumulate=2)
+        ids = [batch["id"].tolist() for batch in dp.DataLoader(data, 2, shuffle=True, seed=3, drop_last=True)]
+        steps.append([sorted(one + other) for one, other in zip(ids[::2], ids[1::2], strict=False)])
+    assert len(steps[0]) > 2
+    assert steps[0] == steps[1]
+
+
+@needs_moto
+@pytest.mark.nightly
+def test_sets_in_a_store_give_the_same_batches(documents: Path, model: Path) -> None:
+    with moto_store():
+        upload(documents, "documents")
+        options: dict[str, Any] = {"length": 64, "processor": model, "fields": ALL}
+        loaders = [dp.DataLoader(dp.Conversations(one, **options), 2, shuffle=True, seed=0)
+                   for one in (documents, f"s3://{BUCKET}/documents")]  # fmt: skip
+        for here, there in zip(*loaders, strict=True):
+            assert all(torch.equal(here[name], there[name]) for name in ALL if isinstance(here[name], torch.Tensor))
 
 
 def test_sets_are_mixed_and_pickled(documents: Path, model: Path, tmp_path: Path) -> None:
