@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 PASSES = 3
+STAGES = ("decode", "resize and place", "normalise")  # of an image by datapipe
 LENGTH, WORKERS, BATCH_SIZE = 8192, 2, 8  # tokens of a row; conversations of a padded batch, about as many as fill a row
 CONTENDERS = ("transformers", "datapipe", "transformers pixels", "datapipe pixels")
 
@@ -90,7 +91,7 @@ def by_transformers(directory: Path) -> Callable[[], Iterator[tuple[int, int]]]:
     return batches
 
 
-def pixels_by_datapipe(directory: Path, data: list[bytes]) -> Callable[[bytes], Any]:
+def pixels_by_datapipe(directory: Path, data: list[bytes]) -> Callable[..., Any]:
     """Return what makes `pixel_values` of these JPEGs, whose grids are known from their headers, as in a plan."""
     import numpy as np
     import torch
@@ -105,17 +106,26 @@ def pixels_by_datapipe(directory: Path, data: list[bytes]) -> Callable[[bytes], 
     sizes = (np.array([getattr(one, side) for one in headers], np.int64) for side in ("width", "height"))
     grids = dict(zip(data, processor.grids(*sizes).tolist(), strict=True))
 
-    def made(data: bytes) -> Any:
+    def made(data: bytes, stages: dict[str, float] | None = None) -> Any:
+        """Make the numbers; `stages` gets the CPU seconds of each part of that."""
+        clock = [time.process_time()]
         pixels, (rows, columns) = decode(data, probe(data)), grids[data]
+        clock.append(time.process_time())
         units = levels[: rows * columns]
         processor.place(pixels, rows, columns, units)
+        clock.append(time.process_time())
         (width,) = processor.value
-        return processor.values(units, numbers[: len(units) * width].view(len(units), width))
+        found = processor.values(units, numbers[: len(units) * width].view(len(units), width))
+        clock.append(time.process_time())
+        if stages is not None:
+            for number, name in enumerate(STAGES):
+                stages[name] = stages.get(name, 0.0) + clock[number + 1] - clock[number]
+        return found
 
     return made
 
 
-def pixels_by_transformers(directory: Path, data: list[bytes]) -> Callable[[bytes], Any]:
+def pixels_by_transformers(directory: Path, data: list[bytes]) -> Callable[..., Any]:
     """Return the same by the processor of transformers, over Pillow."""
     from PIL import Image
 
@@ -153,6 +163,10 @@ def _measured_pixels(name: str, directory: Path) -> dict[str, float]:
     found = {"cpu_ms_per_image": 1000 * (time.process_time() - cpu) / len(data)}
     if name == "datapipe pixels":
         theirs = pixels_by_transformers(directory, data)
+        stages: dict[str, float] = {}
+        for one in data:
+            made(one, stages)
+        found |= {name: 1000 * seconds / len(data) for name, seconds in stages.items()}
         found["equal"] = float(all(torch.equal(made(one), theirs(one)) for one in data[:20]))
     return found
 

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import harness
-from benchmarks.conversation_contenders import CONTENDERS, FIELDS, LENGTH
+from benchmarks.conversation_contenders import CONTENDERS, FIELDS, LENGTH, STAGES
 from benchmarks.ratios import ratio_of, rotated
 
 BARS = {  # what must hold
@@ -68,6 +68,7 @@ def main() -> None:
             "batches": _ratio(rounds, "datapipe", "transformers", "samples_per_s"),
             "pixels": _ratio(rounds, "transformers pixels", "datapipe pixels", "cpu_ms_per_image"),
         },
+        "stages_ms": {one: _medians(rounds, one)["datapipe pixels"] for one in STAGES},
         "pixels_equal": all(one["equal"] == 1 for one in rounds["datapipe pixels"]),
         "planned": planned,
         "converted_per_s": converted,
