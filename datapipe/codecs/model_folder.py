@@ -30,7 +30,7 @@ class ImageTokens(NamedTuple):
 
 
 class ModelFolder:
-    """What a model's folder says of its processor."""
+    """The configuration of a processor, as the files of a model's folder have it."""
 
     def __init__(self, path: Path) -> None:
         """Raises MissingDataError without a configuration of a processor, FormatError for one that does not parse."""

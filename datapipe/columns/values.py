@@ -146,10 +146,3 @@ def padded(array: pa.Array, column: TableColumn, *, place: int, value: float) ->
     valid = np.ones(len(lengths), np.bool_)
     valid[there] = flat.valid[starts[there] + place]
     return ColumnValues(data, valid)
-
-
-def ragged_rows(lengths: NDArray[np.int64], starts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the places of all elements of the lists that begin at `starts`, list by list."""
-    ends = np.cumsum(lengths)
-    total = int(ends[-1]) if len(ends) else 0
-    return np.repeat(starts - (ends - lengths), lengths) + np.arange(total)

@@ -1,4 +1,4 @@
-"""Where the images of documents lie: those of each one after the other, beside its token ids."""
+"""Images of documents: their places among tokens, their sizes, and their bytes, one after the other for each document."""
 
 from __future__ import annotations
 

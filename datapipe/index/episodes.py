@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from datapipe.codecs.video.depth import Depth
 from datapipe.core.printable import counted
+from datapipe.core.ranges import ranges
 from datapipe.index.clips import AnyClips, Camera, ClipFrames, track_of
 from datapipe.index.entries import Description, RowGroup, place_in
 from datapipe.index.videos import VideoIndex
@@ -167,7 +168,7 @@ class EpisodeIndex(AnyClips):
         length = np.diff(self.starts)
         runs = -(-length // each)
         first = np.repeat(self.starts[:-1], runs)
-        within = np.arange(len(first)) - np.repeat(np.cumsum(runs) - runs, runs)
+        within = ranges(0, runs)
         return [np.append(first + within * each, self.starts[-1])]
 
     def describe(self, clip: int) -> Description:

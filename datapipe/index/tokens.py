@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from datapipe.codecs.field_values import FieldKind
 from datapipe.codecs.tokens import TokenFacts
 from datapipe.core.arrow_maps import map_file
-from datapipe.errors import FormatError, IntegrityError, MissingDataError, StorageError
+from datapipe.core.ranges import ranges
+from datapipe.errors import FormatError, IntegrityError, MissingDataError, OptionError, StorageError
 from datapipe.index.concat import AnyIndex
 from datapipe.index.document_images import DocumentImages
 from datapipe.index.entries import Description, Extents, by_number, place_in
@@ -40,11 +41,14 @@ class LossRuns:
         """Return (k, 2) the runs of a document."""
         return self.runs[self.ends[document] : self.ends[document + 1]]
 
+    def of_documents(self, documents: Ints) -> tuple[Ints, NDArray[np.int32]]:
+        """Return the runs of these documents, one after the other: (r,) which of `documents` each is of, and (r, 2) the runs."""
+        first, num = self.ends[documents], self.ends[documents + 1] - self.ends[documents]
+        return np.repeat(np.arange(len(documents)), num), self.runs[ranges(first, num)]
+
     def covered(self, documents: Ints, begin: Ints, end: Ints) -> Ints:
         """Return (m,) how many of the tokens from `begin` to `end` of each document lie in its runs."""
-        first, num = self.ends[documents], self.ends[documents + 1] - self.ends[documents]
-        which = np.repeat(np.arange(len(documents)), num)
-        runs = self.runs[np.repeat(first - (np.cumsum(num) - num), num) + np.arange(len(which))]
+        which, runs = self.of_documents(documents)
         covered = np.maximum(0, np.minimum(runs[:, 1], end[which]) - np.maximum(runs[:, 0], begin[which]))
         return np.bincount(which, weights=covered, minlength=len(documents)).astype(np.int64)
 
@@ -101,6 +105,16 @@ class TokenShard:
         """True if something else lies between documents."""
         ends = self.offset + self.num_tokens * self.dtype.itemsize
         return bool((self.offset[1:] != ends[:-1]).any())
+
+    def tokens_of(self, document: int) -> tuple[Ints, NDArray[np.bool_]]:
+        """Return (t,) the ids of a document, and (t,) whether each carries loss. Only of a local file; raises as `mapped`."""
+        ids, _ = self.mapped
+        begin = int(self.offset[document] - self.offset[0]) // self.dtype.itemsize
+        tokens = ids[begin : begin + int(self.num_tokens[document])].astype(np.int64)
+        carries = np.full(len(tokens), self.loss is None)
+        for first, end in [] if self.loss is None else self.loss.runs_of(document).tolist():
+            carries[first:end] = True
+        return tokens, carries
 
     def begins(self, documents: Ints) -> Ints:
         """Return (m,) the token of the file's stream at which each of these documents begins. There are no gaps."""
@@ -197,6 +211,14 @@ class TokenIndex:
                     raise FormatError(f"{found.path}: its index has {len(found)} documents, not {expected}; make the index again")
                 self._opened[number] = found
         return found
+
+    def padding(self, wanted: int | None) -> int:
+        """Return the id that fills rows: the wanted one, or else the tokenizer's, or 0. Raises OptionError for no id."""
+        facts = self.facts
+        pad = next((one for one in (wanted, facts.pad, facts.eos) if one is not None), 0)
+        if facts.vocab_size is not None and pad >= facts.vocab_size:
+            raise OptionError(f"{self.where}: pad is {pad}, beyond the vocabulary of {facts.vocab_size}; pass an id of it")
+        return pad
 
     def locate(self, documents: Ints) -> tuple[Ints, Ints]:
         """Return the shard of each document, and its number there."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from datapipe.core.ranges import ranges
 from datapipe.order.draws import Ints, key64
 from datapipe.order.sample_order import Permutation
 
@@ -68,7 +69,7 @@ class LengthBatches:
         begin = (batches - self.first_batch[classes]) * self.sizes[classes]  # in the class
         num = np.minimum(self.sizes[classes], np.diff(self.starts)[classes] - begin)
         of_batch = np.repeat(np.arange(len(batches)), num)
-        places = np.arange(len(of_batch)) + np.repeat(begin - (np.cumsum(num) - num), num)
+        places = ranges(begin, num)
         of_class = classes[of_batch]
         if seed is not None:
             for number in np.unique(of_class).tolist():

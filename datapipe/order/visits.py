@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from datapipe.core.ranges import ranges
 from datapipe.order.draws import Draws, Ints, key64
 from datapipe.order.sample_order import Permutation
 from datapipe.order.sampling import interleaved
@@ -104,7 +105,7 @@ class Runs:
     def _made(self, turn: int) -> _Turn:
         per_run = -(-np.diff(self.starts) // self.per_visit)
         run = np.repeat(np.arange(len(per_run)), per_run)
-        part = np.arange(len(run)) - np.repeat(np.cumsum(per_run) - per_run, per_run)
+        part = ranges(0, per_run)
         mixed = Permutation(len(run), int(key64(self.seed, turn)))(np.arange(len(run), dtype=np.int64))
         run, part = run[mixed], part[mixed]
         sizes = np.minimum(self.per_visit, np.diff(self.starts)[run] - part * self.per_visit)

@@ -8,13 +8,19 @@ import numpy as np
 
 from datapipe.order.draws import Ints
 from datapipe.packing.documents import Documents
-from datapipe.packing.settings import PackSettings
+from datapipe.packing.settings import Long, PackSettings
 from datapipe.packing.windows import measured_fill
 
 ROWS = (1024, 4096, 16384)  # lengths of rows
 _LENGTHS = (0, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 _MOST_WINDOWS = 8  # that are packed to say how full rows are
 _BAR = 40  # characters of the longest bar of the histogram
+
+
+def spread(num: int, most: int) -> list[int]:
+    """Return the numbers of at most `most` of `num` documents, as far apart as can be: those that are shown."""
+    found: list[int] = np.unique(np.linspace(0, num - 1, most).astype(np.int64)).tolist()
+    return found if num else []
 
 
 def facts_of_lengths(tokens: Ints) -> dict[str, Any]:
@@ -32,9 +38,9 @@ def facts_of_lengths(tokens: Ints) -> dict[str, Any]:
     }
 
 
-def facts_of_rows(documents: Documents, tokens: Ints, length: int, *, long: str = "split") -> dict[str, Any]:
+def facts_of_rows(documents: Documents, tokens: Ints, length: int, *, long: Long = "split") -> dict[str, Any]:
     """Return how rows of this length are filled, and which share of documents is longer. `long`: what becomes of these."""
-    settings = PackSettings(length, long=long)  # type: ignore[arg-type]  # one of its literals
+    settings = PackSettings(length, long=long)
     return {
         "length": length,
         "best_fit_fill": measured_fill(documents, settings, most_windows=_MOST_WINDOWS),

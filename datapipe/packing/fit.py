@@ -13,6 +13,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from datapipe.core.ranges import ranges
 from datapipe.order.draws import Ints
 
 _Group = tuple[int, int, int]  # consecutive packs with equal space: the first, how many, and the documents in each
@@ -81,7 +82,7 @@ def _best_packs(lengths: NDArray[np.integer], capacity: int, most: int, spaces: 
     """Return (n,) the pack of each document by best fit. `spaces`: (p,) left in packs that there are already."""
     placed = np.array(_placed(lengths, capacity, most, spaces.tolist()), np.int64).reshape(-1, 3)
     first_of, num_of, each_of = placed.T
-    packs = np.repeat(first_of - (np.cumsum(num_of) - num_of), num_of) + np.arange(int(num_of.sum()))
+    packs = ranges(first_of, num_of)
     pack_of = np.empty(len(lengths), np.int64)
     pack_of[np.argsort(lengths, kind="stable")[::-1]] = np.repeat(packs, np.repeat(each_of, num_of))
     return pack_of

@@ -13,6 +13,7 @@ import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
+from datapipe.core.ranges import ranges
 from datapipe.errors import FormatError
 from datapipe.index.entries import by_number
 from datapipe.order.draws import Ints, key64
@@ -88,7 +89,7 @@ class PackPlan:
         if len(packs) and (begins.min() < 0 or ends.max() > len(self.items) or num_items.min() < 1 or num_items.max() > most):
             raise self._damaged()
         row = np.repeat(np.arange(len(packs)), num_items)
-        places = np.repeat(begins - (np.cumsum(num_items) - num_items), num_items) + np.arange(len(row))
+        places = ranges(begins, num_items)
         items = self.items[places].astype(np.int64)
         if self.repack and seed is not None:
             items = self._repacked(items, windows[row], seed, epoch)

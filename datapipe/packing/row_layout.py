@@ -1,4 +1,4 @@
-"""Where documents and padding lie in the rows of a batch, and what models take of that: positions, boundaries, masks."""
+"""The layout of a batch's rows: runs of documents and of padding, and the positions, boundaries and masks that models take."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class RowLayout:
 
     @property
     def num_tokens(self) -> int:
-        """Of all rows, padding included."""
+        """The tokens of all rows, those of padding among them."""
         return self.num_rows * self.width
 
     @property

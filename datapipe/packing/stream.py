@@ -7,6 +7,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from datapipe.core.ranges import ranges
 from datapipe.errors import OptionError
 from datapipe.index.entries import by_number
 from datapipe.order.draws import Ints, key64
@@ -72,7 +73,7 @@ class StreamPacks:
         first, last = self._document_at(begins), self._document_at(ends - 1)
         num = last - first + 1
         part = np.repeat(np.arange(len(rows)), num)
-        documents = np.repeat(first - (np.cumsum(num) - num), num) + np.arange(len(part))
+        documents = ranges(first, num)
         shard, within = self.index.locate(documents)
         starts, total = self._extent_of(shard, within)
         first_token = np.maximum(begins[part] - starts, 0)

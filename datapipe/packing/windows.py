@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from datapipe.core.ranges import ranges
 from datapipe.order.draws import Ints
 from datapipe.packing.documents import Documents, Field, kept_documents, refuse_long
 from datapipe.packing.fit import best_fit, even_fit, like_lengths
@@ -74,7 +75,7 @@ def fitted(index: Documents, settings: PackSettings, number: int, first: int) ->
     else:
         order, ends = best_fit(lengths, length, most=settings.max_documents)
     whole = np.repeat(np.arange(len(total)), num_parts)
-    parts = np.arange(len(whole)) - np.repeat(np.cumsum(num_parts) - num_parts, num_parts)
+    parts = ranges(0, num_parts)
     items = np.concatenate([some[order], whole])
     num_fitted = len(ends)
     ends = np.concatenate([ends, (ends[-1] if num_fitted else 0) + 1 + np.arange(len(whole))])

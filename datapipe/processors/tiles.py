@@ -78,7 +78,7 @@ class CanvasProcessor(Processor):
 
 @dataclass(frozen=True)
 class SplitProcessor(Processor):
-    """That of Idefics3 and SmolVLM: the longer side gets a given length, and both are rounded up to whole tiles.
+    """The processor of Idefics3 and SmolVLM: the longer side gets a given length, and both are rounded up to whole tiles.
 
     The image as a whole, as one more tile, comes last. In the text each tile has a token that says its row and column. See
     `Processor`. (transformers, `Idefics3ImageProcessor`, `Idefics3Processor`)

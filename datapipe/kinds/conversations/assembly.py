@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from datapipe.core.ranges import ranges
 from datapipe.index.tokens import TokenShard
 from datapipe.kinds.conversations.documents import Conversations, Images
 from datapipe.kinds.conversations.settings import ConversationSettings
@@ -21,7 +22,7 @@ from datapipe.packing.settings import IGNORED
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Spans:
-    """Where the images of conversations lie in a batch's rows laid end to end, and what they shift."""
+    """The spans of tokens that images take in a batch's rows laid end to end, and by how much these shift other tokens."""
 
     images: Images
     before: Ints  # (k + 1,) tokens that images before each have more than the one that stands for them, over all conversations
@@ -49,8 +50,7 @@ class Spans:
     def tokens(self) -> tuple[Ints, Ints]:
         """Return (t,) the image of each token of images, and (t,) its number in the image."""
         num = self.images.num_tokens
-        image = np.repeat(np.arange(len(num)), num)
-        return image, np.arange(len(image)) - np.repeat(np.cumsum(num) - num, num)
+        return np.repeat(np.arange(len(num)), num), ranges(0, num)
 
 
 def expanded(stored: NDArray[Any], images: Images, ids_of: list[Ints]) -> Ints:
@@ -132,11 +132,8 @@ def _runs(shard: TokenShard, documents: Ints) -> tuple[Ints, Ints, Ints]:
     """Return the runs of tokens with loss of these documents: which of them each is of, its first token, the one after."""
     if shard.loss is None:
         return np.arange(len(documents)), np.zeros(len(documents), np.int64), shard.num_tokens[documents]
-    ends = shard.loss.ends
-    first, num = ends[documents], ends[documents + 1] - ends[documents]
-    which = np.repeat(first - (np.cumsum(num) - num), num) + np.arange(int(num.sum()))
-    runs = shard.loss.runs[which].astype(np.int64)
-    return np.repeat(np.arange(len(documents)), num), runs[:, 0], runs[:, 1]
+    which, runs = shard.loss.of_documents(documents)
+    return which, *runs.T.astype(np.int64)
 
 
 def _grid_positions(positions: Ints, spans: Spans, grids: Ints) -> Ints:

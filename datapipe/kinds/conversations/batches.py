@@ -114,8 +114,7 @@ class ConversationMaker(BatchMaker):
     def pieces(self, batch: ConversationBatch) -> list[Piece]:
         num = max(1, -(-len(batch.pixels) * self._weight // _UNITS_AT_ONCE))
         num = max(num, min(len(batch), max(1, self.run.options.num_workers)))
-        units = np.bincount(batch.images.segment, batch.images.num_units, len(batch))
-        shares = np.cumsum(units + 1.0)
+        shares = batch.images.units_before(len(batch))[1:] + np.arange(1.0, len(batch) + 1)
         cuts = np.searchsorted(shares, np.arange(1, num) * shares[-1] / num) + 1
         bounds = np.unique(np.concatenate([[0], cuts, [len(batch)]])).tolist()
         return [Piece(range(low, high)) for low, high in itertools.pairwise(bounds)]
@@ -138,8 +137,8 @@ class ConversationMaker(BatchMaker):
             except (DecodeError, IntegrityError) as exc:
                 bad[row] = exc
         images = batch.images.of(rows.start, rows.stop)
-        first = int(batch.images.num_units[: np.searchsorted(batch.images.segment, rows.start)].sum())
-        pixels = batch.pixels[first : first + int(images.num_units.sum())]
+        first, end = batch.images.units_before(len(batch))[[rows.start, rows.stop]].tolist()
+        pixels = batch.pixels[first:end]
         found_bad = worker.place(pixels, batch.pictures.take(list(rows)), images)
         bad = {rows.start + number: reason for number, reason in found_bad.items()} | bad
         network_ns, step = self.files.take_network_ns(), batch.picks.step
@@ -228,8 +227,7 @@ class ConversationMaker(BatchMaker):
         rows: slice | NDArray[np.bool_] = slice(None)  # of the batch, those in which anything is left
         if batch.left_out or batch.replaced:
             good = np.flatnonzero(np.isin(np.arange(len(batch)), list(batch.left_out), invert=True))
-            bounds = np.concatenate([[0], np.cumsum(np.bincount(images.segment, images.num_units, len(batch)))]).astype(np.int64)
-            parts = [pixels[low:high] for low, high in itertools.pairwise(bounds.tolist())]
+            parts = [pixels[low:high] for low, high in itertools.pairwise(images.units_before(len(batch)).tolist())]
             segments = Segments(*(column.copy() for column in segments))
             for row, other in batch.replaced.items():
                 segments.document[row], segments.num[row], parts[row] = other

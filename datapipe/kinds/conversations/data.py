@@ -129,15 +129,7 @@ class Conversations(Data):
     def _set(self, opening: _Opening, settings: ConversationSettings, *, is_padded: bool) -> None:
         self._opening, self._is_padded = opening, is_padded
         self.documents = opening.open()
-        facts = self.documents.index.facts
-        if not is_padded:
-            known = [one for one in (facts.pad, facts.eos) if one is not None]
-            settings = replace(settings, pad=known[0] if known else 0)
-        if facts.vocab_size is not None and settings.pad >= facts.vocab_size:
-            raise OptionError(
-                f"{self.where}: pad is {settings.pad}, beyond the vocabulary of {facts.vocab_size}; pass an id of it"
-            )
-        self.settings = settings
+        self.settings = settings = replace(settings, pad=self.index.padding(settings.pad if is_padded else None))
         self.packs: Packs = _packs(self.documents, settings)
         self._parts: tuple[Conversations, ...] = ()
         self.mixture: Mixture | None = None
@@ -160,7 +152,7 @@ class Conversations(Data):
 
     @property
     def where(self) -> str:
-        """Where the conversations lie."""
+        """The path or URL of the conversations."""
         return self.index.where
 
     @property

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from datapipe.core.ranges import ranges
 from datapipe.errors import OptionError
 from datapipe.index.document_images import DocumentImages
 from datapipe.index.entries import by_number
@@ -49,6 +50,10 @@ class Images(NamedTuple):
         """The (k + 1,) units of pixels before each, and in all."""
         return np.concatenate([[0], np.cumsum(self.num_units)])
 
+    def units_before(self, num: int) -> Ints:
+        """Return (num + 1,) the units of pixels before each of `num` conversations, and in all."""
+        return self.first_units[np.searchsorted(self.segment, np.arange(num + 1))]
+
 
 @dataclass(frozen=True, eq=False)
 class ConversationShard:
@@ -67,7 +72,8 @@ class ConversationShard:
         assert images is not None
         grids = processor.grids(*(side.astype(np.int64) for side in images.sizes))
         is_good = grids[:, 0] >= 0
-        tokens, units = (np.where(is_good, of(np.where(is_good[:, None], grids, 0)), 0) for of in _counts(processor))
+        known = np.where(is_good[:, None], grids, 0)
+        tokens, units = (np.where(is_good, num, 0) for num in (processor.num_tokens(known), processor.num_units(known)))
         return cls(stored, images, grids.astype(np.int32), tokens.astype(np.int32), units.astype(np.int32))
 
     @functools.cached_property
@@ -175,7 +181,7 @@ class Conversations(Documents):
             shard = self.shard(number)
             ends, documents = shard.images.ends, segments.document[here]
             first, num = ends[documents], ends[documents + 1] - ends[documents]
-            which = np.repeat(first - (np.cumsum(num) - num), num) + np.arange(int(num.sum()))
+            which = ranges(first, num)
             place, nbytes, width, height, orientation = shard.images.rows[which].T
             size = np.stack([width, height], axis=1)
             of_images = (
@@ -194,10 +200,6 @@ class Conversations(Documents):
             return Images(empty, empty, empty, empty, pairs, empty, empty, pairs)
         order = np.argsort(joined[0], kind="stable")
         return Images(*(column[order] for column in joined))
-
-
-def _counts(processor: Processor) -> tuple[Any, Any]:
-    return processor.num_tokens, processor.num_units
 
 
 def _sums(ends: Ints, values: NDArray[Any]) -> NDArray[Any]:

@@ -16,7 +16,7 @@ from datapipe.errors import OptionError
 from datapipe.index.tokens import TokenIndex
 from datapipe.opening.tokens.opening import open_tokens
 from datapipe.opening.tokens.texts import open_decoder
-from datapipe.packing.described import ROWS, facts_of_lengths, facts_of_rows, histogram_lines, line_of_lengths
+from datapipe.packing.described import ROWS, facts_of_lengths, facts_of_rows, histogram_lines, line_of_lengths, spread
 
 if TYPE_CHECKING:
     from datapipe.kinds.conversations.documents import Conversations
@@ -77,13 +77,8 @@ def _as_seen(index: TokenIndex, processor: Path) -> dict[str, Any]:
         "refused": int(sum((one.grids[:, 0] < 0).sum() for one in shards)),
         **facts_of_lengths(tokens),
         "rows": [facts_of_rows(found, tokens, length, long="drop") for length in ROWS if (tokens <= length).any()],
-        "shown": [_shown(found, number, processor) for number in _spread(len(index))],
+        "shown": [_shown(found, number, processor) for number in spread(len(index), _SHOWN)],
     }
-
-
-def _spread(num: int) -> list[int]:
-    found: list[int] = np.unique(np.linspace(0, num - 1, _SHOWN).astype(np.int64)).tolist()
-    return found if num else []
 
 
 def _shown(found: Conversations, document: int, processor: Path) -> dict[str, Any]:
@@ -91,15 +86,8 @@ def _shown(found: Conversations, document: int, processor: Path) -> dict[str, An
     decode = open_decoder(processor)
     (number,), (within,) = (column.tolist() for column in found.locate(np.array([document])))
     shard = found.shard(number)
-    stored, images = shard.stored, shard.images
-    ids, _ = stored.mapped
-    begin = int(stored.offset[within] - stored.offset[0]) // stored.dtype.itemsize
-    tokens = ids[begin : begin + int(stored.num_tokens[within])].astype(np.int64)
-    carries = np.ones(len(tokens), np.bool_)
-    if stored.loss is not None:
-        carries[:] = False
-        for first, end in stored.loss.runs_of(within).tolist():
-            carries[first:end] = True
+    images = shard.images
+    tokens, carries = shard.stored.tokens_of(within)
     some = slice(int(images.ends[within]), int(images.ends[within + 1]))
     places = dict(zip(images.places[some].tolist(), range(some.start, some.stop), strict=True))
     edges = {place + after for place in places for after in (0, 1)}

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from datapipe.columns.values import ragged_rows
 from datapipe.containers.tables.rows import GroupReader
 from datapipe.core.observe import Stage
+from datapipe.core.ranges import ranges
 from datapipe.index.tables import ColumnKind
 from datapipe.kernel.delivery import Delivery
 from datapipe.kernel.device_runtime import DeviceRuntime
@@ -137,5 +137,5 @@ def _gathered(lists: Lists, chosen: slice | NDArray[np.int64]) -> list[tuple[NDA
     found = []
     for values, starts, lengths in zip(lists.values, lists.starts, lists.lengths, strict=True):
         mine = lengths[chosen]
-        found.append((values[ragged_rows(mine, starts[chosen])], mine))
+        found.append((values[ranges(starts[chosen], mine)], mine))
     return found

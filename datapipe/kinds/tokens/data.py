@@ -159,18 +159,10 @@ class Tokens(Data):
         self._opening, self._is_padded = opening, is_padded
         indexes = indexes or opening.open()
         self.index = indexes[0]
-        facts = self.index.facts
-        if facts.image is not None:
+        if self.index.facts.image is not None:
             call = f"datapipe.Conversations({self.index.where!r}, length=..., processor=...)"
             raise OptionError(f"{self.index.where}: holds conversations with images; read them with {call}")
-        if not is_padded:
-            known = [one for one in (facts.pad, facts.eos) if one is not None]
-            settings = replace(settings, pad=known[0] if known else 0)
-        if facts.vocab_size is not None and settings.pad >= facts.vocab_size:
-            raise OptionError(
-                f"{self.index.where}: pad is {settings.pad}, beyond the vocabulary of {facts.vocab_size}; pass an id of it"
-            )
-        self.settings = settings
+        self.settings = settings = replace(settings, pad=self.index.padding(settings.pad if is_padded else None))
         self.corpora = [Corpus(*pair) for pair in zip(indexes, _packs(indexes, settings), strict=True)]
         self._parts: tuple[Tokens, ...] = ()
         self.mixture: Mixture | None = None
@@ -190,7 +182,7 @@ class Tokens(Data):
 
     @property
     def where(self) -> str:
-        """Where the documents lie."""
+        """The path or URL of the documents."""
         return self.index.where
 
     @property

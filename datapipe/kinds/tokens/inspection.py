@@ -19,7 +19,7 @@ from datapipe.index.tokens import TokenIndex
 from datapipe.opening.samples import open_index
 from datapipe.opening.tokens.opening import open_tokens, token_fields
 from datapipe.opening.tokens.texts import open_decoder, refuse_other_tokenizer
-from datapipe.packing.described import ROWS, facts_of_lengths, facts_of_rows, histogram_lines, line_of_lengths
+from datapipe.packing.described import ROWS, facts_of_lengths, facts_of_rows, histogram_lines, line_of_lengths, spread
 
 _DOCUMENTS = 3  # shown as texts
 _SHOWN = 400  # characters of a run of text
@@ -81,24 +81,16 @@ def _texts(index: TokenIndex, tokenizer: Path) -> list[dict[str, Any]]:
         refuse_other_tokenizer(index, tokenizer)
     decode = open_decoder(tokenizer)
     found = []
-    for document in np.unique(np.linspace(0, len(index) - 1, _DOCUMENTS).astype(np.int64)) if len(index) else ():
+    for document in spread(len(index), _DOCUMENTS):
         (number,), (within,) = (column.tolist() for column in index.locate(np.array([document])))
-        shard = index.shard(number)
-        ids, _ = shard.mapped
-        begin = int(shard.offset[within] - shard.offset[0]) // shard.dtype.itemsize
-        tokens = ids[begin : begin + int(shard.num_tokens[within])].astype(np.int64)
-        carries = np.ones(len(tokens), np.bool_)
-        if shard.loss is not None:
-            carries[:] = False
-            for first, end in shard.loss.runs_of(within).tolist():
-                carries[first:end] = True
+        tokens, carries = index.shard(number).tokens_of(within)
         bounds = [0, *(np.flatnonzero(np.diff(carries)) + 1).tolist(), len(tokens)]
         runs = [
             {"loss": bool(carries[first]), "text": decode(tokens[first:end].tolist())}
             for first, end in itertools.pairwise(bounds)
             if first < end
         ]
-        found.append({"document": str(index.describe(int(document))), "tokens": len(tokens), "runs": runs})
+        found.append({"document": str(index.describe(document)), "tokens": len(tokens), "runs": runs})
     return found
 
 

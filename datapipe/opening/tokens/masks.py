@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from datapipe.codecs.npy import NPY_MAGIC, read_npy_header
 from datapipe.core import atomic
+from datapipe.core.ranges import ranges
 from datapipe.core.regular_files import open_file, read_bytes
 from datapipe.core.user_cache import INDEXES, index_directory
 from datapipe.core.waiting import reported_wait
@@ -122,7 +123,7 @@ def _by_document(runs: Ints, num_tokens: Ints) -> LossRuns:
     begins = ends - num_tokens
     first = np.searchsorted(ends, runs[:, 0], side="right")
     num = np.searchsorted(ends, runs[:, 1]) - first + 1
-    document = np.repeat(first, num) + np.arange(num.sum()) - np.repeat(np.cumsum(num) - num, num)
+    document = ranges(first, num)
     begin = np.maximum(np.repeat(runs[:, 0], num), begins[document]) - begins[document]
     end = np.minimum(np.repeat(runs[:, 1], num), ends[document]) - begins[document]
     has = begin < end
