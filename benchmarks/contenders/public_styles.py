@@ -230,7 +230,8 @@ def _opencv() -> Callable[[str], Any]:
 
 def _processed(*, squares: bool) -> Callable[[str], Any]:
     """CLIP's image processor in `__getitem__`; `squares`: as LLaVA, after the image is made square by `paste`."""
-    processor = importlib.import_module("transformers").CLIPImageProcessorPil()
+    import_torchvision()
+    processor = importlib.import_module("transformers").CLIPImageProcessor()
     color = tuple(int(255 * value) for value in processor.image_mean)
 
     def sample(file: str) -> Any:
@@ -243,6 +244,23 @@ def _processed(*, squares: bool) -> Callable[[str], Any]:
         return processor.preprocess(image, return_tensors="pt")["pixel_values"][0]
 
     return sample
+
+
+def _photographs() -> Callable[[str], Any]:
+    """Whole images, of which a `collate_fn` makes something."""
+    return lambda file: Image.open(file).convert("RGB")
+
+
+@functools.cache
+def _patches() -> Any:
+    import_torchvision()
+    size = {"shortest_edge": 56 * 56, "longest_edge": 256 * 28 * 28}
+    return importlib.import_module("transformers").Qwen2VLImageProcessor(size=size)
+
+
+def patched(samples: list[tuple[Any, int]]) -> dict[str, torch.Tensor]:
+    """The `collate_fn` of a vision-language model: Qwen2-VL's image processor, for the images of a batch."""
+    return dict(_patches()(images=[image for image, _ in samples], return_tensors="pt"))
 
 
 class Pixels(Dataset[Any]):
@@ -323,6 +341,9 @@ STYLES = {
     "clip": Style("CLIP's image processor", _of_files(functools.partial(_processed, squares=False)), needs=("transformers",)),
     "square": Style(
         "`paste`, CLIP's image processor (LLaVA)", _of_files(functools.partial(_processed, squares=True)), needs=("transformers",)
+    ),
+    "patches": Style(
+        "Qwen2-VL's image processor in `collate_fn`", _of_files(_photographs), patched, needs=("transformers",)
     ),
     "memory": Style("pixels of 64 x 64 in memory", _in_memory),
     "stream": Style("an IterableDataset", _stream, shuffles=None),

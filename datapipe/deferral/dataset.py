@@ -13,7 +13,7 @@ from typing import Any
 import torch.utils.data
 
 from datapipe.codecs.decode import default_decoder_name
-from datapipe.deferral import pillow_seams, tensors, torchvision_seams
+from datapipe.deferral import pillow_seams, processor_seams, tensors, torchvision_seams
 from datapipe.deferral.blocks import COUNTED_BY_ASKING, Block, holds_its_tensors
 from datapipe.deferral.encoded_rows import blocks_of
 from datapipe.deferral.engine import Engine, Wanted
@@ -116,6 +116,7 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
         """Return the engine, after making ready what else this process needs to record, or to trace images."""
         pillow_seams.install()
         torchvision_seams.install()
+        processor_seams.install()
         tensors.install()
         self._engine = self._engine or Engine()
         return self._engine
@@ -199,6 +200,7 @@ class DeferringDataset(torch.utils.data.Dataset[Any]):
             if not fetch.has_shared_tensors and fetch.tensors:
                 fetch.has_shared_tensors = not holds_its_tensors(made, fetch.tensors, number)
             torchvision_seams.install()  # the first sample may have imported it
+            processor_seams.install()
 
     def _sample(self, call: Call, fetch: Fetch, number: int) -> Any:
         """Return a sample with stand-ins in it. One that fails while it is recorded is made again.

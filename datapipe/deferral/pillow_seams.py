@@ -145,23 +145,37 @@ def _pixels(original: Callable[[Image.Image], Any], image: Image.Image) -> Any:
 def _array_interface(original: Callable[[Image.Image], Any], image: Image.Image) -> Any:
     """Return the memory that numpy reads: decoded as an array where the image is only cut out of its JPEG, else Pillow's."""
     fetch = current()
-    if fetch is None or fetch.is_plain:
-        return original(image)
-    deferred = deferred_of(image)
-    pixels = None if deferred is None else deferred.pixels
-    if pixels is None and image.mode == "RGB" and (node := node_of(image, fetch)) is not None:
-        try:
-            pixels = fetch.engine.array_now(node, fetch.needed_besides(node))
-        except DecodeError:  # of which Pillow says what is to be said
-            pixels = None
-        if pixels is not None:
-            fetch.note_array()
-            there: Any = image._im
-            there.pixels = pixels
+    pixels, is_new = (None, False) if fetch is None or fetch.is_plain else _as_array(image, fetch)
     if pixels is None:
         return original(image)
+    if is_new and fetch is not None:
+        fetch.note_array()
     data: Any = pixels.reshape(-1)
     return {"shape": pixels.shape, "typestr": "|u1", "version": 3, "data": memoryview(data).toreadonly()}
+
+
+def decoded(image: Image.Image) -> NDArray[np.uint8]:
+    """Return (h, w, 3) of an RGB image, as numpy would read it."""
+    fetch = current()
+    pixels = None if fetch is None else _as_array(image, fetch)[0]
+    return np.asarray(image) if pixels is None else pixels
+
+
+def _as_array(image: Image.Image, fetch: Fetch) -> tuple[NDArray[np.uint8] | None, bool]:
+    """Return (h, w, 3) of an image that is only cut out of its JPEG, and whether it was decoded now; None for another."""
+    deferred = deferred_of(image)
+    if deferred is not None and deferred.pixels is not None:
+        return deferred.pixels, False
+    if image.mode != "RGB" or (node := node_of(image, fetch)) is None:
+        return None, False
+    try:
+        pixels = fetch.engine.array_now(node, fetch.needed_besides(node))
+    except DecodeError:  # of which Pillow says what is to be said
+        return None, False
+    if pixels is not None:
+        there: Any = image._im
+        there.pixels = pixels
+    return pixels, pixels is not None
 
 
 def deferred_of(image: Image.Image) -> Deferred | None:

@@ -58,8 +58,8 @@ class Fetch:
     traced: dict[int, tuple[weakref.ref[Any], Node]] = field(default_factory=dict)  # see `trace`
     has_traced: bool = False  # whether a plain fetch had an image that would have been recorded
     has_failed: bool = False  # in the sample that runs now: bytes turned out bad where the user's code did not expect it
-    # samples, by what was made at once, why by Pillow, and what needed it
-    materialised: dict[tuple[str, str | None, str], list[int]] = field(default_factory=dict)
+    # samples, by what was made at once, why by Pillow, and what needed it (None: it was made as if it had been deferred)
+    materialised: dict[tuple[str, str | None, str | None], list[int]] = field(default_factory=dict)
 
     def begin_sample(self, number: int, *, is_eager: bool = False) -> None:
         """Record what follows as that of another sample."""
@@ -125,7 +125,12 @@ class Fetch:
         name, site = _operation(getattr(function, "__name__", "the code"))
         self._note(f"a tensor, made at once since {name} needs its values{site}", None, name + site)
 
-    def _note(self, what: str, reason: str | None, needed_by: str) -> None:
+    def note_made(self, what: str) -> None:
+        """Count an image that was made before the fetch ends, in less time than its code would take."""
+        self.has_images = True
+        self._note(what, None, None)
+
+    def _note(self, what: str, reason: str | None, needed_by: str | None) -> None:
         self.materialised.setdefault((what, reason, needed_by), []).append(self.sample)
 
 

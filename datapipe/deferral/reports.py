@@ -17,6 +17,7 @@ from datapipe.core.printable import counted
 from datapipe.deferral.blocks import Block, collate_blocks
 from datapipe.deferral.paying import Cost, Paying
 from datapipe.deferral.preparing import Trial, learn, taken_news
+from datapipe.deferral.processor_seams import replaced_in_collation
 from datapipe.deferral.requests import CollationKey, SeedNeed, SeedsSeen
 from datapipe.kernel.bad_samples import BadSample, BadSampleLog
 from datapipe.kernel.drawing import may_draw
@@ -102,8 +103,13 @@ class DeliveringCollate:
 
     def __call__(self, samples: Any) -> Delivered:
         report, _of_last_fetch.report = _of_last_fetch.report, FetchReport()
+        operations, cost = report.operations, report.cost
         if self.collate_fn is not torch.utils.data.default_collate:
-            batch = self._collated(samples, report.collation)
+            with replaced_in_collation(cost is not None and not cost.is_plain) as counts:
+                batch = self._collated(samples, report.collation)
+            operations += tuple(OperationCount(what, None, num, report.num_samples) for what, num in counts.items())
+            if counts and cost is not None:
+                cost = cost._replace(has_images=True)
         elif report.make_again is None:
             batch = collate_blocks(samples, report.blocks)
         else:
@@ -114,10 +120,9 @@ class DeliveringCollate:
                 is_made = False
             if not is_made:
                 return self(report.make_again())
-        cost = report.cost
         if cost is not None and report.began is not None:
             cost = cost._replace(seconds=time.thread_time() - report.began - cost.setup)
-        return Delivered(batch, report.operations, report.num_samples, report.bad, cost, report.seeds, taken_news())
+        return Delivered(batch, operations, report.num_samples, report.bad, cost, report.seeds, taken_news())
 
     def _collated(self, samples: Any, key: CollationKey | None) -> Any:
         """Call the user's function in the random state of its batch; in the training process that is restored afterwards."""

@@ -120,7 +120,7 @@ def reason_against_whole(kind: Hashable) -> str | None:
 @tried_once
 def _reason_against_resizing(interpolation: Interpolation, is_of_tensor: bool) -> str | None:
     resize, most = (PILLOW_STEPS["resize_image"], 0) if is_of_tensor else (PILLOW_STEPS["resize"], TOLERANCE[interpolation])
-    pixels = _picture(96, 120)
+    pixels = picture(96, 120)
     # An image is scaled alike on both sides: see the tolerances.
     for height, width in ((40, 50), (120, 150), (7, 90 if is_of_tensor else 9)):
         exact = np.asarray(resize(Image.fromarray(pixels), (width, height), FILTERS[interpolation]))
@@ -141,14 +141,14 @@ def _reason_against_color(name: str) -> str | None:
     arguments = _TRIED_COLORS.get(name)
     if arguments is None:
         return None
-    image = Image.fromarray(_picture(40, 32))
+    image = Image.fromarray(picture(40, 32))
     ours, theirs = execution.FASTER[name](image, *arguments), PILLOW_STEPS[name](image, *arguments)
     return disagreement(np.asarray(ours), np.asarray(theirs), 1)
 
 
 @tried_once
 def _reason_against_conversion(mode: str, steps: tuple[tuple[str, tuple[Any, ...]], ...]) -> str | None:
-    pixels = _picture(16, 17)
+    pixels = picture(16, 17)
     image = Image.fromarray(pixels if mode == "RGB" else np.ascontiguousarray(pixels[:, :, 0]))
     replayed = [Step(None, name, args, "tensor", image.size) for name, args in steps]  # type: ignore[arg-type]
     theirs = execution.as_tensor(image, replayed)
@@ -179,7 +179,7 @@ _YCC, _RGB, _FROM_ZERO = (1, 2, 3), (82, 71, 66), (0, 1, 2)  # what components a
 _SOF, _SOS, _ADOBE = (0xC0, 0xC1, 0xC2), 0xDA, 0xEE
 
 
-def _picture(height: int, width: int) -> NDArray[np.uint8]:
+def picture(height: int, width: int) -> NDArray[np.uint8]:
     """Return (height, width, 3) RGB with gradients, edges, saturated colours and noise."""
     y, x = np.mgrid[0:height, 0:width]
     smooth = np.stack([x * 255 / width, y * 255 / height, 127 + 127 * np.sin(x / 9 + y / 5)], -1)
@@ -195,7 +195,7 @@ def _jpeg_of(kind: Hashable) -> bytes | None:
     if mode == "L":
         if len(layers) != 1 or layers[0][1] != layers[0][2] or layers[0][1] > 2:
             return None
-        data = _encoded(Image.fromarray(_picture(_HEIGHT, _WIDTH)[:, :, 0]), progressive=is_progressive)
+        data = _encoded(Image.fromarray(picture(_HEIGHT, _WIDTH)[:, :, 0]), progressive=is_progressive)
         return _relabelled(data, (layers[0][0],), None, is_jfif=is_jfif)
     if len(layers) != 3:
         return None
@@ -207,12 +207,12 @@ def _jpeg_of(kind: Hashable) -> bytes | None:
         return None
     if subsampling in _BY_PILLOW:
         data = _encoded(
-            Image.fromarray(_picture(_HEIGHT, _WIDTH)), progressive=is_progressive, subsampling=_BY_PILLOW[subsampling]
+            Image.fromarray(picture(_HEIGHT, _WIDTH)), progressive=is_progressive, subsampling=_BY_PILLOW[subsampling]
         )
     elif is_progressive:
         return None
     else:
-        data = simplejpeg.encode_jpeg(_picture(_HEIGHT, _WIDTH), quality=90, colorspace="RGB", colorsubsampling=subsampling)
+        data = simplejpeg.encode_jpeg(picture(_HEIGHT, _WIDTH), quality=90, colorspace="RGB", colorsubsampling=subsampling)
     return _relabelled(data, names, transform, is_jfif=is_jfif)
 
 

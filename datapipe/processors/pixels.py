@@ -82,7 +82,7 @@ class Pixels:
 
 
 def _three_numbers(value: Any) -> tuple[float, ...]:
-    are_three = isinstance(value, list) and len(value) == 3 and all(map(_is_number, value))
+    are_three = isinstance(value, (list, tuple)) and len(value) == 3 and all(map(_is_number, value))
     return tuple(map(float, value)) if are_three else ()
 
 
