@@ -14,7 +14,7 @@ import functools
 import os
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import simplejpeg
@@ -26,6 +26,7 @@ from datapipe.codecs.probe import ImageHeader, npy_pixels_offset, probe
 from datapipe.core.environment import install_command
 from datapipe.errors import DecodeError, DependencyError, OptionError
 
+Decode = Literal["exact", "scaled"]  # in full, or, where that saves time, at a scale at which libjpeg makes JPEGs smaller
 Region = Sequence[int]  # top, left, height, width of a box of an image, in pixels
 
 

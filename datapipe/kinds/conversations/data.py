@@ -10,20 +10,22 @@ from typing import Any
 import numpy as np
 import torch
 
+from datapipe.codecs.decode import Decode
 from datapipe.core.checks import names_or_none, path_name
 from datapipe.core.printable import counted
 from datapipe.errors import MissingDataError, OptionError
 from datapipe.index.joined_tokens import joined_index
 from datapipe.index.tokens import TokenIndex
-from datapipe.kernel.kind import Data
 from datapipe.kernel.mixing import Mixture, refuse_unlike
+from datapipe.kernel.row_data import RowData
 from datapipe.kinds.conversations import documents as lengths
 from datapipe.kinds.conversations.kind import ConversationKind
-from datapipe.kinds.conversations.settings import ConversationSettings, Decode, Layout
+from datapipe.kinds.conversations.settings import ConversationSettings
 from datapipe.opening.tokens.opening import open_tokens, plan_homes
 from datapipe.packing.joined import JoinedPacks
 from datapipe.packing.kept_plans import open_plan
 from datapipe.packing.packs import Packs
+from datapipe.packing.row_settings import Layout, is_balanced
 from datapipe.packing.settings import Labels, Long, Packing, PackSettings
 from datapipe.packing.single import DocumentPacks
 from datapipe.processors.processor import Processor
@@ -47,7 +49,7 @@ class _Opening:
         return lengths.Conversations(open_tokens(self.source), self.processor)
 
 
-class Conversations(Data):
+class Conversations(RowData):
     """Conversations and documents with images, packed into rows of `length` tokens, for vision-language models.
 
     >>> data = datapipe.Conversations("shards", length=8192, processor="Qwen2.5-VL-3B-Instruct")
@@ -91,6 +93,8 @@ class Conversations(Data):
     fit, and what opening raises.
     """
 
+    settings: ConversationSettings
+
     def __init__(
         self,
         source: str | os.PathLike[str],
@@ -111,8 +115,6 @@ class Conversations(Data):
         decode: Decode = "exact",
         remote: Remote | None = None,
     ) -> None:
-        if balance not in (None, "step"):
-            raise OptionError(f"balance is {balance!r:.40}; pass 'step' or nothing")
         of_batch = names_or_none(fields, "fields")
         if of_batch == ():
             raise OptionError("fields is empty; name what a batch has, or leave it out")
@@ -121,8 +123,8 @@ class Conversations(Data):
         packs = PackSettings(length, packing=packing, long=long, max_documents=max_documents, labels=labels)
         of_model = (*found.inputs(np.zeros((0, 2), np.int64)), *filter(None, [found.token_types]))
         settings = ConversationSettings(
-            packs, of_model, bool(repack), layout, of_batch or (), num_seqlens, 0 if pad is None else pad, balance is not None,
-            accumulate, decode,
+            packs, of_model, decode, repack=bool(repack), layout=layout, fields=of_batch or (), num_seqlens=num_seqlens,
+            pad=0 if pad is None else pad, balance=is_balanced(balance), accumulate=accumulate,
         )  # fmt: skip
         self._set(opening, settings, is_padded=pad is not None)
 
@@ -131,15 +133,8 @@ class Conversations(Data):
         self.documents = opening.open()
         self.settings = settings = replace(settings, pad=self.index.padding(settings.pad if is_padded else None))
         self.packs: Packs = _packs(self.documents, settings)
-        self._parts: tuple[Conversations, ...] = ()
-        self.mixture: Mixture | None = None
         if not len(self):
             raise MissingDataError(f"{self.where}: no rows of {settings.packs.length} tokens; check the path, or `length`")
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        if self.mixture is not None:
-            return Conversations._join, (self._parts, self.mixture)
-        return Conversations._reopen, (self._opening, self.settings, self._is_padded)
 
     @property
     def index(self) -> TokenIndex:
@@ -147,22 +142,12 @@ class Conversations(Data):
         return self.documents.index
 
     @property
+    def _rows(self) -> Packs:
+        return self.packs
+
+    @property
     def shown(self) -> str:
         return f"{counted(len(self.packs), 'row')} of {counted(len(self.index), 'conversation')} at {self.where}"
-
-    @property
-    def where(self) -> str:
-        """The path or URL of the conversations."""
-        return self.index.where
-
-    @property
-    def vocab_size(self) -> int | None:
-        """The number of ids that the tokenizer has."""
-        return self.index.facts.vocab_size
-
-    def __len__(self) -> int:
-        """Return the rows of an epoch, over all ranks."""
-        return len(self.packs) if self.mixture is None else sum(self.mixture.counts)
 
     def open_kind(
         self, arguments: Mapping[str, Any], *, device: Callable[[], torch.device], open_loader: Callable[..., Iterable[Any]]
@@ -185,22 +170,9 @@ class Conversations(Data):
         is_other = other.documents.digest != self.documents.digest
         return self.settings.differing(other.settings) + ["processor"] * is_other
 
-    @classmethod
-    def _reopen(cls, opening: _Opening, settings: ConversationSettings, is_padded: bool) -> Conversations:
-        data = cls.__new__(cls)
-        data._set(opening, settings, is_padded=is_padded)
-        return data
-
-    @classmethod
-    def _join(cls, parts: Sequence[Conversations], mixture: Mixture) -> Conversations:
-        data = cls.__new__(cls)
-        data._opening, data._is_padded, data.settings = parts[0]._opening, True, parts[0].settings
-        data._parts, data.mixture = tuple(parts), mixture
-        first_shards = [sum(part.index.num_shards for part in parts[:number]) for number in range(len(parts))]
-        joined = joined_index([part.index for part in parts])
-        data.documents = lengths.Conversations(joined, data._opening.processor)
-        data.packs = JoinedPacks([part.packs for part in parts], first_shards)
-        return data
+    def _set_joined(self, parts: Sequence[Conversations], first_shards: list[int]) -> None:
+        self.documents = lengths.Conversations(joined_index([part.index for part in parts]), self._opening.processor)
+        self.packs = JoinedPacks([part.packs for part in parts], first_shards)
 
 
 def _packs(found: lengths.Conversations, settings: ConversationSettings) -> Packs:

@@ -15,15 +15,16 @@ from datapipe.core.printable import counted
 from datapipe.errors import MissingDataError, OptionError
 from datapipe.index.joined_tokens import joined_index
 from datapipe.index.tokens import TokenIndex
-from datapipe.kernel.kind import Data
 from datapipe.kernel.mixing import Mixture, refuse_unlike
+from datapipe.kernel.row_data import RowData
 from datapipe.kinds.tokens.kind import Corpus, TokenKind
-from datapipe.kinds.tokens.settings import Layout, TokenSettings
+from datapipe.kinds.tokens.settings import TokenSettings
 from datapipe.opening.tokens.opening import TokenSource, open_tokens, plan_homes
 from datapipe.opening.tokens.texts import refuse_other_tokenizer
 from datapipe.packing.joined import JoinedPacks
 from datapipe.packing.kept_plans import open_plan
 from datapipe.packing.packs import Packs
+from datapipe.packing.row_settings import Layout, is_balanced
 from datapipe.packing.settings import Labels, Long, Packing, default_packs
 from datapipe.packing.single import DocumentPacks, pack_ends
 from datapipe.packing.stream import StreamPacks
@@ -53,7 +54,7 @@ class _Opening:
         ]
 
 
-class Tokens(Data):
+class Tokens(RowData):
     """Documents of token ids, packed into rows of `length` tokens: what a loader of text reads.
 
     >>> data = datapipe.Tokens("tokens", length=4096)
@@ -99,6 +100,8 @@ class Tokens(Data):
     kept beside the shards, or in the user's cache. Raises OptionError for settings that do not fit, and what opening raises.
     """
 
+    settings: TokenSettings
+
     def __init__(
         self,
         source: TokenSource,
@@ -123,8 +126,6 @@ class Tokens(Data):
         tokenizer: str | os.PathLike[str] | None = None,
         remote: Remote | None = None,
     ) -> None:
-        if balance not in (None, "step"):
-            raise OptionError(f"balance is {balance!r:.40}; pass 'step' or nothing")
         of_batch = names_or_none(fields, "fields")
         if of_batch == ():
             raise OptionError("fields is empty; name what a batch has, or leave it out")
@@ -143,13 +144,13 @@ class Tokens(Data):
         settings = TokenSettings(
             tuple(packs),
             tuple(f"{name}_" for name in names) if len(names) > 1 else ("",),
-            bool(repack),
-            layout,
-            of_batch or (),
-            num_seqlens,
-            0 if pad is None else pad,
-            balance is not None,
-            accumulate,
+            repack=bool(repack),
+            layout=layout,
+            fields=of_batch or (),
+            num_seqlens=num_seqlens,
+            pad=0 if pad is None else pad,
+            balance=is_balanced(balance),
+            accumulate=accumulate,
         )
         self._set(opening, settings, is_padded=pad is not None, indexes=indexes)
 
@@ -158,41 +159,28 @@ class Tokens(Data):
     ) -> None:
         self._opening, self._is_padded = opening, is_padded
         indexes = indexes or opening.open()
-        self.index = indexes[0]
-        if self.index.facts.image is not None:
-            call = f"datapipe.Conversations({self.index.where!r}, length=..., processor=...)"
-            raise OptionError(f"{self.index.where}: holds conversations with images; read them with {call}")
-        self.settings = settings = replace(settings, pad=self.index.padding(settings.pad if is_padded else None))
+        index = indexes[0]
+        if index.facts.image is not None:
+            call = f"datapipe.Conversations({index.where!r}, length=..., processor=...)"
+            raise OptionError(f"{index.where}: holds conversations with images; read them with {call}")
+        self.settings = settings = replace(settings, pad=index.padding(settings.pad if is_padded else None))
         self.corpora = [Corpus(*pair) for pair in zip(indexes, _packs(indexes, settings), strict=True)]
-        self._parts: tuple[Tokens, ...] = ()
-        self.mixture: Mixture | None = None
         if not len(self):
             lengths = " and ".join(str(one.length) for one in settings.packs)
-            raise MissingDataError(f"{self.index.where}: no rows of {lengths} tokens; check the path, or `length`")
+            raise MissingDataError(f"{index.where}: no rows of {lengths} tokens; check the path, or `length`")
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        if self.mixture is not None:
-            return Tokens._join, (self._parts, self.mixture)
-        return Tokens._reopen, (self._opening, self.settings, self._is_padded)
+    @property
+    def index(self) -> TokenIndex:
+        return self.corpora[0].index
+
+    @property
+    def _rows(self) -> Packs:
+        return self.corpora[0].packs
 
     @property
     def shown(self) -> str:
         of = "batch" if self.settings.has_documents else "row"
         return f"{counted(len(self.corpora[0].packs), of)} of {counted(len(self.index), 'document')} at {self.index.where}"
-
-    @property
-    def where(self) -> str:
-        """The path or URL of the documents."""
-        return self.index.where
-
-    @property
-    def vocab_size(self) -> int | None:
-        """The number of ids that the tokenizer has; None if the files do not say, and it was not passed."""
-        return self.corpora[0].index.facts.vocab_size
-
-    def __len__(self) -> int:
-        """Return the rows of an epoch, over all ranks; with `max_tokens` the batches."""
-        return len(self.corpora[0].packs) if self.mixture is None else sum(self.mixture.counts)
 
     def open_kind(
         self, arguments: Mapping[str, Any], *, device: Callable[[], torch.device], open_loader: Callable[..., Iterable[Any]]
@@ -211,24 +199,11 @@ class Tokens(Data):
             )
         return Tokens._join(parts, Mixture.of(parts, weights, num_samples))
 
-    @classmethod
-    def _reopen(cls, opening: _Opening, settings: TokenSettings, is_padded: bool) -> Tokens:
-        data = cls.__new__(cls)
-        data._set(opening, settings, is_padded=is_padded)
-        return data
-
-    @classmethod
-    def _join(cls, parts: Sequence[Tokens], mixture: Mixture) -> Tokens:
-        data = cls.__new__(cls)
-        data._opening, data._is_padded, data.settings = parts[0]._opening, True, parts[0].settings
-        data._parts, data.mixture = tuple(parts), mixture
-        first_shards = [sum(part.index.num_shards for part in parts[:number]) for number in range(len(parts))]
-        data.corpora = [
+    def _set_joined(self, parts: Sequence[Tokens], first_shards: list[int]) -> None:
+        self.corpora = [
             Corpus(joined_index([one.index for one in of_field]), JoinedPacks([one.packs for one in of_field], first_shards))
             for of_field in zip(*(part.corpora for part in parts), strict=True)
         ]
-        data.index = data.corpora[0].index
-        return data
 
 
 def _lengths(length: int | Sequence[int], num_fields: int) -> list[int]:
