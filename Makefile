@@ -89,6 +89,7 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks.images --set dali-uint8 $(BENCH_ARGS)
 	$(BIN)/python -m benchmarks.images --set from-torch $(BENCH_ARGS)
 	$(BIN)/python -m benchmarks.images --set any-dataset
+	$(BIN)/python -m benchmarks.scaled
 	$(BIN)/python -m benchmarks.containers
 	$(BIN)/python -m benchmarks.cache
 	$(BIN)/python -m benchmarks.tables

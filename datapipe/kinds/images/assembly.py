@@ -79,10 +79,12 @@ def assemble(
     if stage is None and can_be_processes(making, samples=samples, recipe=worker_recipe, files=files, kept=kept):
         begun = launcher(IMPORTS)
 
+    decode = samples.settings.decode
+
     def open_worker() -> Worker:
         if begun is not None:
-            return ProcessBlockWorker(worker_recipe, files, begun)
-        worker = BlockWorker(worker_recipe, files, kept=kept)
+            return ProcessBlockWorker(worker_recipe, files, begun, decode)
+        worker = BlockWorker(worker_recipe, files, decode=decode, kept=kept)
         return worker if stage is None else FetchWorker(worker, in_blocks, stage.graph)
 
     most = min(options.batch_size, len(index))

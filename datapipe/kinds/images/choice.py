@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from datapipe.codecs.decode import Decode
 from datapipe.core.printable import counted
 from datapipe.errors import DependencyError, OptionError
 from datapipe.kinds.images.dali.gate import choose_cut_form
@@ -64,6 +65,7 @@ class BackendRequest:
     has_collate_fn: bool
     has_image: bool = True
     has_cache: bool = False  # of decoded images
+    decode: Decode = "exact"
 
     def __post_init__(self) -> None:
         if asks_for_dali(self.backend):
@@ -78,6 +80,8 @@ class BackendRequest:
             return f"{self.recipe.rest_reason}: it runs per sample on the CPU"
         if self.has_cache:
             return "a cache keeps decoded images, and DALI is there to decode; leave out cache, or pass backend='images_cpu'"
+        if self.decode == "scaled":
+            return "decode='scaled' is for libjpeg on the CPU; leave out decode, or pass backend='images_cpu'"
         if self.recipe.output_size(self.stored_size) is None:
             return (
                 "images would differ in size, and DALI's graph makes images of one; "

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 import torch.utils.data
 
+from datapipe.codecs.decode import Decode
 from datapipe.codecs.field_values import NO_LABEL, NULL_LABEL
 from datapipe.containers.form import Form
 from datapipe.core.checks import positions_of, real_number, whole_number
@@ -61,6 +62,8 @@ class Images(Data):
     cache: keep decoded images between epochs, after the leading transforms that draw nothing (Resize, CenterCrop, Pad): "ram",
       "disk", a directory, or a `Cache(...)`, which also has a capacity; or "gpu", for images of one size that are only cropped
       and flipped after that. Pixels are the same with and without. Decodes on the CPU, but for "gpu".
+    decode: "exact", or "scaled": libjpeg makes JPEGs smaller while it decodes them, at least twice as large as the transforms
+      resize them to. That takes a part of the time where photographs are large, and pixels differ a little. None: "exact".
     remote: a `datapipe.Remote(...)`: how samples are read if the source is the URL of an object store.
 
     `d[i]` is the decoded, untransformed sample, as a tuple of the fields that a loader's batches have: the image a (3, h, w)
@@ -78,6 +81,7 @@ class Images(Data):
         boxes: BoxesForm | None = None,
         memory_format: torch.memory_format | None = None,
         cache: Cache | str | os.PathLike[str] | None = None,
+        decode: Decode | None = None,
         remote: Remote | None = None,
     ) -> None:
         named: dict[str, Any] = {
@@ -85,6 +89,7 @@ class Images(Data):
             "boxes": boxes,
             "memory_format": memory_format,
             "cache": Cache.of(cache),
+            "decode": decode,
             "remote": remote if remote is None else remote_settings(remote),
         }
         given = {name: value for name, value in named.items() if value is not None}
@@ -251,7 +256,7 @@ class Images(Data):
         for part in parts:
             if part.mixture is not None:
                 raise OptionError("mix() on a dataset of mix() or repeat(): pass all datasets to one mix()")
-            for name in ("boxes", "memory_format", "cache", "remote"):
+            for name in ("boxes", "memory_format", "cache", "decode", "remote"):
                 ours, theirs = getattr(self.settings, name), getattr(part.settings, name)
                 if ours != theirs:
                     raise OptionError(

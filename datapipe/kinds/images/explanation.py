@@ -58,6 +58,10 @@ def explain(
         if can_be_processes(options, samples=samples, recipe=in_blocks, files=files, kept=kept):
             threads += ", each with a process"
         lines.append(f"decoder   {default_decoder_name()} on {threads}; Pillow for images that it does not decode")
+        if samples.settings.decode == "scaled":
+            lines.append(
+                "          JPEGs that become less than half as large: by libjpeg at a half, a quarter or an eighth of their size"
+            )
     else:
         num_workers = facts.settings.options.num_workers
         lines += _about_dali(choice.dali, threads, decodes_on(), num_workers=num_workers, device=choice.device)

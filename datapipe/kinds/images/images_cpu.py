@@ -17,13 +17,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from datapipe.codecs.decode import Decoder, open_decoder
+from datapipe.codecs.decode import Decode, Decoder, open_decoder
 from datapipe.codecs.probe import ImageHeader, probe
 from datapipe.errors import DecodeError, IntegrityError
 from datapipe.fetch.files import Files
 from datapipe.index.entries import Entries
 from datapipe.kernel.kind import BadRow
 from datapipe.kinds.images.cache.store import Gap
+from datapipe.kinds.images.cutting import Cut, ScaledCut
 from datapipe.kinds.images.kept_images import KeptImage, KeptImages
 from datapipe.order.draws import Draws
 from datapipe.transforms import Recipe
@@ -75,12 +76,15 @@ class BlockWorker:
     `kept`: cache of images as the recipe's front leaves them, by the samples' ids.
     """
 
-    def __init__(self, recipe: Recipe, files: Files, *, decoder: str = "auto", kept: KeptImages | None = None) -> None:
+    def __init__(
+        self, recipe: Recipe, files: Files, *, decoder: str = "auto", decode: Decode = "exact", kept: KeptImages | None = None
+    ) -> None:
         self._recipe = recipe
         self._behind_front = recipe.split_front()[1]
         self._files = files
         self._kept = kept
         self._decoder: Decoder = open_decoder(decoder)
+        self._cut: Cut = ScaledCut(self._decoder) if decode == "scaled" else self._cut_exactly
         self._scratch = torch.empty((0, 0, 0, 3), dtype=torch.uint8)
         self._rows: list[BlockRow] = []  # of the scratch memory
 
@@ -135,7 +139,7 @@ class BlockWorker:
             try:
                 refuse_large(steps)
                 block = torch.empty((1, height, width, 3), dtype=torch.uint8)
-                cut_through(self._decoder(data, header, steps[0].region), steps, block.numpy()[0])
+                self._cut(data, header, steps, block.numpy()[0])
             except DecodeError as exc:
                 report.bad.append(BadRow(row, exc))
                 continue
@@ -189,9 +193,12 @@ class BlockWorker:
     ) -> None:
         row, data, header = sample
         try:
-            cut_through(self._decoder(data, header, steps[0].region), steps, out)
+            self._cut(data, header, steps, out)
         except DecodeError as exc:
             report.bad.append(BadRow(row, exc))
+
+    def _cut_exactly(self, data: bytes, header: ImageHeader, steps: Sequence[RowCut], out: NDArray[np.uint8] | BlockRow) -> None:
+        cut_through(self._decoder(data, header, steps[0].region), steps, out)
 
     def _read_in_parts(
         self, entries: Entries, rows: range, report: BlockReport, *, leave_out: Container[int]
@@ -241,7 +248,7 @@ class BlockWorker:
             return [(self._recipe, samples)] if samples else []
         from_the_start, behind_front = [], [sample for sample in found.samples if sample.row in part]
         for sample in samples:
-            made = self._kept.make(found.gaps[sample.row], sample.data, sample.header, self._decoder)
+            made = self._kept.make(found.gaps[sample.row], sample.data, sample.header, self._cut)
             if made is None:
                 from_the_start.append(sample)
             else:

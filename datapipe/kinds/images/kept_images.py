@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from datapipe.codecs.decode import Decoder, default_decoder_name
+from datapipe.codecs.decode import Decode, default_decoder_name
 from datapipe.codecs.probe import MAX_PIXELS, ImageHeader, probe
 from datapipe.core.printable import size_text
 from datapipe.errors import DecodeError
@@ -25,9 +25,10 @@ from datapipe.index.entries import WHOLE_FILE, Entries, Extents
 from datapipe.kernel.cache_settings import Cache
 from datapipe.kinds.images.cache.locations import contents_of, open_store
 from datapipe.kinds.images.cache.store import Gap, Kept, Store
+from datapipe.kinds.images.cutting import Cut
 from datapipe.order.draws import Draws
 from datapipe.transforms import Recipe
-from datapipe.transforms.execute import cut_through, row_cuts
+from datapipe.transforms.execute import row_cuts
 
 _NPY_HEADER_NBYTES = 128  # for an array of three dimensions
 _NO_DRAWS = Draws(0, 0, np.zeros(1, np.int64))
@@ -61,13 +62,13 @@ class KeptImages:
         self.store = store
 
     @classmethod
-    def of(cls, cache: Cache, index: AnyIndex, recipe: Recipe) -> KeptImages:
+    def of(cls, cache: Cache, index: AnyIndex, recipe: Recipe, decode: Decode = "exact") -> KeptImages:
         """Open the cache of a dataset's images after the front of a recipe. Raises StorageError if they cannot be kept there."""
         front, _ = recipe.split_front()
         about = {
             "dataset": contents_of(index),
             "images behind": repr(front),
-            "decoded by": default_decoder_name(),
+            "decoded by": default_decoder_name() if decode == "exact" else f"{default_decoder_name()}, {decode}",
             "resized by": f"torch {torch.__version__}" if front.geometry else "nobody",
         }
         return cls(front, open_store(cache, about=about))
@@ -93,7 +94,7 @@ class KeptImages:
         header = _header(kept)
         return Gap(sample, stamp, b"") if header is None else KeptImage(kept.data, header, kept.size)
 
-    def make(self, gap: Gap, data: bytes, header: ImageHeader, decoder: Decoder) -> bytes | None:
+    def make(self, gap: Gap, data: bytes, header: ImageHeader, cut: Cut) -> bytes | None:
         """Execute the front and cache the result. None, with nothing done, if it would not be cached or does not decode."""
         steps = [row_cuts(cuts)[0] for cuts in self.front.draw_cuts(_NO_DRAWS, np.array([(header.height, header.width)]))]
         shape = (steps[-1].window[2], steps[-1].window[3], 3)
@@ -101,7 +102,7 @@ class KeptImages:
             return None
         pixels: NDArray[np.uint8] = np.empty(shape, np.uint8)
         try:
-            cut_through(decoder(data, header, steps[0].region), steps, pixels)
+            cut(data, header, steps, pixels)
         except DecodeError:
             return None
         sink = io.BytesIO()

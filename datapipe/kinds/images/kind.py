@@ -73,6 +73,11 @@ class ImageKind(Kind):
             check_sizes(recipe, stored_size, index=self.samples.index, files=self.files)
         if recipe.batch and has_collate_fn:
             raise OptionError(f"{recipe.batch[0][1]!r} mixes finished batches, and collate_fn would have to make them")
+        if self._cache is not None and self.samples.settings.decode == "scaled" and not recipe.split_front()[0].geometry:
+            raise OptionError(
+                "cache would keep whole images, as the transforms begin with what draws, and decode='scaled' decodes none of "
+                "them in full; begin with a Resize, or leave out cache or decode"
+            )
         if self._is_cached_on_device:
             check_recipe(recipe, stored_size)
             if has_collate_fn:
@@ -84,6 +89,7 @@ class ImageKind(Kind):
             has_collate_fn=has_collate_fn,
             has_image=has_image,
             has_cache=self._cache is not None and not self._is_cached_on_device,
+            decode=self.samples.settings.decode,
         )
         self._arguments, self._options, self._request = arguments, options, request
         self._choice: Choice | None = None
@@ -173,7 +179,7 @@ class ImageKind(Kind):
         """The cache in memory or on a disk, opened here; None: there is none. Raises StorageError if it cannot be opened."""
         if self._cache is None or self._is_cached_on_device:
             return None
-        return KeptImages.of(self._cache, self.samples.index, self.recipe)
+        return KeptImages.of(self._cache, self.samples.index, self.recipe, self.samples.settings.decode)
 
     @functools.cached_property
     def device_images(self) -> DeviceImages | None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from datapipe.codecs.decode import Decode
 from datapipe.codecs.pillow import has_default_settings
 from datapipe.fetch.files import Files
 from datapipe.fetch.local import LocalFiles
@@ -28,9 +29,10 @@ class BlockWork:
     """Opens a `BlockWorker` in a worker process."""
 
     recipe: Recipe
+    decode: Decode
 
     def __call__(self) -> Fill:
-        worker = BlockWorker(self.recipe, LocalFiles())
+        worker = BlockWorker(self.recipe, LocalFiles(), decode=self.decode)
 
         def load(out: torch.Tensor, entries: Entries, draws: Draws, leave_out: Collection[int]) -> BlockReport:
             return worker.load(entries, range(len(entries)), draws, out, leave_out=leave_out)
@@ -41,9 +43,9 @@ class BlockWork:
 class ProcessBlockWorker(BlockWorker):
     """A `BlockWorker` with a process, which begins as soon as one can, and is done without once it has ended."""
 
-    def __init__(self, recipe: Recipe, files: Files, begun: Launcher) -> None:
-        super().__init__(recipe, files)
-        self._process = OwnProcess(begun, BlockWork(recipe))
+    def __init__(self, recipe: Recipe, files: Files, begun: Launcher, decode: Decode = "exact") -> None:
+        super().__init__(recipe, files, decode=decode)
+        self._process = OwnProcess(begun, BlockWork(recipe, decode))
 
     def load(
         self, entries: Entries, rows: range, draws: Draws, out: torch.Tensor, *, leave_out: Collection[int] = ()

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.utils.data
 
+from datapipe.codecs.decode import Decode
 from datapipe.containers.form import Form, errors_in_python
 from datapipe.datasets import DatasetFiles, Original, see_through, webdataset_stream
 from datapipe.errors import OptionError
@@ -37,10 +38,12 @@ class ImageSettings:
     boxes: BoxesForm = "list"
     memory_format: torch.memory_format = torch.channels_last
     cache: Cache | None = None
+    decode: Decode = "exact"
     remote: Remote = field(default_factory=Remote)
 
     def __post_init__(self) -> None:
         one_of(BoxesForm, self.boxes, "boxes")
+        one_of(Decode, self.decode, "decode")
         if self.memory_format not in (torch.channels_last, torch.contiguous_format):
             raise OptionError(f"memory_format is {self.memory_format!r}; choose torch.channels_last or torch.contiguous_format")
 
