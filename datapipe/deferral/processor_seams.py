@@ -28,7 +28,7 @@ from datapipe.deferral.rules import picture
 from datapipe.errors import OptionError
 from datapipe.processors.fixed import FixedProcessor
 from datapipe.processors.patches import PatchProcessor
-from datapipe.processors.pixels import Filter, Pixels
+from datapipe.processors.pixels import Pixels
 from datapipe.processors.processor import Processor
 
 _BASE = "transformers.image_processing_utils"
@@ -43,15 +43,15 @@ class _LocalCollation(threading.local):
 
 
 _local = _LocalCollation()
+_there: set[type] = set()  # classes whose method is replaced
 
 
 def install() -> None:
     """Replace the method that all processors have, if transformers has been imported, for the rest of the process."""
-    base = getattr(sys.modules.get(_BASE), "BaseImageProcessor", None)
-    original = getattr(base, "preprocess", None)
-    if original is not None and not hasattr(original, "__wrapped_by_datapipe__"):
-        put: Any = setattr
-        put(base, "preprocess", _replacing(original))
+    base: Any = getattr(sys.modules.get(_BASE), "BaseImageProcessor", None)
+    if base not in _there and hasattr(base, "preprocess"):
+        _there.add(base)
+        base.preprocess = _replacing(base.preprocess)
 
 
 @contextlib.contextmanager
@@ -88,7 +88,6 @@ def _replacing(original: Callable[..., Any]) -> Callable[..., Any]:
             _local.counts[what] = _local.counts.get(what, 0) + len(given)
         return sys.modules[_OUTPUT].BatchFeature(data=made)
 
-    preprocess.__wrapped_by_datapipe__ = True  # type: ignore[attr-defined]
     return preprocess
 
 
@@ -119,8 +118,7 @@ def _made(ours: Processor, images: Sequence[NDArray[np.uint8]]) -> dict[str, tor
     units = torch.empty((sum(nums), *ours.unit), dtype=torch.uint8)
     for image, (rows, columns), out in zip(images, grids.tolist(), torch.split(units, nums), strict=True):
         ours.place(image, rows, columns, out)
-    values = ours.values(units, torch.empty((len(units), *ours.value)))
-    return {"pixel_values": values, **{name: torch.from_numpy(value) for name, value in ours.inputs(grids).items()}}
+    return {"pixel_values": ours.values(units), **{name: torch.from_numpy(value) for name, value in ours.inputs(grids).items()}}
 
 
 def _place() -> str:
@@ -139,9 +137,9 @@ def _fixed(of: Any) -> Processor | None:
     if of.do_pad or size is None or size.longest_edge or size.max_height:
         return None
     if size.height and size.width and not of.do_center_crop:
-        return FixedProcessor(size.height, size.width, None, _pixels(of, "bilinear"), per_image=0, id=0)
+        return FixedProcessor(size.height, size.width, None, _pixels(of), per_image=0, id=0)
     if size.shortest_edge and of.do_center_crop and crop is not None and crop.height and crop.width:
-        return FixedProcessor(crop.height, crop.width, size.shortest_edge, _pixels(of, "bilinear"), per_image=0, id=0)
+        return FixedProcessor(crop.height, crop.width, size.shortest_edge, _pixels(of), per_image=0, id=0)
     return None
 
 
@@ -149,13 +147,13 @@ def _patches(of: Any) -> Processor | None:
     least, most = of.size.shortest_edge, of.size.longest_edge
     if not least or not most:
         return None
-    pixels = _pixels(of, "bilinear")
+    pixels = _pixels(of)
     return PatchProcessor(of.patch_size, of.merge_size, of.temporal_patch_size, least, most, pixels, id=0)
 
 
-def _pixels(of: Any, default: Filter) -> Pixels:
+def _pixels(of: Any) -> Pixels:
     names = ("resample", "rescale_factor", "image_mean", "image_std")
-    return Pixels.of_config({name: getattr(of, name) for name in names}, type(of).__name__, default=default)
+    return Pixels.of_config({name: getattr(of, name) for name in names}, type(of).__name__, default="bilinear")
 
 
 class _Family(NamedTuple):
@@ -180,6 +178,7 @@ class _Replaceable(NamedTuple):
 
 
 _known: dict[str, _Replaceable | None] = {}  # by the class and all settings, as text
+_MOST_KNOWN = 64  # as each is tried first; code may change settings from sample to sample
 _METHODS = (staticmethod, classmethod, property)
 
 
@@ -205,9 +204,9 @@ def _ours(processor: Any, original: Callable[..., Any]) -> Processor | None:
         return None
     settings = [(name, getattr(processor, name, None)) for name in processor._valid_kwargs_names]
     key = f"{type(processor).__qualname__} {settings}"
-    if key not in _known:
+    if key not in _known and len(_known) < _MOST_KNOWN:
         _known[key] = _replaceable(family, processor, original)
-    there = _known[key]
+    there = _known.get(key)
     return None if there is None or _reason_against_replacing(key) is not None else there.ours
 
 

@@ -19,11 +19,14 @@ from datapipe.stores.settings import Remote
 Files = LocalFiles | RemoteFiles  # a thread-safe reader of extents
 
 
-def open_files(index: AnyIndex, *, row_groups: RowGroups | None = None, remote: Remote | None = None) -> Files:
-    """Return the reader for the samples of an index. `remote`: the settings for samples in object stores."""
+def open_files(index: AnyIndex | None, *, row_groups: RowGroups | None = None, remote: Remote | None = None) -> Files:
+    """Return the reader for the samples of an index; None: of local files that have none.
+
+    `remote`: the settings for samples in object stores.
+    """
     row_groups = RowGroups() if row_groups is None else row_groups
     local = LocalFiles(row_groups=row_groups)
-    if not index.is_remote:
+    if index is None or not index.is_remote:
         return local
     settings = Remote() if remote is None else remote
     pinned = {

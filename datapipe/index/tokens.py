@@ -227,11 +227,7 @@ class TokenIndex:
 
     def num_tokens(self, documents: Ints) -> Ints:
         """Return (m,) the number of tokens of each document."""
-        shards, within = self.locate(documents)
-        found = np.empty(len(documents), np.int64)
-        for number, here in by_number(shards):
-            found[here] = self.shard(number).num_tokens[within[here]]
-        return found
+        return num_tokens_of(documents, self)
 
     def describe(self, document: int) -> Description:
         """Return a description of one document, for messages."""
@@ -239,6 +235,15 @@ class TokenIndex:
         shard = self.shard(part)
         source = "" if shard.describe is None else shard.describe(number)
         return Description(document, shard.path, f"document {number}".encode(), source)
+
+
+def num_tokens_of(documents: Ints, index: Any) -> Ints:
+    """Return (m,) the number of tokens of documents, as the shards of an index have them, which it locates and opens."""
+    shards, within = index.locate(documents)
+    found = np.empty(len(documents), np.int64)
+    for number, here in by_number(shards):
+        found[here] = index.shard(number).num_tokens[within[here]]
+    return found
 
 
 def _loss_runs(sidecar: Sidecar, field: str) -> LossRuns | None:

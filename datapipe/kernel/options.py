@@ -188,6 +188,12 @@ def refuse_not_served(arguments: Mapping[str, Any], remedies: Mapping[str, str],
             raise OptionError(f"{name} is {arguments[name]!r:.60}, and the data is {data}; {remedy}")
 
 
+def refuse_backend(arguments: Mapping[str, Any], what: str) -> None:
+    """Raise OptionError for a backend that was named, where the host does all. `what`: such as "sound is decoded"."""
+    if arguments["backend"] != "auto":
+        raise OptionError(f"backend is {arguments['backend']!r:.40}; {what} by the host alone: leave it out")
+
+
 def refuse_unknown_fields(fields: Sequence[str] | None, possible: Sequence[str]) -> None:
     """Raise OptionError if a field that was asked for is none of the possible ones, or there is none; None asks for nothing."""
     if fields is not None:

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence, Sized
+from collections.abc import Callable, Sequence, Sized
 from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
 
 from datapipe.index.tokens import TokenIndex
 from datapipe.kernel.kind import Data
-from datapipe.kernel.mixing import Mixture
+from datapipe.kernel.mixing import Mixture, mixed_order
+from datapipe.kernel.options import Shuffle
+from datapipe.order.by_length import BalancedSteps, LikeLengths
+from datapipe.order.draws import Ints
+from datapipe.order.sample_order import Order, SequentialOrder, ShuffledOrder
+from datapipe.packing.row_settings import RowSettings
 
 
 class RowData(Data):
@@ -70,3 +78,27 @@ class RowData(Data):
         data._parts, data.mixture = tuple(parts), mixture
         data._set_joined(parts, [sum(part.index.num_shards for part in parts[:number]) for number in range(len(parts))])
         return data
+
+
+def order_of_rows(
+    num: int,
+    mixture: Mixture | None,
+    settings: RowSettings,
+    *,
+    seed: int,
+    shuffle: Shuffle,
+    global_batch: int,
+    lengths: Callable[[Ints], Ints] | None,
+    cost: Callable[[int, Ints], NDArray[np.float64]],
+) -> Order:
+    """Return the order of `num` rows, dealt alike to ranks if the settings say so.
+
+    `lengths`: the tokens of rows, if those of a step are to be about as long; None: they need not be. `cost`: the work of rows of
+    an epoch.
+    """
+    order: Order = ShuffledOrder(num, seed) if shuffle else SequentialOrder(num)
+    if mixture is not None:
+        order = mixed_order(mixture, seed=seed, shuffle=shuffle)
+    elif shuffle and lengths is not None:
+        order = LikeLengths(num, seed, global_batch, lengths)
+    return BalancedSteps(order, global_batch, settings.accumulate, cost) if settings.balance else order

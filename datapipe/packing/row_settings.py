@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from datapipe.core.checks import whole_number
+from datapipe.core.checks import names_or_none, whole_number
 from datapipe.errors import OptionError
 
 Layout = Literal["rows", "flat"]
@@ -18,7 +19,7 @@ _MAX_ACCUMULATED = 1 << 31  # micro-batches
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowSettings:
-    """What a batch has of its rows, and how steps deal with them."""
+    """The fields and the layout of batches of rows, and how rows are dealt to ranks."""
 
     repack: bool = False
     layout: Layout = "rows"
@@ -36,6 +37,14 @@ class RowSettings:
             put(self, "num_seqlens", whole_number(self.num_seqlens, "num_seqlens", least=2, most=_MAX_SEQLENS))
         put(self, "pad", whole_number(self.pad, "pad", least=0, most=(1 << 63) - 1))
         put(self, "accumulate", whole_number(self.accumulate, "accumulate", least=1, most=_MAX_ACCUMULATED))
+
+
+def fields_of(names: Sequence[str] | None) -> tuple[str, ...]:
+    """Return the fields that a batch is to have; none: what is usual. Raises OptionError for an empty list."""
+    fields = names_or_none(names, "fields")
+    if fields == ():
+        raise OptionError("fields is empty; name what a batch has, or leave it out")
+    return fields or ()
 
 
 def is_balanced(balance: str | None) -> bool:

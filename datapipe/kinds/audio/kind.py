@@ -19,7 +19,7 @@ from datapipe.kernel.delivery import Delivery
 from datapipe.kernel.explanation import TRANSFER, device_line, steps_line, threads_text
 from datapipe.kernel.kind import Identity, Kind, Pass, PassFacts, Resources
 from datapipe.kernel.mixing import Mixture, mixed_order
-from datapipe.kernel.options import LoaderOptions, Shuffle, refuse_not_served, refuse_unknown_names
+from datapipe.kernel.options import LoaderOptions, Shuffle, refuse_backend, refuse_not_served, refuse_unknown_names
 from datapipe.kernel.pools import ObjectPool
 from datapipe.kernel.samplers import SampledSource, WeightedSampler
 from datapipe.kinds.audio.batches import AudioMaker
@@ -60,8 +60,7 @@ class AudioKind(Kind):
         refuse_not_served(arguments, _NOT_SERVED | of_batches, "sound")
         if self.mixture is not None and isinstance(arguments["sampler"], WeightedSampler):
             raise OptionError("a WeightedSampler and a dataset of mix() both say how often samples come; use one")
-        if arguments["backend"] != "auto":
-            raise OptionError(f"backend is {arguments['backend']!r:.40}; sound is decoded by the host alone: leave it out")
+        refuse_backend(arguments, "sound is decoded")
         refuse_unknown_names(options.rename, self.samples.fields)
 
     def order(self, seed: int, *, shuffle: Shuffle, global_batch: int) -> Order:

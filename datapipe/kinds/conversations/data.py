@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from datapipe.codecs.decode import Decode
-from datapipe.core.checks import names_or_none, path_name
+from datapipe.core.checks import path_name
 from datapipe.core.printable import counted
 from datapipe.errors import MissingDataError, OptionError
 from datapipe.index.joined_tokens import joined_index
@@ -25,7 +25,7 @@ from datapipe.opening.tokens.opening import open_tokens, plan_homes
 from datapipe.packing.joined import JoinedPacks
 from datapipe.packing.kept_plans import open_plan
 from datapipe.packing.packs import Packs
-from datapipe.packing.row_settings import Layout, is_balanced
+from datapipe.packing.row_settings import Layout, fields_of, is_balanced
 from datapipe.packing.settings import Labels, Long, Packing, PackSettings
 from datapipe.packing.single import DocumentPacks
 from datapipe.processors.processor import Processor
@@ -115,15 +115,12 @@ class Conversations(RowData):
         decode: Decode = "exact",
         remote: Remote | None = None,
     ) -> None:
-        of_batch = names_or_none(fields, "fields")
-        if of_batch == ():
-            raise OptionError("fields is empty; name what a batch has, or leave it out")
         found = read_processor(processor) if isinstance(processor, (str, os.PathLike)) else processor
         opening = _Opening(path_name(source, "the path to the conversations"), found, remote_settings(remote))
         packs = PackSettings(length, packing=packing, long=long, max_documents=max_documents, labels=labels)
         of_model = (*found.inputs(np.zeros((0, 2), np.int64)), *filter(None, [found.token_types]))
         settings = ConversationSettings(
-            packs, of_model, decode, repack=bool(repack), layout=layout, fields=of_batch or (), num_seqlens=num_seqlens,
+            packs, of_model, decode, repack=bool(repack), layout=layout, fields=fields_of(fields), num_seqlens=num_seqlens,
             pad=0 if pad is None else pad, balance=is_balanced(balance), accumulate=accumulate,
         )  # fmt: skip
         self._set(opening, settings, is_padded=pad is not None)

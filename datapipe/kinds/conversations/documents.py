@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from datapipe.core.ranges import ranges
 from datapipe.errors import OptionError
 from datapipe.index.document_images import DocumentImages
-from datapipe.index.entries import by_number
-from datapipe.index.tokens import TokenIndex, TokenShard
+from datapipe.index.tokens import TokenIndex, TokenShard, num_tokens_of
 from datapipe.order.draws import Ints
 from datapipe.packing.documents import Documents
 from datapipe.packing.packs import Segments
@@ -153,11 +152,7 @@ class Conversations(Documents):
         return self.index.locate(documents)
 
     def num_tokens(self, documents: Ints) -> Ints:
-        shards, within = self.locate(documents)
-        found = np.empty(len(documents), np.int64)
-        for number, here in by_number(shards):
-            found[here] = self.shard(number).num_tokens[within[here]]
-        return found
+        return num_tokens_of(documents, self)
 
     def costs(self, segments: Segments, num_packs: int) -> NDArray[np.float64]:
         """Return (2, num_packs) the work of packs for a model's language and for its vision tower, each to a scale of its own.

@@ -11,25 +11,24 @@ import torch
 from numpy.typing import NDArray
 
 from datapipe.core.printable import counted
-from datapipe.errors import OptionError
 from datapipe.fetch.files import Files, open_files
 from datapipe.fetch.local import LocalFiles
 from datapipe.kernel.delivery import Delivery
 from datapipe.kernel.explanation import TRANSFER, device_line, steps_line, threads_text
 from datapipe.kernel.kind import Identity, Kind, Pass, PassFacts, Resources
-from datapipe.kernel.mixing import Mixture, mixed_order
-from datapipe.kernel.options import LoaderOptions, Shuffle, refuse_not_served, refuse_unknown_names
+from datapipe.kernel.mixing import Mixture
+from datapipe.kernel.options import LoaderOptions, Shuffle, refuse_backend, refuse_not_served, refuse_unknown_names
 from datapipe.kernel.own_process import can_be_sent
 from datapipe.kernel.pools import ObjectPool
 from datapipe.kernel.processes import launcher, wanted
+from datapipe.kernel.row_data import order_of_rows
 from datapipe.kinds.conversations.batches import ConversationMaker
 from datapipe.kinds.conversations.documents import Conversations
 from datapipe.kinds.conversations.placing import IMPORTS, Placer, ProcessPlacer
 from datapipe.kinds.conversations.settings import ConversationSettings
-from datapipe.order.by_length import BalancedSteps, LikeLengths
 from datapipe.order.draws import Ints
 from datapipe.order.plan import Plan
-from datapipe.order.sample_order import Order, SequentialOrder, ShuffledOrder
+from datapipe.order.sample_order import Order
 from datapipe.packing.losses import StepLosses
 from datapipe.packing.packs import Packs
 from datapipe.stores.settings import Remote
@@ -73,21 +72,17 @@ class ConversationKind(Kind):
 
     def configure(self, arguments: Mapping[str, Any], options: LoaderOptions) -> None:
         refuse_not_served(arguments, _NOT_SERVED, "conversations")
-        if arguments["backend"] != "auto":
-            raise OptionError(f"backend is {arguments['backend']!r:.40}; conversations are read by the host alone: leave it out")
+        refuse_backend(arguments, "conversations are read")
         refuse_unknown_names(options.rename, self.settings.fields)
 
     def order(self, seed: int, *, shuffle: Shuffle, global_batch: int) -> Order:
-        num, settings = self.num_samples, self.settings
-        order: Order = ShuffledOrder(num, seed) if shuffle else SequentialOrder(num)
-        if self.mixture is not None:
-            order = mixed_order(self.mixture, seed=seed, shuffle=shuffle)
-        elif shuffle and settings.packs.packing == "pad":
-            order = LikeLengths(num, seed, global_batch, self._lengths)
-        if settings.balance:
-            drawn = seed if shuffle else None
-            order = BalancedSteps(order, global_batch, settings.accumulate, functools.partial(self._cost, drawn))
-        return order
+        settings = self.settings
+        lengths = self._lengths if settings.packs.packing == "pad" else None
+        cost = functools.partial(self._cost, seed if shuffle else None)
+        return order_of_rows(
+            self.num_samples, self.mixture, settings, seed=seed, shuffle=shuffle, global_batch=global_batch, lengths=lengths,
+            cost=cost,
+        )  # fmt: skip
 
     def _lengths(self, packs: Ints) -> Ints:
         """Return (m,) the tokens of packs."""
@@ -101,8 +96,7 @@ class ConversationKind(Kind):
 
     @functools.cached_property
     def _files(self) -> Files:
-        samples = self.documents.index.samples
-        return LocalFiles() if samples is None else open_files(samples, remote=self._remote)
+        return open_files(self.documents.index.samples, remote=self._remote)
 
     def open_pass(self, settings: Pass) -> ConversationMaker:
         delivery = Delivery.to(self.device(), settings.options, settings.observer)

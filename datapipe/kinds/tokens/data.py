@@ -24,7 +24,7 @@ from datapipe.opening.tokens.texts import refuse_other_tokenizer
 from datapipe.packing.joined import JoinedPacks
 from datapipe.packing.kept_plans import open_plan
 from datapipe.packing.packs import Packs
-from datapipe.packing.row_settings import Layout, is_balanced
+from datapipe.packing.row_settings import Layout, fields_of, is_balanced
 from datapipe.packing.settings import Labels, Long, Packing, default_packs
 from datapipe.packing.single import DocumentPacks, pack_ends
 from datapipe.packing.stream import StreamPacks
@@ -126,9 +126,6 @@ class Tokens(RowData):
         tokenizer: str | os.PathLike[str] | None = None,
         remote: Remote | None = None,
     ) -> None:
-        of_batch = names_or_none(fields, "fields")
-        if of_batch == ():
-            raise OptionError("fields is empty; name what a batch has, or leave it out")
         names = (field,) if isinstance(field, str) else names_or_none(field, "field") or ()
         if field is not None and (not names or len({*names}) < len(names)):
             raise OptionError(f"field is {field!r:.60}; name fields of tokens, each once")
@@ -146,7 +143,7 @@ class Tokens(RowData):
             tuple(f"{name}_" for name in names) if len(names) > 1 else ("",),
             repack=bool(repack),
             layout=layout,
-            fields=of_batch or (),
+            fields=fields_of(fields),
             num_seqlens=num_seqlens,
             pad=0 if pad is None else pad,
             balance=is_balanced(balance),

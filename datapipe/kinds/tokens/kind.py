@@ -13,23 +13,21 @@ import torch
 from numpy.typing import NDArray
 
 from datapipe.core.printable import counted
-from datapipe.errors import OptionError
 from datapipe.fetch.files import Files, open_files
-from datapipe.fetch.local import LocalFiles
 from datapipe.index.tokens import TokenIndex
 from datapipe.kernel.delivery import Delivery
 from datapipe.kernel.explanation import TRANSFER, device_line, steps_line, threads_text
 from datapipe.kernel.kind import Identity, Kind, Pass, PassFacts, Resources
-from datapipe.kernel.mixing import Mixture, mixed_order
-from datapipe.kernel.options import LoaderOptions, Shuffle, refuse_not_served, refuse_unknown_names
+from datapipe.kernel.mixing import Mixture
+from datapipe.kernel.options import LoaderOptions, Shuffle, refuse_backend, refuse_not_served, refuse_unknown_names
 from datapipe.kernel.pools import ObjectPool
+from datapipe.kernel.row_data import order_of_rows
 from datapipe.kinds.tokens.batches import TokenMaker
 from datapipe.kinds.tokens.rows import FieldReader
 from datapipe.kinds.tokens.settings import TokenSettings
-from datapipe.order.by_length import BalancedSteps, LikeLengths
 from datapipe.order.draws import Ints
 from datapipe.order.plan import Plan
-from datapipe.order.sample_order import Order, SequentialOrder, ShuffledOrder
+from datapipe.order.sample_order import Order
 from datapipe.packing.losses import StepLosses
 from datapipe.packing.packs import Packs
 from datapipe.stores.settings import Remote
@@ -90,21 +88,17 @@ class TokenKind(Kind):
 
     def configure(self, arguments: Mapping[str, Any], options: LoaderOptions) -> None:
         refuse_not_served(arguments, _NOT_SERVED, "tokens")
-        if arguments["backend"] != "auto":
-            raise OptionError(f"backend is {arguments['backend']!r:.40}; tokens are read by the host alone: leave it out")
+        refuse_backend(arguments, "tokens are read")
         refuse_unknown_names(options.rename, self.settings.fields)
 
     def order(self, seed: int, *, shuffle: Shuffle, global_batch: int) -> Order:
-        num, settings = self.num_samples, self.settings
-        order: Order = ShuffledOrder(num, seed) if shuffle else SequentialOrder(num)
-        if self.mixture is not None:
-            order = mixed_order(self.mixture, seed=seed, shuffle=shuffle)
-        elif shuffle and settings.packs[0].packing == "pad" and not settings.has_documents:
-            order = LikeLengths(num, seed, global_batch, self._lengths)
-        if settings.balance:
-            drawn = seed if shuffle else None
-            order = BalancedSteps(order, global_batch, settings.accumulate, functools.partial(self._cost, drawn))
-        return order
+        settings = self.settings
+        lengths = self._lengths if settings.packs[0].packing == "pad" and not settings.has_documents else None
+        cost = functools.partial(self._cost, seed if shuffle else None)
+        return order_of_rows(
+            self.num_samples, self.mixture, settings, seed=seed, shuffle=shuffle, global_batch=global_batch, lengths=lengths,
+            cost=cost,
+        )  # fmt: skip
 
     def _lengths(self, packs: Ints) -> Ints:
         """Return (m,) the tokens of packs, over all fields."""
@@ -119,8 +113,7 @@ class TokenKind(Kind):
 
     @functools.cached_property
     def _files(self) -> Files:
-        samples = self.index.samples
-        return LocalFiles() if samples is None else open_files(samples, remote=self._remote)
+        return open_files(self.index.samples, remote=self._remote)
 
     def open_pass(self, settings: Pass) -> TokenMaker:
         delivery = Delivery.to(self.device(), settings.options, settings.observer)
