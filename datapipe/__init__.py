@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from datapipe.kinds.tables.data import Table, TableLoader
     from datapipe.kinds.tables.jagged import Jagged
     from datapipe.kinds.tokens.data import Tokens
+    from datapipe.remote_workers.settings import Workers
     from datapipe.stores.settings import Remote
 
 __version__ = "0.2.0"
@@ -57,6 +58,7 @@ __all__ = [
     "TableLoader",
     "Tokens",
     "WeightedSampler",
+    "Workers",
     "__version__",
     "errors",
     "explain",
@@ -88,6 +90,7 @@ _HOMES = {
     "TableLoader": "datapipe.kinds.tables.data",
     "Tokens": "datapipe.kinds.tokens.data",
     "WeightedSampler": "datapipe.kernel.samplers",
+    "Workers": "datapipe.remote_workers.settings",
     "explain": "datapipe.kernel.explanation",
     "from_torch": "datapipe.adapt",
     "mix": "datapipe.kinds.registry",

@@ -12,7 +12,7 @@ import datapipe as dp
 
 def test_there_are_few_names_and_arguments() -> None:
     assert len(dp.__all__) <= 30
-    assert len(inspect.signature(dp.DataLoader).parameters) == 26
+    assert len(inspect.signature(dp.DataLoader).parameters) == 27
     torchs = inspect.signature(torch.utils.data.DataLoader).parameters
     assert list(torchs)[1:] == [name for name in inspect.signature(dp.DataLoader).parameters if name in torchs][1:]
 

@@ -116,6 +116,38 @@ def add_index(subparsers: Commands) -> None:
     parser.set_defaults(run="datapipe.cli.datasets:run_index")
 
 
+_SERVE_EPILOG = """\
+example, on a machine with cores to spare and on the one that trains:
+  datapipe serve --root /shared/train --listen 0.0.0.0:7071 --certificate decoder.pem --key decoder.key
+  loader = dp.DataLoader("/shared/train", 256, workers=dp.Workers("grpc+tls://decoder:7071", certificate="decoder.pem"))
+
+Both need the same versions of datapipe and of what decodes, and see the data at the same path or URL. Who has the token may
+read what lies below the roots, and nothing else (docs/security.md).
+"""
+
+
+def add_serve(subparsers: Commands) -> None:
+    """Add `datapipe serve`."""
+    parser = subparsers.add_parser(
+        "serve",
+        help="decode for loaders on other machines",
+        description="Decode images for loaders on other machines, whose cores are few for their GPUs. Ends with Ctrl-C or "
+        "SIGTERM; loaders then do the work themselves.",
+        epilog=_SERVE_EPILOG,
+    )
+    parser.add_argument(
+        "--root", action="append", required=True, metavar="DIR", help="what may be read: a folder or URL; may be repeated"
+    )
+    parser.add_argument(
+        "--listen", default="127.0.0.1:7071", metavar="HOST:PORT", help="where (default: %(default)s, this machine alone)"
+    )
+    parser.add_argument("--cores", type=int, metavar="N", help="cores that decode (all that this process may use)")
+    parser.add_argument("--token-file", type=Path, metavar="FILE", help="holds the token (DATAPIPE_TOKEN, or a new one, printed)")
+    parser.add_argument("--certificate", type=Path, metavar="PEM", help="encrypt with this certificate")
+    parser.add_argument("--key", type=Path, metavar="PEM", help="the certificate's key")
+    parser.set_defaults(run="datapipe.cli.serve:run")
+
+
 def add_bench(subparsers: Commands) -> None:
     """Add `datapipe bench`."""
     parser = subparsers.add_parser(

@@ -31,6 +31,7 @@ COMMANDS = {
     "bench": arguments.add_bench,
     "diagnose": training_arguments.add_diagnose,
     "train": training_arguments.add_train,
+    "serve": arguments.add_serve,
     "doctor": arguments.add_doctor,
     "demo": arguments.add_demo,
 }  # what adds each to the parser

@@ -64,4 +64,6 @@ def steps_line(plan: Plan, unit: str) -> str:
 
 def threads_text(options: LoaderOptions) -> str:
     """Return which threads make batches, in words."""
+    if options.num_remote and not options.num_workers:
+        return "no thread here"
     return counted(options.num_workers, "thread") if options.num_workers else "the caller's thread"

@@ -110,7 +110,7 @@ class BatchIterator(Iterator[Any]):
 
     def _begin(self) -> OpenPass:
         opened = self._passes.begin()
-        if opened.maker.resources.options.num_workers:
+        if opened.maker.resources.options.num_threads:
             self._threads = LoaderThreads(opened.maker.resources, init=self._worker_init_fn)
             weakref.finalize(self, self._threads.stop_from_finalizer)
         try:

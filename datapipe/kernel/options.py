@@ -42,14 +42,20 @@ class LoaderOptions:
     batch_transform: Callable[..., Any] | None
     min_block: int = 1  # samples per unit of work, if a batch has so many
     max_block: int = MAX_BLOCK
+    num_remote: int = 0  # further threads, each of which waits for a worker on another machine
     output: Literal["tuple", "dict"] = "tuple"
     rename: Mapping[str, str] = field(default_factory=dict)  # of the keys of a dict
     collate_fn: Callable[[list[Any]], Any] | None = None
     may_draw: str | None = None  # what in collate_fn may draw random numbers; None: nothing
 
+    @property
+    def num_threads(self) -> int:
+        """Threads that make batches; 0: the caller's."""
+        return self.num_workers + self.num_remote
+
     def block_size_of(self, num_samples: int, /) -> int:
         """Return the samples per unit of work in a batch of `num_samples`, with equally many units for every thread."""
-        num_threads = max(1, self.num_workers)
+        num_threads = max(1, self.num_threads)
         units_each = max(1, -(-num_samples // (self.max_block * num_threads)))
         return max(self.min_block, -(-num_samples // (units_each * num_threads)))
 
@@ -64,18 +70,18 @@ class LoaderOptions:
         Enough is `prefetch_factor` batches, or more if they are too small to keep all threads busy.
         """
         sizes = list(batches)
-        if not self.num_workers:
+        if not self.num_threads:
             return len(sizes) >= 1
         num_blocks = sum(max(1, -(-size // self.block_size_of(size))) for size in sizes)
-        return len(sizes) >= self.prefetch_factor and num_blocks >= 2 * self.num_workers
+        return len(sizes) >= self.prefetch_factor and num_blocks >= 2 * self.num_threads
 
     @property
     def depth(self) -> int:
         """Batches of `batch_size` in the making at once."""
-        if not self.num_workers:
+        if not self.num_threads:
             return 1
         blocks_per_batch = -(-self.batch_size // self.block_size_of(self.batch_size))
-        return max(self.prefetch_factor, -(-2 * self.num_workers // blocks_per_batch))
+        return max(self.prefetch_factor, -(-2 * self.num_threads // blocks_per_batch))
 
 
 def parse_options(arguments: Mapping[str, Any], block_sizes: tuple[int, int] = (1, MAX_BLOCK)) -> LoaderOptions:
@@ -184,7 +190,7 @@ def one_of(literal: Any, value: Any, name: str) -> Any:
 def refuse_not_served(arguments: Mapping[str, Any], remedies: Mapping[str, str], data: str) -> None:
     """Raise OptionError for an argument that a kind of data does not serve, with its remedy. `data`: such as "a table"."""
     for name, remedy in remedies.items():
-        if arguments[name] is not None:
+        if arguments.get(name) is not None:
             raise OptionError(f"{name} is {arguments[name]!r:.60}, and the data is {data}; {remedy}")
 
 

@@ -78,7 +78,7 @@ class BatchTask:
             self._batch = batch = maker.begin(self.step)
             pieces = maker.pieces(batch)
             if store is not None:
-                ahead = maker.ahead(batch) if maker.resources.options.num_workers else ()
+                ahead = maker.ahead(batch) if maker.resources.options.num_threads else ()
                 keys = [key for piece in pieces for key in piece.keys]
                 self._shared, self.spare = store.use(self.step.step, keys, ahead)
             self._num_left = len(pieces)

@@ -152,7 +152,7 @@ def _join_those_left() -> None:
 class LoaderThreads:
     """The threads of one pass and their `work_queue`: those that fill, and one for each lane.
 
-    `init` is called in each filling thread with its number, as torch's worker_init_fn. Each thread runs torch's
+    `init` is called in each filling thread of this machine's with its number, as torch's worker_init_fn. Each thread runs torch's
     operators on one thread only: several thread pools would compete for the cores.
     """
 
@@ -162,11 +162,14 @@ class LoaderThreads:
         self._process = os.getpid()
         self._starter = threading.current_thread()
         self._errors: list[BaseException] = []
-        num_filling = resources.options.num_workers
+        num_filling = resources.options.num_threads
+        remote = range(resources.options.num_workers, num_filling)
         num_lanes = resources.lanes.num if resources.lanes is not None else 0
         self._ready = threading.Barrier(num_filling + num_lanes + 1)
         self._threads = [
-            self._thread(f"datapipe-{number}", work_queue.fill, None if init is None else partial(init, number))
+            self._thread(
+                f"datapipe-{number}", work_queue.fill, None if number in remote or init is None else partial(init, number)
+            )
             for number in range(num_filling)
         ]
         self._threads += [

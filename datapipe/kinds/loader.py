@@ -15,6 +15,7 @@ from datapipe.kernel.loader import Loader, check_arguments
 from datapipe.kernel.options import OnError, Output, Shuffle
 from datapipe.kernel.samplers import WeightedSampler
 from datapipe.kinds.registry import open_data
+from datapipe.remote_workers.settings import Workers, workers_or_none
 
 
 class DataLoader(Loader):
@@ -47,6 +48,8 @@ class DataLoader(Loader):
     on_error: "raise", "skip" (shorter batches, as many steps) or "replace" bad samples; see `bad_samples`.
     output: for images "tuple" of the fields, "dict" by their names and "id", or a dict's new names, {"image": "pixel_values"}.
     ranks: (rank, world_size); None: those of torch.distributed, or RANK and WORLD_SIZE, read at the first `len` or `iter`.
+    workers: machines that decode images with this one, `datapipe.Workers(...)`; batches are the same. With num_workers=0 they
+      alone decode.
 
     Images are (b, 3, h, w), uint8 unless a transform converts them; labels int64. `Images` and `Table` say what else batches
     hold. A batch belongs to whoever holds it: datapipe never overwrites a delivered batch. Do not share the loader itself between
@@ -83,9 +86,11 @@ class DataLoader(Loader):
         on_error: OnError = "raise",
         output: Output = "tuple",
         ranks: tuple[int, int] | None = None,
+        workers: Workers | None = None,
     ) -> None:
         arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         check_arguments(arguments)  # before anything is opened
+        workers_or_none(workers)
         data = open_data(dataset)
         if data is not dataset and data.own_transform is not None:  # a torch Dataset's
             if transform is not None:

@@ -226,6 +226,20 @@ class Recipe:
             )
         return self.transforms
 
+    def with_pixels(self, num: int) -> Recipe:
+        """Return the recipe up to so many of its pixel steps, which leave uint8; what comes after them the caller executes."""
+        return dataclasses.replace(self.geometry_alone(), pixels=self.pixels[:num])
+
+    def after_pixels(self, num: int) -> Recipe:
+        """Return the pixel operations that `with_pixels` leaves to the caller."""
+        return dataclasses.replace(self, geometry=(), pixels=self.pixels[num:], batch=(), rest=())
+
+    @property
+    def num_in_bytes(self) -> int:
+        """The number of leading pixel steps whose result is uint8."""
+        are_bytes = (step.op.output_dtype(step.dtype) == torch.uint8 for step in self.pixels)
+        return next((num for num, is_bytes in enumerate(are_bytes) if not is_bytes), len(self.pixels))
+
     def split_front(self) -> tuple[Recipe, Recipe]:
         """Return the leading geometry that draws nothing, and the rest of the recipe; executed in turn they equal the recipe."""
         num = next((n for n, (_, op) in enumerate(self.geometry) if not isinstance(op, DRAWS_NOTHING)), len(self.geometry))

@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import pytest
 import torch
 from conversation_sets import FIRST as FIRST_WORD
 from conversation_sets import picture, words_model, write_set
+from decoders import Decoder
 from fixtures import made_once, make_folder, mostly_nightly
 from process_requests import require_processes
 
@@ -367,6 +370,35 @@ class TestKindsInProcesses(InProcesses, OfTheKind):
 @pytest.mark.nightly
 class TestKernelInProcesses(InProcesses, OfTheKernel):
     pass
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Decoder]:
+    service = Decoder([tmp_path_factory.getbasetemp()])
+    yield service
+    service.stop()
+
+
+class Elsewhere:
+    """Kinds whose samples are made by a worker with this machine."""
+
+    files_per_worker = 4  # connections, of which each seat of a worker has one
+
+    @pytest.fixture(params=["images"])
+    def kind(self, request: pytest.FixtureRequest, decoder: Decoder) -> LoaderOf:
+        here = KINDS[request.param]
+        return dataclasses.replace(here, open=lambda path, **options: here.open(path, workers=decoder.workers(), **options))
+
+
+@pytest.mark.nightly
+class TestKindsElsewhere(Elsewhere, OfTheKind):
+    pass
+
+
+@pytest.mark.nightly
+class TestKernelElsewhere(Elsewhere, OfTheKernel):
+    test_without_threads_the_caller_does_the_work = None  # workers do it
+    test_a_slow_consumer_finds_few_batches_waiting = None  # but as many more as they can be asked for at once
 
 
 def test_the_parts_are_the_suite() -> None:

@@ -26,6 +26,7 @@ from converters.runs import to_json
 from converters.shards import OnSamples, OnShard, ShardJob, error_from_json
 from datapipe.core.environment import extra, install_command, num_usable_cores
 from datapipe.core.printable import get_logger
+from datapipe.core.versions import differing
 from datapipe.core.waiting import Wait, reported_wait
 from datapipe.errors import DependencyError, OptionError, StorageError
 
@@ -156,7 +157,7 @@ def _compare_versions(ray: Any, expected: dict[str, str]) -> frozenset[str]:
     for one in answered:
         with contextlib.suppress(ray.exceptions.RayError):  # the node was lost; each task compares again
             name, found = ray.get(one)
-            skew = task.differing(name, found, expected)
+            skew = differing(name, found, expected)
             if skew is None:
                 compared.append(asked[one])
             else:

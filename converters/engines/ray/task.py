@@ -7,65 +7,24 @@ library is imported at the top.
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import importlib
-import importlib.metadata
-import importlib.util
 import os
-import platform
 import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-_PACKAGES = ("pyarrow", "h5py", "numpy", "pillow", "simplejpeg", "nvidia-nvimgcodec-cu12", "nvidia-nvimgcodec-cu13")
 _REPORT_EVERY_S = 0.25
 
 
 def versions() -> dict[str, str]:
     """Return the versions, on this machine, of everything that the written bytes may depend on."""
-    found = {name: _installed(name) for name in _PACKAGES}
-    found["datapipe"] = f"{_installed('gpu-datapipe')} (source {_source_digest()})"
-    with contextlib.suppress(ImportError):
-        found["HDF5"] = importlib.import_module("h5py").version.hdf5_version
-    with contextlib.suppress(ImportError):
-        features = importlib.import_module("PIL.features")
-        for name in ("jpg", "libjpeg_turbo", "zlib", "webp"):
-            found[f"pillow's {name}"] = str(features.version(name))
-    found["processor"] = platform.machine()
-    return found
-
-
-def _installed(package: str) -> str:
     try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
-
-
-def _source_digest() -> str:
-    """Return eight digits that stand for the text of the two packages, since a version may be that of many commits."""
-    digest = hashlib.sha256()
-    for package in ("converters", "datapipe"):
-        spec = importlib.util.find_spec(package)
-        if spec is None or spec.origin is None:
-            return "absent"
-        top = Path(spec.origin).parent
-        for path in sorted(top.rglob("*.py")):
-            digest.update(os.fsencode(path.relative_to(top)) + b"\0" + path.read_bytes())
-    return digest.hexdigest()[:8]
-
-
-def differing(node: str, found: dict[str, str], expected: dict[str, str]) -> str | None:
-    """Return how a node's versions differ from those of the command, None if they do not."""
-    names = [name for name in sorted(found.keys() | expected.keys()) if found.get(name) != expected.get(name)]
-    if not names:
-        return None
-    absent = "not installed"
-    return f"{node} has " + ", ".join(
-        f"{name} {found.get(name, absent)} instead of {expected.get(name, absent)}" for name in names
-    )
+        from datapipe.core.versions import WRITING
+        from datapipe.core.versions import versions as found_here
+    except ImportError as exc:
+        return {"datapipe": f"not importable ({exc})"}
+    return found_here(WRITING)
 
 
 def node_name() -> str:
@@ -95,8 +54,13 @@ def build(
         return
     yield {"samples": [0, 0]}
     if ray.get_runtime_context().get_node_id() not in compared:
-        skew = differing(node_name(), versions(), expected)
-        if skew is not None:
+        found = versions()
+        if found != expected:
+            skew = f"{node_name()} has datapipe {found['datapipe']}"
+            with contextlib.suppress(ImportError):
+                from datapipe.core.versions import differing
+
+                skew = str(differing(node_name(), found, expected))
             yield {"error": "DependencyError", "message": f"{skew}; install the same versions on every node"}
             return
     from converters.planning.plan import PLAN_NAME, PlannedShard, open_samples

@@ -49,6 +49,7 @@ _NOT_SERVED = {
     "sampler": "leave it out: clips are decoded by visits, which shuffle=True shuffles",
     "batch_sampler": "leave it out: clips are decoded by visits, which shuffle=True shuffles",
     "collate_fn": "leave it out: batches are put together already; batch_transform gets each batch",
+    "workers": "leave it out: images alone are decoded by other machines",
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import torch
 
@@ -27,12 +28,15 @@ from datapipe.kinds.images.fields import FurtherFields
 from datapipe.kinds.images.images_cpu import BlockWorker
 from datapipe.kinds.images.kept_images import KeptImages
 from datapipe.kinds.images.process_workers import IMPORTS, ProcessBlockWorker
+from datapipe.kinds.images.remote_blocks import RemoteBlockWorker
 from datapipe.kinds.images.samples import BatchSamples
+from datapipe.remote_workers.fleet import Fleet
 from datapipe.transforms import Recipe
 from datapipe.transforms.recipe import Size
 
 FETCHING = 2  # threads that fetch for DALI, which has threads of its own: more of them would only fight over Python's lock
 _ALL = 0.95  # share of samples from which on DALI decodes so many that its threads need no help
+_LEAST_SENT = 16  # images that are asked of another machine at once
 REMOTE_SAMPLES_AHEAD = 512  # 2,000 a second with 170 ms of latency each, and half as many again
 
 
@@ -45,12 +49,16 @@ def assemble(
     files: Files,
     kept: KeptImages | None,
     device_images: DeviceImages | None,
+    fleet: Fleet | None,
 ) -> SampleBatchMaker:
-    """Return the maker of a pass's batches. Call it in the consumer's thread: for a GPU it creates a stream there."""
+    """Return the maker of a pass's batches. Call it in the consumer's thread: for a GPU it creates a stream there.
+
+    `fleet`: workers on other machines, greeted; None: there are none.
+    """
     index, fields, options = samples.index, samples.fields, settings.options
     stored_size = index.manifest.image_size
     size = recipe.output_size(stored_size) if fields.has_image else None
-    making = options_of_making(options, choice, samples)
+    making = options_of_making(options, choice, samples, num_remote=0 if fleet is None else fleet.num_seats)
     stream = None if device_images is None else device_images.stream
     delivery = Delivery.to(choice.device, making, settings.observer, stream=stream)
     collator = Collator(
@@ -76,12 +84,15 @@ def assemble(
     worker_recipe = in_blocks if stage is not None or leaves_pixels else recipe
 
     begun = None
-    if stage is None and can_be_processes(making, samples=samples, recipe=worker_recipe, files=files, kept=kept):
+    if stage is None and can_be_processes(options, samples=samples, recipe=worker_recipe, files=files, kept=kept):
         begun = launcher(IMPORTS)
 
     decode = samples.settings.decode
+    opened = itertools.count()
 
     def open_worker() -> Worker:
+        if fleet is not None and next(opened) >= options.num_workers:  # threads beyond those that decode here
+            return RemoteBlockWorker(worker_recipe, files, fleet, decode)
         if begun is not None:
             return ProcessBlockWorker(worker_recipe, files, begun, decode)
         worker = BlockWorker(worker_recipe, files, decode=decode, kept=kept)
@@ -124,8 +135,10 @@ def can_be_processes(
     )
 
 
-def options_of_making(options: LoaderOptions, choice: Choice, samples: BatchSamples) -> LoaderOptions:
-    """Return the user's options with those of `num_workers` and `prefetch_factor` with which batches are made.
+def options_of_making(options: LoaderOptions, choice: Choice, samples: BatchSamples, *, num_remote: int = 0) -> LoaderOptions:
+    """Return the user's options with those of `num_workers`, `prefetch_factor` and `min_block` with which batches are made.
+
+    Each of `num_remote` requests that workers on other machines can take at once has a thread.
 
     One batch more than there are pipelines is ahead; for a store, as many samples as hide its latency. Where DALI does all of the
     decoding, few threads fetch for it.
@@ -137,7 +150,13 @@ def options_of_making(options: LoaderOptions, choice: Choice, samples: BatchSamp
             num_workers = min(num_workers, FETCHING)
     if samples.index.is_remote:
         least = max(least, -(-REMOTE_SAMPLES_AHEAD // options.batch_size))
-    return dataclasses.replace(options, num_workers=num_workers, prefetch_factor=max(options.prefetch_factor, least))
+    return dataclasses.replace(
+        options,
+        num_workers=num_workers,
+        num_remote=num_remote,
+        prefetch_factor=max(options.prefetch_factor, least),
+        min_block=max(options.min_block, _LEAST_SENT) if num_remote else options.min_block,
+    )
 
 
 def _graph_options(

@@ -21,14 +21,17 @@ from datapipe.kernel.options import LoaderOptions, Shuffle
 from datapipe.kernel.samplers import WeightedSampler
 from datapipe.kinds.images.assembly import assemble
 from datapipe.kinds.images.batches import SampleBatchMaker
-from datapipe.kinds.images.choice import BackendRequest, Choice
+from datapipe.kinds.images.choice import BackendRequest, Choice, asks_for_dali
 from datapipe.kinds.images.device_images import DeviceImages, check_recipe
 from datapipe.kinds.images.evidence import DataEvidence, check_sizes
 from datapipe.kinds.images.explanation import explain
 from datapipe.kinds.images.kept_images import CacheStats, KeptImages
+from datapipe.kinds.images.remote_blocks import open_fleet, refuse_unserved
 from datapipe.kinds.images.samples import BatchSamples
 from datapipe.order.plan import Plan
 from datapipe.order.sample_order import Order, SequentialOrder, ShuffledOrder, StoredWindowsOrder, WindowedOrder
+from datapipe.remote_workers.fleet import Fleet
+from datapipe.remote_workers.settings import Workers, workers_or_none
 from datapipe.transforms import Recipe
 
 _NUM_SHARDS = 5  # of each lane, that are needed at about the same time: a window is two long, and takes part in three
@@ -56,6 +59,7 @@ class ImageKind(Kind):
         self._cache = samples.settings.cache
         self._device = device
         self._open_measured = open_measured
+        self._workers: Workers | None = None
         self._followed_seed: int | None = None  # of the order by which a cache of shards fetches and evicts
 
     def configure(self, arguments: Mapping[str, Any], options: LoaderOptions) -> None:
@@ -82,6 +86,11 @@ class ImageKind(Kind):
             check_recipe(recipe, stored_size)
             if has_collate_fn:
                 raise OptionError("cache='gpu': collate_fn takes samples in host memory; pass a batch_transform, or cache='ram'")
+        workers = workers_or_none(arguments.get("workers"))
+        if workers is not None:
+            refuse_unserved(self.samples, recipe)
+            if asks_for_dali(arguments["backend"]):
+                raise OptionError("backend='dali' decodes here, and workers= elsewhere; leave one of them out")
         request = BackendRequest(
             arguments["backend"],
             recipe.split_front()[0] if self._is_cached_on_device else recipe,
@@ -91,6 +100,9 @@ class ImageKind(Kind):
             has_cache=self._cache is not None and not self._is_cached_on_device,
             decode=self.samples.settings.decode,
         )
+        if workers != self._workers:
+            self._workers = workers
+            vars(self).pop("fleet", None)
         self._arguments, self._options, self._request = arguments, options, request
         self._choice: Choice | None = None
         self._maker: SampleBatchMaker | None = None
@@ -134,6 +146,7 @@ class ImageKind(Kind):
                 files=self.files,
                 kept=self.kept_images,
                 device_images=self.device_images,
+                fleet=self.fleet,
             )
         self._maker = self._maker.with_settings(settings)
         return self._maker
@@ -158,12 +171,15 @@ class ImageKind(Kind):
             recipe=self.recipe,
             files=self.files,
             cache=self.cache,
+            fleet=self.fleet,
             decodes_on=lambda: self.decoder_device(facts.settings),
         )
 
     @property
     def choice(self) -> Choice:
         """The backend and the reason for it; chosen at the first access, on a GPU perhaps by measuring."""
+        if self._choice is None and self._workers is not None:
+            self._choice = Choice(self._device(), None, "workers on other machines decode with this one")
         if self._choice is None:
             self._choice = self._request.choose(self._device(), self.evidence())
         return self._choice
@@ -173,6 +189,11 @@ class ImageKind(Kind):
         # On the device the backend makes what is kept.
         recipe = self.recipe.split_front()[0] if self._is_cached_on_device else self.recipe
         return DataEvidence(self.samples, self.files, recipe, self._arguments, self._options, self._device(), self._open_measured)
+
+    @functools.cached_property
+    def fleet(self) -> Fleet | None:
+        """The workers on other machines, greeted here; None: there are none. Raises what `open_fleet` raises."""
+        return None if self._workers is None else open_fleet(self._workers, self.samples)
 
     @functools.cached_property
     def kept_images(self) -> KeptImages | None:

@@ -1,0 +1,87 @@
+"""`datapipe serve`: decode for loaders on other machines."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import signal
+import threading
+from pathlib import Path
+
+from datapipe.core.environment import num_usable_cores
+from datapipe.core.printable import counted, say
+from datapipe.core.regular_files import read_bytes
+from datapipe.errors import MissingDataError, OptionError
+from datapipe.remote_workers.settings import TOKEN, check_token, is_loopback
+from datapipe.serving.service import Encryption, Service
+from datapipe.stores.location import is_url, parse_location
+
+_TOKEN_NBYTES = 24  # of a token that is made here
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until interrupted or terminated. Returns 0."""
+    host, port = _place(args.listen)
+    encryption = _encryption(args)
+    if encryption is None and not is_loopback(host):
+        raise OptionError(
+            f"--listen {args.listen}: other machines would send the token and get images unencrypted; pass --certificate and "
+            "--key, or listen on 127.0.0.1"
+        )
+    roots = [_root(root) for root in args.root]
+    token, is_new = _token(args.token_file)
+    cores = num_usable_cores() if args.cores is None else args.cores
+    if cores < 1:
+        raise OptionError(f"--cores is {cores}; it must be at least 1")
+    scheme = "grpc+tcp" if encryption is None else "grpc+tls"
+    service = Service(f"{scheme}://{host}:{port}", token=token, roots=roots, cores=cores, encryption=encryption)
+    stopped = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stopped.set())
+    shown = scheme.removesuffix("+tcp")
+    say(f"serves {', '.join(roots)} with {counted(cores, 'core')} at {shown}://{host}:{service.port}")
+    if is_new:
+        say(f"token: {token}    (--token-file, or the variable {TOKEN}, for one of your own)")
+    try:
+        stopped.wait()
+    finally:
+        service.end()
+    return 0
+
+
+def _place(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isascii() or not port.isdigit() or int(port) >= 1 << 16:
+        raise OptionError(f"--listen {text!r:.80}: write HOST:PORT, such as 0.0.0.0:7071")
+    return host, int(port)
+
+
+def _encryption(args: argparse.Namespace) -> Encryption | None:
+    if (args.certificate is None) != (args.key is None):
+        raise OptionError("--certificate and --key belong together; pass both")
+    return None if args.certificate is None else Encryption(_read(args.certificate), _read(args.key))
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return read_bytes(path)
+    except FileNotFoundError as exc:
+        raise MissingDataError(f"{path}: is missing") from exc
+
+
+def _root(root: str) -> str:
+    if is_url(root):
+        return str(parse_location(root))
+    if not os.path.isdir(root):
+        raise MissingDataError(f"--root {root}: is no folder; pass one that holds data, or the URL of a store")
+    return os.path.realpath(root)
+
+
+def _token(path: Path | None) -> tuple[str, bool]:
+    """Return the token, and whether it was made here."""
+    if path is not None:
+        return check_token(_read(path).decode(errors="replace").strip(), f"--token-file {path}"), False
+    if TOKEN in os.environ:
+        return check_token(os.environ[TOKEN], TOKEN), False
+    return secrets.token_urlsafe(_TOKEN_NBYTES), True

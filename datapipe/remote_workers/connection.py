@@ -1,0 +1,116 @@
+"""Talk to one worker over Arrow Flight: what it says of itself, files that it looks at, and rows that it makes."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import re
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.flight as flight
+import torch
+
+from datapipe.errors import OptionError
+from datapipe.remote_workers.wire import Hello, Look, Seen, packed, unpacked
+
+HELLO, LOOK = "hello", "look"  # actions of a worker
+HEADER = "authorization"
+_SCHEME = "Bearer "
+_APPENDED = re.compile(r"\. (gRPC client debug context|Client context|Detail):")  # by Flight to what a worker says
+# Rows come as megabytes: large frames and reads take a tenth off the CPU time. See grpc/impl/channel_arg_names.h.
+_LARGE = [
+    ("grpc.http2.max_frame_size", (1 << 24) - 1),
+    ("grpc.http2.lookahead_bytes", 1 << 26),
+    ("grpc.experimental.tcp_read_chunk_size", 4 << 20),
+    ("grpc.experimental.tcp_min_read_chunk_size", 1 << 20),
+    ("grpc.experimental.tcp_max_read_chunk_size", 8 << 20),
+]
+
+
+class LostError(Exception):
+    """A worker that does not answer, or not in time."""
+
+
+class UnableError(Exception):
+    """What a worker was asked, and could not do: a file that it cannot read, or a process of it that ended."""
+
+
+class Connection:
+    """A connection to a worker, for one thread at a time."""
+
+    def __init__(self, url: str, token: str, trusted: bytes | None) -> None:
+        self.url = url
+        self._token = (HEADER.encode(), f"{_SCHEME}{token}".encode())
+        encryption: dict[str, Any] = {} if trusted is None else {"tls_root_certs": trusted}
+        self._client = flight.FlightClient(url, generic_options=_LARGE, **encryption)
+        _clients.add(self._client)
+
+    def hello(self, timeout_s: float) -> Hello:
+        """Return what the worker says of itself. Raises LostError, and OptionError where it refuses the token."""
+        return unpacked(self._act(HELLO, b"", timeout_s), Hello)
+
+    def look(self, paths: Sequence[str], timeout_s: float) -> Seen:
+        """Return what the worker finds at these paths. Raises LostError and UnableError."""
+        return unpacked(self._act(LOOK, packed(Look([os.fsencode(path) for path in paths])), timeout_s), Seen)
+
+    def fill(self, out: torch.Tensor, request: bytes, timeout_s: float) -> bytes:
+        """Fill a contiguous tensor with the rows that a worker makes as a request asks; return its answer.
+
+        Raises LostError and UnableError.
+        """
+        try:
+            reader = self._client.do_get(flight.Ticket(request), self._options(timeout_s))
+            chunk = reader.read_chunk()
+        except Exception as exc:
+            raise self._told(exc) from exc
+        column = chunk.data.column(0) if chunk.data.num_columns == 1 else None
+        width = out[0].nbytes if len(out) else 0
+        if column is None or column.type != pa.binary(width) or len(column) != len(out) or chunk.app_metadata is None:
+            raise LostError(f"{self.url}: sent other rows than were asked for")
+        if out.nbytes:
+            rows = column.buffers()[1].slice(column.offset * width, out.nbytes)
+            np.copyto(out.view(-1).view(torch.uint8).numpy(), np.frombuffer(rows, np.uint8))
+        return chunk.app_metadata.to_pybytes()  # type: ignore[no-any-return]
+
+    def _act(self, action: str, body: bytes, timeout_s: float) -> bytes:
+        try:
+            (result,) = self._client.do_action(flight.Action(action, body), self._options(timeout_s))
+            return result.body.to_pybytes()  # type: ignore[no-any-return]
+        except Exception as exc:
+            raise self._told(exc) from exc
+
+    def _options(self, timeout_s: float) -> flight.FlightCallOptions:
+        return flight.FlightCallOptions(timeout=timeout_s, headers=[self._token])
+
+    def _told(self, exc: Exception) -> Exception:
+        """Return what an error of Flight means."""
+        place = self.url.partition("://")[2]
+        text = " ".join(_APPENDED.split(str(exc))[0].split())
+        if isinstance(exc, flight.FlightUnauthenticatedError):
+            return OptionError(f"the worker at {place} refuses the token; pass the one that its `datapipe serve` has")
+        if isinstance(exc, (flight.FlightServerError, flight.FlightUnauthorizedError)):
+            return UnableError(f"{place}: {text:.400}")
+        if isinstance(exc, flight.FlightTimedOutError):
+            return LostError(f"{place} does not answer in time")
+        return LostError(f"{place} does not answer ({text:.300})")
+
+
+_clients: weakref.WeakSet[flight.FlightClient] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """In a forked child: gRPC's threads are not there, and freeing a client would wait for them."""
+    was_on = gc.isenabled()
+    gc.disable()
+    for client in list(_clients):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(client))  # it is never freed
+    if was_on:
+        gc.enable()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,279 @@
+"""`Fleet`: the workers of a loader, whose seats decode threads borrow, while those that are gone are looked for again.
+
+A worker works on several requests at once; each is a *seat*, with a connection of its own. A thread borrows a seat for a piece. A
+worker that does not answer, or not in time, loses its seats: the piece goes to another, or is made by the thread itself, and a
+thread of the fleet asks the worker, ever less often, until it answers again.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+
+import torch
+
+from datapipe.core.printable import counted, get_logger
+from datapipe.core.versions import DECODING, differing, versions
+from datapipe.errors import BackendError, DatapipeError, DependencyError, OptionError
+from datapipe.kernel.options import default_num_workers
+from datapipe.remote_workers.connection import Connection, LostError, UnableError
+from datapipe.remote_workers.settings import Workers, addresses
+from datapipe.remote_workers.wire import Hello
+
+_HELLO_S = 10.0  # to answer when a loader begins
+_FIRST_S = 60.0  # for the first piece, which may open files, and import what decodes them
+_LEAST_S, _PATIENCE = 2.0, 8.0  # for others: so many times what the slowest of late took, and at least so long
+_FORGETTING = 0.9  # how much of the slowest one is remembered with each piece
+_AGAIN_S, _SELDOM_S = 0.5, 30.0  # between attempts to find a worker again: at first, and at most
+_SAME_DATA = "it must see the same data at the same path, below one of the roots that `datapipe serve` was started with"
+_MOST_TRIES = 3  # workers that are asked for one piece
+
+logger = get_logger(__name__)
+
+
+class Worker:
+    """A worker as the fleet knows it. Guarded by the fleet's lock."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.place = url.partition("://")[2]
+        self.hello: Hello | None = None  # what it said of itself last
+        self.free: list[Connection] = []  # seats; empty if it is gone
+        self.is_here = False
+        self.generation = 0  # counts its comings, so that seats of an earlier one are dropped
+        self.num_taken = 0
+        self.slowest_s = 0.0  # lately
+        self.patience = _PATIENCE
+        self.num_rows = 0  # made for this loader
+
+    @property
+    def timeout_s(self) -> float:
+        """How long a piece may take."""
+        return max(_LEAST_S, self.patience * self.slowest_s) if self.slowest_s else _FIRST_S
+
+
+class Fleet:
+    """The workers of a loader. Thread-safe. In a forked child there are none."""
+
+    def __init__(self, workers: Workers) -> None:
+        self._settings = workers
+        self._trusted = workers.trusted()
+        self.workers = [Worker(url) for url in addresses(workers.places)]
+        self._changed = threading.Condition(threading.Lock())
+        self._owner = os.getpid()
+        self._here = threading.Semaphore(default_num_workers())  # pieces of absent workers, made here
+        self._has_told_none = False
+        self._told: set[str] = set()
+
+    def open(self) -> None:
+        """Greet the workers.
+
+        Raises BackendError if none answers, DependencyError for other versions, OptionError where the token is refused.
+        """
+        errors: list[LostError] = []
+        greetings = [threading.Thread(target=self._greet_first, args=(worker, errors), daemon=True) for worker in self.workers]
+        self._refused: list[DatapipeError] = []
+        for greeting in greetings:
+            greeting.start()
+        for greeting in greetings:
+            greeting.join()
+        if self._refused:
+            raise self._refused[0]
+        if len(errors) == len(self.workers):
+            raise BackendError(f"workers: {errors[0]}; start `datapipe serve` there, or leave out workers=")
+        for error in errors:
+            logger.warning("the worker at %s; it is used when it answers", error)
+        for worker in self.workers:
+            if not worker.is_here:
+                self._look_for(worker)
+
+    @property
+    def num_seats(self) -> int:
+        """The requests that all workers, when they are there, work on at once. Workers not yet seen count as the largest."""
+        known = [worker.hello.seats for worker in self.workers if worker.hello is not None]
+        return sum(worker.hello.seats if worker.hello is not None else max(known) for worker in self.workers)
+
+    def describe(self) -> str:
+        """Return the workers in words, for `explain`."""
+        texts = []
+        for worker in self.workers:
+            facts = "not there" if worker.hello is None else counted(worker.hello.cores, "core")
+            texts.append(f"{worker.place} ({facts})")
+        return ", ".join(texts)
+
+    def look(self, paths: Sequence[str]) -> None:
+        """Compare files with what the workers find there. Raises OptionError, with both machines' words, for one that differs."""
+        for worker in self.workers:
+            seat = self._borrow(worker)
+            if seat is None:
+                continue
+            try:
+                seen = seat.look(paths, _HELLO_S)
+                self._give_back(worker, seat, worker.generation)
+            except (LostError, UnableError) as exc:
+                self._lose(worker, worker.generation, str(exc))
+                continue
+            for path, found in zip(paths, seen.found, strict=True):
+                here = os.stat(path).st_size if os.path.exists(path) else None
+                if isinstance(found, str):
+                    there = f"the worker at {worker.place} cannot read it ({found})"
+                elif here not in (None, found):
+                    there = f"has {here:,} bytes here, and {found:,} at the worker at {worker.place}"
+                else:
+                    continue
+                raise OptionError(f"{path}: {there}; {_SAME_DATA}")
+
+    def fill(self, out: torch.Tensor, request: bytes) -> bytes | None:
+        """Fill a tensor with rows that a worker makes, and return its answer. None: the caller is to make them itself.
+
+        Waits for a seat as long as a worker is there.
+        """
+        if os.getpid() != self._owner:
+            return None
+        for _ in range(_MOST_TRIES):
+            taken = self._take()
+            if taken is None:
+                return None
+            worker, seat, generation = taken
+            began = time.monotonic()
+            try:
+                answer = seat.fill(out, request, worker.timeout_s)
+            except LostError as exc:
+                self._lose(worker, generation, str(exc))
+                continue
+            except (UnableError, OptionError) as exc:
+                self._give_back(worker, seat, generation)
+                self._tell_once(worker.place, f"the worker at {exc}; what it cannot do is made here")
+                return None
+            except BaseException:
+                self._lose(worker, generation, "was interrupted")
+                raise
+            self._give_back(worker, seat, generation, took_s=time.monotonic() - began, num_rows=len(out))
+            return answer
+        return None
+
+    def here(self) -> threading.Semaphore:
+        """What a thread holds while it makes rows that no worker makes: no more of them do so at once than there are cores."""
+        return self._here
+
+    # -- seats ----------------------------------------------------------------------------------
+
+    def _take(self) -> tuple[Worker, Connection, int] | None:
+        """Return a seat of the worker with the largest share of free ones. Waits for one; None: no worker is there."""
+        with self._changed:
+            while True:
+                there = [worker for worker in self.workers if worker.is_here]
+                if not there:
+                    return None
+                free = [worker for worker in there if worker.free]
+                if free:
+                    worker = max(free, key=lambda one: len(one.free) / (len(one.free) + one.num_taken))
+                    worker.num_taken += 1
+                    return worker, worker.free.pop(), worker.generation
+                self._changed.wait()
+
+    def _borrow(self, worker: Worker) -> Connection | None:
+        with self._changed:
+            if not worker.is_here or not worker.free:
+                return None
+            worker.num_taken += 1
+            return worker.free.pop()
+
+    def _give_back(self, worker: Worker, seat: Connection, generation: int, *, took_s: float = 0.0, num_rows: int = 0) -> None:
+        with self._changed:
+            if generation != worker.generation:
+                return
+            worker.num_taken -= 1
+            worker.free.append(seat)
+            worker.num_rows += num_rows
+            if took_s:
+                worker.slowest_s = max(took_s, _FORGETTING * worker.slowest_s)
+            self._changed.notify()
+
+    def _lose(self, worker: Worker, generation: int, why: str) -> None:
+        """Note that a worker is gone, and look for it."""
+        with self._changed:
+            if generation != worker.generation or not worker.is_here:
+                return  # another thread has noted it
+            worker.is_here = False
+            worker.free.clear()
+            worker.num_taken = 0
+            worker.patience *= 2
+            num_left = sum(one.is_here for one in self.workers)
+            self._changed.notify_all()
+        if num_left:
+            logger.warning("the worker at %s; others make its batches until it answers again", why)
+        else:
+            logger.warning("the worker at %s; no worker is left: threads make the batches until one answers again", why)
+        self._look_for(worker)
+
+    def _tell_once(self, place: str, text: str) -> None:
+        with self._changed:
+            if place in self._told:
+                return
+            self._told.add(place)
+        logger.warning("%s", text)
+
+    # -- greetings ------------------------------------------------------------------------------
+
+    def _greet_first(self, worker: Worker, errors: list[LostError]) -> None:
+        try:
+            self._greet(worker, _HELLO_S)
+        except LostError as exc:
+            errors.append(exc)
+        except UnableError as exc:
+            errors.append(LostError(str(exc)))
+        except DatapipeError as exc:
+            self._refused.append(exc)
+
+    def _greet(self, worker: Worker, timeout_s: float) -> None:
+        """Greet a worker, and open its seats. Raises LostError, DependencyError, OptionError."""
+        first = self._connection(worker)
+        hello = first.hello(timeout_s)
+        skew = differing(f"the worker at {worker.place}", hello.versions, _versions_here())
+        if skew is not None:
+            raise DependencyError(f"{skew}; install the same versions on both, as pixels may depend on them")
+        with self._changed:
+            worker.hello = hello
+            worker.generation += 1
+            worker.slowest_s = 0.0
+            worker.free = [first, *(self._connection(worker) for _ in range(max(1, hello.seats) - 1))]
+            worker.is_here = True
+            self._changed.notify_all()
+
+    def _connection(self, worker: Worker) -> Connection:
+        return Connection(worker.url, self._settings.secret, self._trusted)
+
+    def _look_for(self, worker: Worker) -> None:
+        looking = threading.Thread(target=_look_for, args=(weakref.ref(self), worker), name="datapipe-workers", daemon=True)
+        looking.start()
+
+
+@functools.cache
+def _versions_here() -> dict[str, str]:
+    return versions(DECODING)
+
+
+def _look_for(fleet: weakref.ref[Fleet], worker: Worker) -> None:
+    """Greet a worker that is gone until it answers, or its loader is gone."""
+    wait_s = _AGAIN_S
+    while True:
+        time.sleep(wait_s)
+        found = fleet()
+        if found is None:
+            return
+        try:
+            found._greet(worker, _LEAST_S)
+        except (LostError, UnableError):
+            wait_s = min(_SELDOM_S, 2 * wait_s)
+        except DatapipeError as exc:
+            logger.warning("%s; it is left out", exc)
+            return
+        else:
+            logger.info("the worker at %s is used again", worker.place)
+            return
+        del found

@@ -1,0 +1,110 @@
+"""`Workers`: which machines decode for a loader, and how they know it."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+from dataclasses import dataclass, field
+
+from datapipe.core.regular_files import read_bytes
+from datapipe.errors import MissingDataError, OptionError, StorageError
+
+TOKEN = "DATAPIPE_TOKEN"  # the variable of the environment that holds a token which is not passed
+LEAST_TOKEN = 16  # characters of a token
+_PLACES = re.compile(r"grpc(?P<is_encrypted>\+tls)?://(?P<places>.+)")
+_PLACE = re.compile(r"(?P<host>[\w.-]+|\[[0-9a-fA-F:.]+\]):(?P<port>\d{1,5})")
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """Machines that decode for a loader, each of which runs `datapipe serve`.
+
+    >>> workers = datapipe.Workers("grpc+tls://decoder-1:7071,decoder-2:7071", certificate="decoders.pem")
+    >>> loader = datapipe.DataLoader("/shared/train", batch_size=256, shuffle=True, transform=train, workers=workers)
+
+    places: "grpc+tls://HOST:PORT,HOST:PORT", or "grpc://..." without encryption, which only this machine's own addresses may be.
+    token: what `datapipe serve` asks for; None: the variable DATAPIPE_TOKEN of the environment.
+    certificate: a PEM file with the certificates that are trusted; None: those that gRPC brings.
+
+    Raises OptionError for what is no place, and for a token that is missing or too short.
+    """
+
+    places: str
+    token: str | None = field(default=None, repr=False)
+    certificate: str | os.PathLike[str] | None = None
+
+    def __post_init__(self) -> None:
+        addresses(self.places)
+        check_token(self.secret, f"Workers(token=...) or {TOKEN}")
+        if self.certificate is not None and not self.is_encrypted:
+            raise OptionError(
+                f"Workers({self.places!r}): certificate is given, and the places are not encrypted; write grpc+tls://"
+            )
+
+    @property
+    def secret(self) -> str:
+        """The token."""
+        return os.environ.get(TOKEN, "") if self.token is None else self.token
+
+    @property
+    def is_encrypted(self) -> bool:
+        return self.places.startswith("grpc+tls:")
+
+    def trusted(self) -> bytes | None:
+        """Return the certificates that are trusted, PEM. Raises MissingDataError and StorageError."""
+        if self.certificate is None:
+            return None
+        try:
+            return read_bytes(self.certificate)
+        except FileNotFoundError as exc:
+            raise MissingDataError(f"{os.fspath(self.certificate)}: is missing") from exc
+        except OSError as exc:
+            raise StorageError(exc.errno, f"{os.fspath(self.certificate)}: cannot be read ({exc.strerror})") from exc
+
+
+def workers_or_none(workers: object) -> Workers | None:
+    """Return what was passed as `workers=`. Raises OptionError for anything but `Workers` and None."""
+    if workers is None or isinstance(workers, Workers):
+        return workers
+    raise OptionError(f"workers is {workers!r:.60}; pass datapipe.Workers('grpc+tls://HOST:PORT', token=...)")
+
+
+def addresses(places: str) -> list[str]:
+    """Return the URL of each place. Raises OptionError."""
+    found = _PLACES.fullmatch(places) if isinstance(places, str) else None
+    if found is None:
+        raise OptionError(f"workers are at {places!r:.80}; write grpc+tls://HOST:PORT,HOST:PORT")
+    urls = []
+    for place in found["places"].split(","):
+        one = _PLACE.fullmatch(place.strip())
+        if one is None or not 0 < int(one["port"]) < 1 << 16:
+            raise OptionError(f"workers are at {places!r:.80}, and {place.strip()!r:.40} is no HOST:PORT, such as decoder-1:7071")
+        if not found["is_encrypted"] and not is_loopback(one["host"]):
+            raise OptionError(
+                f"{place.strip()} is another machine, and grpc:// sends the token and the images unencrypted; write grpc+tls://, "
+                "and give `datapipe serve` a certificate"
+            )
+        urls.append(f"grpc{found['is_encrypted'] or '+tcp'}://{one['host']}:{one['port']}")
+    if len({*urls}) < len(urls):
+        raise OptionError(f"workers are at {places!r:.80}: a place is named twice")
+    return urls
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host is this machine, by an address that no other reaches."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def check_token(token: str, what: str) -> str:
+    """Return a token that can be a header. Raises OptionError for one that is missing or easily guessed. `what`: its source."""
+    if not token:
+        raise OptionError(f"{what}: the token of `datapipe serve` is missing")
+    if len(token) < LEAST_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
+        raise OptionError(f"{what}: a token has at least {LEAST_TOKEN} characters of ASCII, without spaces; see `datapipe serve`")
+    return token

@@ -1,0 +1,1 @@
+"""Decode for loaders on other machines: the service that `datapipe serve` runs."""

@@ -1,0 +1,139 @@
+"""The service: it takes requests over Arrow Flight, and hands each to a process that is free.
+
+The processes read what is sent, and the data; the service itself looks at the token alone, so that nothing which a request or a
+file does to a process ends more than that process.
+"""
+
+from __future__ import annotations
+
+import hmac
+import queue
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from datapipe.core.printable import get_logger
+from datapipe.core.versions import DECODING, versions
+from datapipe.errors import BackendError
+from datapipe.kernel.pools import SlabPool
+from datapipe.kernel.processes import Launcher, WorkerEndedError, WorkerProcess
+from datapipe.remote_workers.connection import HEADER, HELLO, LOOK
+from datapipe.remote_workers.wire import Hello, packed
+from datapipe.serving.work import IMPORTS, SERVED, Refusal, ServedWork
+
+PROCESSES = 2  # of a core, so that it is never idle while rows are on their way
+_START_S = 60.0
+_POLL_S = 0.5  # between looks whether who asked is still there
+_ROUND = 1 << 20  # sizes of memory for answers are multiples of it, so that few sizes are pooled
+_MAX_FREE = 4  # slabs of a size that are kept
+
+logger = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Encryption:
+    """A certificate and its key, PEM."""
+
+    certificate: bytes
+    key: bytes = field(repr=False)
+
+
+class Service(flight.FlightServerBase):  # type: ignore[misc]
+    """Serves until `shutdown`. `url`: where it listens; port 0 is any free one. `roots`: what may be read.
+
+    Raises BackendError if its processes cannot be begun, or it cannot listen.
+    """
+
+    def __init__(self, url: str, *, token: str, roots: Sequence[str], cores: int, encryption: Encryption | None = None) -> None:
+        self._cores, self._num = cores, cores * PROCESSES
+        self._work = ServedWork(tuple(roots))
+        self._launcher = Launcher(IMPORTS)
+        if not self._launcher.wait(_START_S):
+            raise BackendError("the processes that decode cannot be begun: their launcher did not start; `datapipe doctor`")
+        self._free: queue.SimpleQueue[WorkerProcess | None] = queue.SimpleQueue()  # None: one is to be begun
+        for _ in range(self._num):
+            self._free.put(None)
+        self._slabs: dict[int, SlabPool] = {}
+        self._versions = versions(DECODING)
+        tls = {} if encryption is None else {"tls_certificates": [(encryption.certificate, encryption.key)]}
+        try:
+            super().__init__(url, middleware={"token": _TokenCheck(token)}, **tls)
+        except Exception as exc:  # pyarrow raises several types
+            raise BackendError(f"{url}: cannot be listened on ({' '.join(str(exc).split()):.200})") from exc
+
+    def do_action(self, context: Any, action: Any) -> list[bytes]:
+        """Say what this service is, or look at files."""
+        if action.type == HELLO:
+            return [packed(Hello(socket.gethostname(), self._cores, self._num, list(SERVED), self._versions))]
+        if action.type == LOOK:
+            _, _, answer, _ = self._ask(context, (LOOK, action.body.to_pybytes()))
+            return [answer]
+        raise flight.FlightServerError(f"the action {action.type!r:.40} is not known")
+
+    def do_get(self, context: Any, ticket: Any) -> Any:
+        """Make rows."""
+        num, width, answer, slab = self._ask(context, ("", ticket.ticket))
+        column = pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), num, [None, pa.py_buffer(slab)])
+        schema = pa.schema([("rows", pa.binary(width))])
+        return flight.GeneratorStream(schema, iter([(pa.record_batch([column], schema=schema), answer)]))
+
+    def end(self) -> None:
+        """End the service and its processes."""
+        self.shutdown()
+        self._launcher.end()
+
+    def _ask(self, context: Any, request: tuple[str, bytes]) -> tuple[int, int, bytes, Any]:
+        """Return what a process answers, and the rows in memory that is theirs until they are sent."""
+        process = self._take(context)
+        try:
+            if process is None:
+                process = WorkerProcess(self._launcher, self._work)
+            answer, memory = process.ask(request)
+            if isinstance(answer, Refusal):
+                error = flight.FlightUnauthorizedError if answer.is_refused else flight.FlightServerError
+                raise error(answer.text)
+            num, width, text = answer
+            slab = self._slab(num * width)
+            np.copyto(slab, np.frombuffer(memory, np.uint8, num * width))
+            return num, width, text, slab
+        except WorkerEndedError as exc:
+            process = None
+            raise flight.FlightServerError(f"a process of the service ended ({exc})") from exc
+        finally:
+            self._free.put(process)
+
+    def _take(self, context: Any) -> WorkerProcess | None:
+        while True:
+            try:
+                return self._free.get(timeout=_POLL_S)
+            except queue.Empty:
+                if context.is_cancelled():
+                    raise flight.FlightCancelledError("who asked has gone") from None
+
+    def _slab(self, nbytes: int) -> Any:
+        size = max(1, -(-nbytes // _ROUND)) * _ROUND
+        pool = self._slabs.setdefault(size, SlabPool(size, max_free=_MAX_FREE))
+        return pool.lease()[:nbytes]
+
+
+class _TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]
+    """Lets in only who has the token."""
+
+    def __init__(self, token: str) -> None:
+        super().__init__()
+        self._expected = f"Bearer {token}".encode()
+
+    def start_call(self, info: Any, headers: dict[str, list[Any]]) -> None:
+        given = [value for name, values in headers.items() if name.lower() == HEADER for value in values]
+        if len(given) != 1 or not hmac.compare_digest(_as_bytes(given[0]), self._expected):
+            raise flight.FlightUnauthenticatedError("the token is not this service's")
+
+
+def _as_bytes(value: Any) -> bytes:
+    """Return the bytes of a header."""
+    return value if isinstance(value, bytes) else str(value).encode(errors="surrogateescape")

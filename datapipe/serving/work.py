@@ -1,0 +1,81 @@
+"""What a process of the service does: it reads requests, which are not trusted, and makes the rows that they ask for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from datapipe.errors import DatapipeError, FormatError
+from datapipe.kernel.process_main import Handler, Scratch
+from datapipe.kinds.registry import KINDS, part
+from datapipe.remote_workers.connection import LOOK
+from datapipe.remote_workers.desk import Desk
+from datapipe.remote_workers.wire import Look, Request, Seen, packed, unpacked
+
+SERVED = ("images",)  # the kinds that have a module `served`
+IMPORTS = (__name__, *(f"{KINDS[kind]}.served" for kind in SERVED))  # by processes
+_MOST_LOOKED_AT = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a request was not served. `is_refused`: it asks for what this service does not give; otherwise it failed."""
+
+    text: str
+    is_refused: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ServedWork:
+    """Makes the handler of a process.
+
+    Requests are (what, body), `what` being `LOOK` or ""; answers are (rows, bytes of each, answer to the loader), or a `Refusal`.
+    """
+
+    roots: tuple[str, ...]
+
+    def __call__(self) -> Handler:
+        torch.set_num_threads(1)
+        desk = Desk(self.roots)
+
+        def handle(request: tuple[str, bytes], scratch: Scratch) -> tuple[int, int, bytes] | Refusal:
+            what, body = request
+            desk.use(scratch)
+            try:
+                return (0, 0, _looked(body, desk)) if what == LOOK else _rows(body, desk)
+            except DatapipeError as exc:
+                return Refusal(f"{type(exc).__name__}: {exc}", isinstance(exc, ValueError) and not isinstance(exc, OSError))
+            except Exception as exc:  # of a request that no loader sends, or a fault here: the process goes on
+                return Refusal(f"{type(exc).__name__}: {exc}", is_refused=False)
+
+        return handle
+
+
+def _rows(body: bytes, desk: Desk) -> tuple[int, int, bytes]:
+    request = unpacked(body, Request)
+    if request.kind not in SERVED:
+        raise FormatError(f"data of the kind {request.kind!r:.40} is not served")
+    serve: Callable[[Any, Desk], tuple[torch.Tensor, bytes]] = part(request.kind, "served").serve
+    rows, answer = serve(request.body, desk)
+    return len(rows), rows[0].nbytes if len(rows) else 0, answer
+
+
+def _looked(body: bytes, desk: Desk) -> bytes:
+    return packed(Seen([_seen(os.fsdecode(path), desk) for path in unpacked(body, Look).paths[:_MOST_LOOKED_AT]]))
+
+
+def _seen(path: str, desk: Desk) -> int | str:
+    """Return the size of a file in bytes, or why it cannot be read."""
+    try:
+        if desk.check(path):
+            return 0
+        with open(path, "rb") as file:
+            return os.fstat(file.fileno()).st_size
+    except DatapipeError as exc:
+        return str(exc)
+    except OSError as exc:
+        return str(exc.strerror)
