@@ -6,10 +6,15 @@ import gc
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
 from thinning import spread
+
+if TYPE_CHECKING:
+    from decoders import Decoder
 
 gc.disable()  # until all tests are collected: many objects are made, and none is garbage
 
@@ -66,6 +71,16 @@ def _seeded() -> None:
     if "torch" in sys.modules:
         # torch.manual_seed would format the stack at every call too, for GPUs that nothing has used yet.
         sys.modules["torch"].default_generator.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def decoder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Decoder]:
+    """A `datapipe serve` for what lies below its `top`. Not to be ended."""
+    from decoders import Decoder
+
+    service = Decoder(tmp_path_factory.mktemp("served"))
+    yield service
+    service.stop()
 
 
 def pytest_collection_finish() -> None:

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,23 @@ _START_S = 120
 
 
 class Decoder:
-    """A service in a process of its own. `port`: 0 is any free one."""
+    """A service in a process of its own, for what lies below `top`. `port`: 0 is any free one."""
 
-    def __init__(self, roots: Iterable[Path | str], *options: str, port: int = 0) -> None:
-        command = [sys.executable, "-m", "datapipe", "serve", "--listen", f"127.0.0.1:{port}", "--cores", "1", *options]
-        for root in roots:
-            command += ["--root", str(root)]
+    def __init__(self, top: Path, *options: str, port: int = 0) -> None:
+        self.top = top
+        command = [
+            sys.executable,
+            "-m",
+            "datapipe",
+            "serve",
+            "--listen",
+            f"127.0.0.1:{port}",
+            "--cores",
+            "1",
+            "--root",
+            str(top),
+            *options,
+        ]
         environment = importing_as_here() | {"DATAPIPE_TOKEN": TOKEN, "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         assert self.process.stdout is not None

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +38,8 @@ Batches = list[dict[str, torch.Tensor]]
 
 
 @pytest.fixture(scope="module")
-def top(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("remote")
+def top(decoder: Decoder) -> Path:
+    return decoder.top / "remote"
 
 
 @pytest.fixture(scope="module")
@@ -55,13 +55,6 @@ def folder(top: Path) -> Path:
 def shards(folder: Path) -> Path:
     convert(ConvertOptions(folder, folder.parent / "shards", to="webdataset", on_error=OnError.SKIP))
     return folder.parent / "shards"
-
-
-@pytest.fixture(scope="module")
-def decoder(top: Path) -> Iterator[Decoder]:
-    service = Decoder([top])
-    yield service
-    service.stop()
 
 
 @pytest.fixture(autouse=True)
@@ -85,6 +78,10 @@ def made_here(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def batches(path: Path, **options: Any) -> Batches:
     loader = dp.DataLoader(path, **{**ARGUMENTS, **options})
     return [batch for _ in range(2) for batch in loader]
+
+
+def both(*ports: int) -> dp.Workers:
+    return dp.Workers("grpc://" + ",".join(f"127.0.0.1:{port}" for port in ports), token=TOKEN)
 
 
 def equal(first: Batches, second: Batches) -> bool:
@@ -163,7 +160,7 @@ def test_a_worker_that_goes_loses_nothing_and_is_used_again(
 ) -> None:
     monkeypatch.setattr(fleets, "_LEAST_S", 1.0)
     expected = batches(folder)
-    service = Decoder([top])
+    service = Decoder(top)
     loader = dp.DataLoader(folder, **{**ARGUMENTS, "num_workers": 0}, workers=service.workers())
     iterator = iter(loader)
     found = [next(iterator) for _ in range(2)]
@@ -178,7 +175,7 @@ def test_a_worker_that_goes_loses_nothing_and_is_used_again(
     if how == "stopped":
         service.process.send_signal(signal.SIGCONT)
     else:
-        service = Decoder([top], port=service.port)
+        service = Decoder(top, port=service.port)
     (worker,) = loader._passes.kind.fleet.workers
     wait_until(lambda: worker.is_here, what="the worker is not found again")
     made_here.clear()
@@ -188,48 +185,44 @@ def test_a_worker_that_goes_loses_nothing_and_is_used_again(
     assert service.stop(signal.SIGTERM) == 0
 
 
-def test_of_two_workers_one_makes_what_the_other_cannot(top: Path, folder: Path, made_here: list[int]) -> None:
+def test_of_two_workers_one_makes_what_the_other_cannot(top: Path, folder: Path, decoder: Decoder, made_here: list[int]) -> None:
     expected = batches(folder)
-    one, other = Decoder([top]), Decoder([top])
-    workers = dp.Workers(f"grpc://127.0.0.1:{one.port},127.0.0.1:{other.port}", token=TOKEN)
-    loader = dp.DataLoader(folder, **{**ARGUMENTS, "num_workers": 0}, workers=workers)
+    other = Decoder(top)
+    loader = dp.DataLoader(folder, **{**ARGUMENTS, "num_workers": 0}, workers=both(other.port, decoder.port))
     iterator = iter(loader)
     found = [next(iterator)]
     made_here.clear()
-    one.stop()
+    other.stop()
     found += [*iterator, *loader]
     assert sum(made_here) <= 8
     assert equal(found, expected)
-    other.stop()
 
 
 def test_a_process_of_a_worker_that_is_killed_is_replaced(
-    top: Path, folder: Path, made_here: list[int], caplog: pytest.LogCaptureFixture
+    folder: Path, decoder: Decoder, made_here: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
     expected = batches(folder)
-    service = Decoder([top])
-    loader = dp.DataLoader(folder, **{**ARGUMENTS, "num_workers": 0}, workers=service.workers())
+    loader = dp.DataLoader(folder, **{**ARGUMENTS, "num_workers": 0}, workers=decoder.workers())
     first = list(loader)
     made_here.clear()
-    for pid in service.processes()[1:]:
+    for pid in decoder.processes()[1:]:
         os.kill(pid, signal.SIGKILL)
     assert equal([*first, *loader], expected)
     assert 0 < sum(made_here) < NUM, "the blocks of these processes are made here, and others by new ones"
     assert "a process of the service ended" in caplog.text
-    service.stop()
 
 
 def test_a_worker_that_is_late_at_the_start_is_used_when_it_answers(
     top: Path, folder: Path, decoder: Decoder, caplog: pytest.LogCaptureFixture
 ) -> None:
-    late = Decoder([top])
-    late.stop()
-    workers = dp.Workers(f"grpc://127.0.0.1:{late.port},127.0.0.1:{decoder.port}", token=TOKEN)
-    loader = dp.DataLoader(folder, **ARGUMENTS, workers=workers)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    loader = dp.DataLoader(folder, **ARGUMENTS, workers=both(port, decoder.port))
     expected = batches(folder)
     found = list(loader)
-    assert f"the worker at 127.0.0.1:{late.port} does not answer" in caplog.text
-    late = Decoder([top], port=late.port)
+    assert f"the worker at 127.0.0.1:{port} does not answer" in caplog.text
+    late = Decoder(top, port=port)
     worker, _ = loader._passes.kind.fleet.workers
     wait_until(lambda: worker.is_here, what="the worker is not found")
     found += list(loader)
@@ -239,24 +232,22 @@ def test_a_worker_that_is_late_at_the_start_is_used_when_it_answers(
 
 
 def test_what_a_worker_cannot_read_is_read_here(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, decoder: Decoder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its samples are no bad ones. As if other files had been looked at when the loader began."""
     monkeypatch.setattr(fleets.Fleet, "look", lambda *_: None)
-    service = Decoder([folder / "ant"])
-    expected = batches(folder)
-    assert equal(batches(folder, num_workers=0, workers=service.workers()), expected)
+    path = make_folder(tmp_path / "elsewhere", num=9, size=(40, 48))
+    assert equal(batches(path, num_workers=0, workers=decoder.workers()), batches(path))
     assert caplog.text.count("lies below none of the roots that this worker serves; what it cannot do is made here") == 1
-    service.stop()
 
 
 @pytest.mark.nightly
 def test_twenty_kills_of_workers_lose_and_repeat_nothing(top: Path, folder: Path) -> None:
     expected = batches(folder, batch_size=4)
     for number in range(20):
-        one, other = Decoder([top]), Decoder([top])
-        workers = dp.Workers(f"grpc://127.0.0.1:{one.port},127.0.0.1:{other.port}", token=TOKEN)
-        loader = dp.DataLoader(folder, **{**ARGUMENTS, "batch_size": 4, "num_workers": number % 3}, workers=workers)
+        one, other = Decoder(top), Decoder(top)
+        options = {**ARGUMENTS, "batch_size": 4, "num_workers": number % 3}
+        loader = dp.DataLoader(folder, **options, workers=both(one.port, other.port))
         killing = threading.Timer(0.02 * number, one.stop)
         found = []
         killing.start()

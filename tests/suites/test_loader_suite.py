@@ -373,8 +373,8 @@ class TestKernelInProcesses(InProcesses, OfTheKernel):
 
 
 @pytest.fixture(scope="module")
-def decoder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Decoder]:
-    service = Decoder([tmp_path_factory.getbasetemp()])
+def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Decoder]:
+    service = Decoder(tmp_path_factory.getbasetemp())
     yield service
     service.stop()
 
@@ -385,9 +385,9 @@ class Elsewhere:
     files_per_worker = 4  # connections, of which each seat of a worker has one
 
     @pytest.fixture(params=["images"])
-    def kind(self, request: pytest.FixtureRequest, decoder: Decoder) -> LoaderOf:
+    def kind(self, request: pytest.FixtureRequest, worker: Decoder) -> LoaderOf:
         here = KINDS[request.param]
-        return dataclasses.replace(here, open=lambda path, **options: here.open(path, workers=decoder.workers(), **options))
+        return dataclasses.replace(here, open=lambda path, **options: here.open(path, workers=worker.workers(), **options))
 
 
 @pytest.mark.nightly
