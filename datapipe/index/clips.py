@@ -23,7 +23,7 @@ from datapipe.core.printable import counted
 from datapipe.errors import OptionError
 from datapipe.index.entries import Description, RowGroup, place_in
 from datapipe.index.grids import Grid, grid_between, grid_problem
-from datapipe.index.media import left_out_line, refuse_bad
+from datapipe.index.media import MediaSource, left_out_line, refuse_bad
 from datapipe.index.videos import VideoIndex
 
 Ints = NDArray[np.int64]
@@ -365,8 +365,20 @@ class ClipIndex(AnyClips):
         return float(self.parts.start[part]), float(self.parts.end[part])
 
 
+class Tracks(Protocol):
+    """Videos by their numbers: those of an index, or some that were sent."""
+
+    def __hash__(self) -> int: ...
+
+    def track(self, number: int, /) -> VideoTrack:
+        """Return the track of a video. Raises FormatError if it cannot be decoded."""
+
+    def source(self, number: int, /) -> MediaSource:
+        """Return where a video lies."""
+
+
 @functools.lru_cache(maxsize=16)  # long videos have megabytes, and worker processes each have theirs
-def track_of(videos: VideoIndex, video: int) -> VideoTrack:
+def track_of(videos: Tracks, video: int) -> VideoTrack:
     """Return the track of a video, which is kept for a while."""
     return videos.track(video)
 

@@ -16,7 +16,7 @@ import pyarrow.flight as flight
 import torch
 
 from datapipe.errors import OptionError
-from datapipe.remote_workers.wire import Hello, Look, Seen, packed, unpacked
+from datapipe.remote_workers.wire import Hello, Look, Seen, packed, place_of, unpacked
 
 HELLO, LOOK = "hello", "look"  # actions of a worker
 HEADER = "authorization"
@@ -56,7 +56,7 @@ class Connection:
 
     def look(self, paths: Sequence[str], timeout_s: float) -> Seen:
         """Return what the worker finds at these paths. Raises LostError and UnableError."""
-        return unpacked(self._act(LOOK, packed(Look([os.fsencode(path) for path in paths])), timeout_s), Seen)
+        return unpacked(self._act(LOOK, packed(Look([place_of(path) for path in paths])), timeout_s), Seen)
 
     def fill(self, out: torch.Tensor, request: bytes, timeout_s: float) -> bytes:
         """Fill a contiguous tensor with the rows that a worker makes as a request asks; return its answer.

@@ -24,6 +24,7 @@ from datapipe.remote_workers.connection import Connection, LostError, UnableErro
 from datapipe.remote_workers.settings import Workers, addresses
 from datapipe.remote_workers.wire import Hello
 
+LOOKED_AT = 8  # samples, whose files are compared when a loader begins
 _HELLO_S = 10.0  # to answer when a loader begins
 _FIRST_S = 60.0  # for the first piece, which may open files, and import what decodes them
 _LEAST_S, _PATIENCE = 2.0, 8.0  # for others: so many times what the slowest of late took, and at least so long
@@ -90,6 +91,14 @@ class Fleet:
         for worker in self.workers:
             if not worker.is_here:
                 self._look_for(worker)
+
+    @classmethod
+    def opened(cls, workers: Workers, paths: Sequence[str]) -> Fleet:
+        """Return the workers, greeted, which find some files as they are here. Raises what `open` and `look` raise."""
+        fleet = cls(workers)
+        fleet.open()
+        fleet.look(sorted({*paths}))
+        return fleet
 
     @property
     def num_seats(self) -> int:

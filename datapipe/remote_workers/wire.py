@@ -103,13 +103,23 @@ def array_of(data: bytes, dtype: Any, num: int) -> NDArray[Any]:
     return np.frombuffer(data, dtype).copy()
 
 
+def place_of(path: str) -> bytes:
+    """Return a path or URL as it is sent."""
+    return os.fsencode(path if path.startswith("/") or is_url(path) else os.path.abspath(path))
+
+
+def placed(place: bytes) -> str:
+    """Return the path or URL that was sent."""
+    return os.fsdecode(place)
+
+
 def form_of_extents(extents: Extents) -> ExtentsForm:
     """Return extents of bytes as they are sent."""
     codecs = None
     if extents.codecs is not None and any(extents.codecs):
         codecs = [codec if isinstance(codec, str) else "" for codec in extents.codecs]
     return ExtentsForm(
-        [os.fsencode(path if is_url(path) else os.path.abspath(path)) for path in extents.paths],
+        [place_of(path) for path in extents.paths],
         extents.offset.astype(np.int64).tobytes(),
         extents.nbytes.astype(np.int64).tobytes(),
         extents.crc32c.astype(np.uint32).tobytes(),
@@ -128,7 +138,7 @@ def extents_of(form: ExtentsForm) -> Extents:
     if num and (offset.min() < 0 or nbytes.min() < -1):
         raise FormatError("a message has an extent before the beginning of its file")
     return Extents(
-        paths=[os.fsdecode(path) for path in form.paths],
+        paths=[placed(path) for path in form.paths],
         offset=offset,
         nbytes=nbytes,
         crc32c=array_of(form.crc32c, np.uint32, num),

@@ -382,9 +382,9 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Decoder]:
 class Elsewhere:
     """Kinds whose samples are made by a worker with this machine."""
 
-    files_per_worker = 4  # connections, of which each seat of a worker has one
+    files_per_worker = 20  # connections, and files that only some passes read here
 
-    @pytest.fixture(params=["images"])
+    @pytest.fixture(params=["images", "clips"])
     def kind(self, request: pytest.FixtureRequest, worker: Decoder) -> LoaderOf:
         here = KINDS[request.param]
         return dataclasses.replace(here, open=lambda path, **options: here.open(path, workers=worker.workers(), **options))
@@ -398,6 +398,7 @@ class TestKindsElsewhere(Elsewhere, OfTheKind):
 @pytest.mark.nightly
 class TestKernelElsewhere(Elsewhere, OfTheKernel):
     test_without_threads_the_caller_does_the_work = None  # workers do it
+    test_its_stages_are_observed = None  # without threads the caller's time would be all of them
     test_a_slow_consumer_finds_few_batches_waiting = None  # but as many more as they can be asked for at once
 
 

@@ -110,6 +110,27 @@ class VideoTrack:
         """Return (k,) the group of each of these frames."""
         return np.searchsorted(self.group_frame, frames, side="right") - 1
 
+    def around(self, first: int, after: int) -> tuple[VideoTrack, int]:
+        """Return the whole groups that hold the frames of [first, after) as a track, and which frame is its first."""
+        begin, end = (int(one) for one in self.groups_of(np.array([first, after - 1])))
+        frame = int(self.group_frame[begin])
+        last = int(self.group_frame[end + 1]) if end + 1 < len(self.group_frame) else len(self)
+        packet, stop = self.packets_around(first, after)
+        whole, some = self.packets, slice(packet, stop)
+        packets = VideoPackets(
+            whole.pts[some], whole.dts[some], whole.offset[some], whole.size[some], whole.is_key[some], whole.framing
+        )
+        part = VideoTrack(
+            self.coding,
+            self.time_base,
+            packets,
+            self.frame_packet[frame:last] - packet,
+            self.shift,
+            self.group_packet[begin : end + 1] - packet,
+            self.group_frame[begin : end + 1] - frame,
+        )
+        return part, frame
+
     def packets_around(self, first: int, after: int) -> tuple[int, int]:
         """Return the first packet of the whole groups that hold the frames of [first, after), and the one after the last."""
         begin, end = (int(one) for one in self.groups_of(np.array([first, after - 1])))

@@ -97,7 +97,7 @@ class ClipMaker(BatchMaker):
         found = dict[Visit, None]()
         for step in steps[: self.steps_ahead]:
             found |= self._located(epoch, step)
-        most = len(found) + self.resources.options.num_workers  # each thread has work then, whatever the size of visits
+        most = len(found) + self.resources.options.num_threads  # each thread has work then, whatever the size of visits
         for step in steps[self.steps_ahead :]:
             if len(found) >= most:
                 break

@@ -21,9 +21,8 @@ from datapipe.errors import DecodeError
 from datapipe.fetch.files import Files
 from datapipe.fetch.local import LocalFiles
 from datapipe.fetch.row_groups import RowGroups
-from datapipe.index.clips import AnyClips, Camera, ClipFrames, track_of
+from datapipe.index.clips import AnyClips, Camera, ClipFrames, Tracks, track_of
 from datapipe.index.entries import Extents
-from datapipe.index.videos import VideoIndex
 from datapipe.kernel.kind import Reason
 from datapipe.kinds.clips.settings import ClipSettings
 from datapipe.kinds.clips.table_images import TableImages
@@ -54,7 +53,7 @@ class ClipDecoder:
     def __init__(
         self,
         cameras: Sequence[Camera],
-        videos: VideoIndex,
+        videos: Tracks,
         recipe: Recipe,
         files: Files,
         resize: Resize,

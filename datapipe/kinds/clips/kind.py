@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 
 from datapipe.core.environment import memory_nbytes
+from datapipe.core.printable import counted
 from datapipe.errors import OptionError
 from datapipe.fetch.files import Files, open_object_files
 from datapipe.fetch.row_groups import RowGroups
@@ -32,12 +34,15 @@ from datapipe.kinds.clips.decoding import ClipDecoder, takes_depth
 from datapipe.kinds.clips.nvdec.decoder import EngineDecoder
 from datapipe.kinds.clips.nvdec.trust import Trust
 from datapipe.kinds.clips.process_workers import IMPORTS, ClipWork, ProcessClipDecoder
+from datapipe.kinds.clips.remote_clips import RemoteClipDecoder, looked_at, refuse_unserved
 from datapipe.kinds.clips.settings import LANES_NBYTES, MOST_ENGINE_THREADS, ClipSettings
 from datapipe.kinds.clips.table_images import TableImages
 from datapipe.kinds.clips.visits import ClipVisits
 from datapipe.order.plan import Plan
 from datapipe.order.sampling import own_seed
 from datapipe.order.visits import Runs, VisitOrder
+from datapipe.remote_workers.fleet import Fleet
+from datapipe.remote_workers.settings import Workers, workers_or_none
 from datapipe.transforms import Recipe
 from datapipe.transforms.lowering import described
 
@@ -49,7 +54,6 @@ _NOT_SERVED = {
     "sampler": "leave it out: clips are decoded by visits, which shuffle=True shuffles",
     "batch_sampler": "leave it out: clips are decoded by visits, which shuffle=True shuffles",
     "collate_fn": "leave it out: batches are put together already; batch_transform gets each batch",
-    "workers": "leave it out: images alone are decoded by other machines",
 }
 
 
@@ -80,6 +84,7 @@ class ClipKind(Kind):
         self.device, self._open_loader = device, open_loader
         self.trust = Trust()  # in the GPU's engines
         self._workers: ObjectPool[ClipDecoder] | None = None
+        self._elsewhere: Workers | None = None
         self._row_groups = RowGroups(max_nbytes=_IMAGES_NBYTES)  # of images in tables
         if recipe.rest:
             raise OptionError(
@@ -105,6 +110,12 @@ class ClipKind(Kind):
                 f"a batch of {options.batch_size:,} clips takes {batch_nbytes / 1e9:,.0f} GB, and this machine has "
                 f"{memory / 1e9:,.0f}; pass fewer frames, a smaller batch_size, or a transform that makes frames smaller"
             )
+        workers = workers_or_none(arguments.get("workers"))
+        if workers is not None:
+            refuse_unserved(self.index, self.recipe)
+        if workers != self._elsewhere:
+            self._elsewhere = workers
+            vars(self).pop("fleet", None)
         self.backend: ClipBackend = backend
         self._arguments, self._options = arguments, options
         self._choice: ClipChoice | None = None
@@ -139,20 +150,29 @@ class ClipKind(Kind):
         num_lanes = self.settings.num_lanes(self.num_in_epoch, global_batch, self.clip_nbytes) if has_lanes else 1
         return VisitOrder(datasets, num_lanes, None if self.mixture is None else self.mixture.counts)
 
+    @functools.cached_property
+    def fleet(self) -> Fleet | None:
+        """The workers on other machines, greeted here; None: there are none. Raises what `Fleet.opened` raises."""
+        return None if self._elsewhere is None else Fleet.opened(self._elsewhere, looked_at(self.index))
+
+    def _making(self, options: LoaderOptions) -> LoaderOptions:
+        """Return the user's options with a thread for each seat of a worker."""
+        return dataclasses.replace(options, num_remote=0 if self.fleet is None else self.fleet.num_seats)
+
     def open_pass(self, settings: Pass) -> ClipMaker:
-        files, source = self.files, settings.source
+        files, source, options = self.files, settings.source, self._making(settings.options)
         assert isinstance(source, Plan)
         order = visit_order(source)
         delivery = Delivery.to(self.device(), settings.options, settings.observer)
         shapes = [(one.num_frames, *size, one.channels) for one, size in zip(self.index.cameras, self.sizes, strict=True)]
-        of_visits = functools.partial(SlabPool, max_free=settings.options.num_workers + _MORE_FREE)
+        of_visits = functools.partial(SlabPool, max_free=options.num_threads + _MORE_FREE)
         shares = not self.recipe.geometry  # nothing is drawn that would cut a frame differently for each clip
         room = 1 if shares else max(1, order.largest_visit)
         memory = [BatchMemory(shape[1:] if shares else shape, room=room, open_pool=of_visits) for shape in shapes]
         visits = ClipVisits(order, settings, memory, files, self.index, shares_frames=shares)
         if self._workers is None:  # for all passes: what decodes is costly to open
             self._workers = self._open_workers(files)
-        resources = Resources(settings.options, self._workers, delivery.runtime, shared=visits)
+        resources = Resources(options, self._workers, delivery.runtime, shared=visits)
         return ClipMaker(
             self.index,
             self.settings,
@@ -175,7 +195,11 @@ class ClipKind(Kind):
         numbers = itertools.count()  # of decoders
 
         def make() -> ClipDecoder:
-            decoder = EngineDecoder(engines, self.trust) if engines and next(numbers) < MOST_ENGINE_THREADS else None
+            number = next(numbers)
+            if self.fleet is not None and number >= self._options.num_workers:  # threads beyond those that decode here
+                images, resize = TableImages(self.index, self._row_groups), self.settings.resize
+                return RemoteClipDecoder(cameras, videos, geometry, files, resize, self.fleet, images=images)
+            decoder = EngineDecoder(engines, self.trust) if engines and number < MOST_ENGINE_THREADS else None
             if begun is not None and decoder is None:
                 return ProcessClipDecoder(ClipWork(cameras, videos, geometry, self.settings.resize), files, begun)
             images = TableImages(self.index, self._row_groups)
@@ -251,6 +275,8 @@ class ClipKind(Kind):
             f"backend   {self._shown_backend(options)}; a frame is decoded once for all clips of a visit",
             *(f"transform {line}" for line in self.recipe.explain_own()),
         ]
+        if self.fleet is not None:
+            lines.append(f"elsewhere {self.fleet.describe()}: {counted(self.fleet.num_seats, 'visit')} at once")
         if self.device().type != "cpu":
             lines.append(TRANSFER)
         return [*lines, steps_line(plan, "clip")]
@@ -287,8 +313,9 @@ class ClipKind(Kind):
         may still hold one for each row, the memory of a few is kept to be used again, and each process has memory of its own.
         """
         order = visit_order(plan)
-        ahead = max(order.num_lanes // plan.rank.world_size, plan.batch_size) + options.num_workers
+        options = self._making(options)
+        ahead = max(order.num_lanes // plan.rank.world_size, plan.batch_size) + options.num_threads
         in_making = (1 + options.depth) * plan.batch_size
         in_processes = options.num_workers * self.can_be_processes
-        visits = ahead + in_making + options.num_workers + _MORE_FREE + in_processes
+        visits = ahead + in_making + options.num_threads + _MORE_FREE + in_processes
         return visits * max(1, order.largest_visit) * self.clip_nbytes

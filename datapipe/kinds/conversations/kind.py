@@ -39,7 +39,7 @@ _NOT_SERVED = {
     "sampler": "leave it out, and mix sets by weight: datapipe.mix([...], weights=[...])",
     "batch_sampler": "leave it out, and mix sets by weight: datapipe.mix([...], weights=[...])",
     "collate_fn": "leave it out: rows are packed already; batch_transform gets each batch",
-    "workers": "leave it out: images alone are decoded by other machines",
+    "workers": "leave it out: images and clips alone are decoded by other machines",
 }
 _PACKING = {
     "best-fit": "conversations are kept whole and fitted into rows, in windows of 65,536",

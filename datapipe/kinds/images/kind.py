@@ -26,7 +26,7 @@ from datapipe.kinds.images.device_images import DeviceImages, check_recipe
 from datapipe.kinds.images.evidence import DataEvidence, check_sizes
 from datapipe.kinds.images.explanation import explain
 from datapipe.kinds.images.kept_images import CacheStats, KeptImages
-from datapipe.kinds.images.remote_blocks import open_fleet, refuse_unserved
+from datapipe.kinds.images.remote_blocks import looked_at, refuse_unserved
 from datapipe.kinds.images.samples import BatchSamples
 from datapipe.order.plan import Plan
 from datapipe.order.sample_order import Order, SequentialOrder, ShuffledOrder, StoredWindowsOrder, WindowedOrder
@@ -192,8 +192,8 @@ class ImageKind(Kind):
 
     @functools.cached_property
     def fleet(self) -> Fleet | None:
-        """The workers on other machines, greeted here; None: there are none. Raises what `open_fleet` raises."""
-        return None if self._workers is None else open_fleet(self._workers, self.samples)
+        """The workers on other machines, greeted here; None: there are none. Raises what `Fleet.opened` raises."""
+        return None if self._workers is None else Fleet.opened(self._workers, looked_at(self.samples))
 
     @functools.cached_property
     def kept_images(self) -> KeptImages | None:

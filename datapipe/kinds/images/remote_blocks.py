@@ -23,23 +23,17 @@ from datapipe.kinds.images.images_cpu import MAX_CACHED, BlockReport, BlockWorke
 from datapipe.kinds.images.samples import BatchSamples
 from datapipe.kinds.images.served import packed_recipe, packed_request, report_of
 from datapipe.order.draws import Draws
-from datapipe.remote_workers.fleet import Fleet
-from datapipe.remote_workers.settings import Workers
+from datapipe.remote_workers.fleet import LOOKED_AT, Fleet
 from datapipe.transforms import Recipe
 from datapipe.transforms.naming import named
 
-_LOOKED_AT = 8  # samples whose files are compared when a loader begins
 
-
-def open_fleet(workers: Workers, samples: BatchSamples) -> Fleet:
-    """Return the workers, greeted, which find files of the samples as they are here. Raises what greeting and looking raise."""
-    fleet = Fleet(workers)
-    fleet.open()
-    if len(samples):
-        positions = np.unique(np.linspace(0, len(samples) - 1, _LOOKED_AT).astype(np.int64))
-        index = samples.index
-        fleet.look(sorted({*index.look_up(index.ids(positions), samples.fields.looked_up(index)).extents.paths}))
-    return fleet
+def looked_at(samples: BatchSamples) -> list[str]:
+    """Return files of some samples, which are compared when a loader begins."""
+    if not len(samples):
+        return []
+    index, positions = samples.index, np.linspace(0, len(samples) - 1, LOOKED_AT).astype(np.int64)
+    return index.look_up(index.ids(positions), samples.fields.looked_up(index)).extents.paths
 
 
 def refuse_unserved(samples: BatchSamples, recipe: Recipe) -> None:
