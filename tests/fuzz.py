@@ -33,6 +33,7 @@ from typing import Any
 
 import fuzz_http
 import fuzz_lerobot
+import fuzz_remote
 import fuzz_sound
 import fuzz_tables
 import fuzz_tokenizers
@@ -385,6 +386,9 @@ TARGETS = {
         share=0.001,
         max_s=120,
         max_growth_mb=1200,
+    ),
+    "remote-request": Target(
+        fuzz_remote.requests, fuzz_remote.look_at_request, fuzz_remote.tamper_request, share=0.2, max_growth_mb=600
     ),
     "http": Target(fuzz_http.answers, fuzz_http.look_at_answer, share=0.02),
 }
