@@ -22,7 +22,7 @@ from benchmarks.gpu import table as gpu
 from benchmarks.harness import RESULTS
 from benchmarks.marked import replace_marked
 from benchmarks.rate_picture import pictures
-from benchmarks.shown import conversion, images, machines, media, minutes, rows, stores, tokens
+from benchmarks.shown import conversion, images, machines, machines_elsewhere, media, minutes, rows, stores, tokens
 from benchmarks.shown.cells import part
 
 # What the page says of each result, in this order.
@@ -47,6 +47,7 @@ _PARTS: dict[str, Callable[[dict[str, Any]], str]] = {
     "audio": media.sounds,
     "conversations": media.conversations,
     "remote": stores.stores,
+    "elsewhere": machines_elsewhere.elsewhere,
 }
 
 

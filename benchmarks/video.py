@@ -106,7 +106,7 @@ def _write_data(group: str, scratch: Path, *, is_dry: bool) -> tuple[Path, dict[
         write_episodes(directory, lengths, wandering)
         return directory, {"lengths": lengths}
     num_videos, num_frames = (2, 90) if is_dry else (12, 600)
-    _write_videos(directory, num_videos, num_frames)
+    write_videos(directory, num_videos, num_frames)
     settings = {"num_videos": num_videos, "num_frames": num_frames}
     return directory, settings | convert_small(directory, directory.with_name("converted"))
 
@@ -152,7 +152,7 @@ def as_lines(result: dict[str, Any]) -> list[str]:
 # -- data ------------------------------------------------------------------------------------------
 
 
-def _write_videos(directory: Path, num_videos: int, num_frames: int) -> None:
+def write_videos(directory: Path, num_videos: int, num_frames: int) -> None:
     directory.mkdir(parents=True)
     for number in range(num_videos):
         write_video(directory / f"{number:03d}.mp4", wandering(number, num_frames), key_every=KEY_EVERY, preset="medium")
@@ -172,7 +172,7 @@ def _index(scratch: Path, num_files: int) -> dict[str, Any]:
     from datapipe.index.media import MediaSource
     from datapipe.opening.videos.indexing import open_videos
 
-    _write_videos(scratch / "one", 1, 60)
+    write_videos(scratch / "one", 1, 60)
     files = scratch / "files"
     files.mkdir()
     for number in range(num_files):
