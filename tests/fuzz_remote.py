@@ -26,9 +26,13 @@ from datapipe.index.entries import Entries, Extents
 from datapipe.index.media import MediaSource
 from datapipe.kernel.process_main import Scratch
 from datapipe.kinds.clips import served as clips
+from datapipe.kinds.conversations import served as conversations
+from datapipe.kinds.conversations.documents import Images
 from datapipe.kinds.images import served as images
 from datapipe.opening.videos.indexing import look_at
 from datapipe.order.draws import Draws
+from datapipe.processors.patches import PatchProcessor
+from datapipe.processors.pixels import Pixels
 from datapipe.remote_workers.wire import Request
 from datapipe.serving.work import Refusal, ServedWork
 from datapipe.transforms import Recipe
@@ -87,6 +91,13 @@ def requests() -> list[bytes]:
     shown = torch.empty((2, WindowSettings(frames=4).frames, _SIZE, _SIZE, 3), dtype=torch.uint8)
     sent = clips.packed_recipe(Recipe.of([T.RandomCrop(_SIZE)]), clips.Resize.EXACT)
     found.append(clips.packed_request(sent, track, source, None, frames, Draws(1, 2, np.arange(2)), shown, None))
+    processor = PatchProcessor(14, 2, 2, 28 * 28, 28 * 28 * 9, Pixels("bicubic", (0.5,) * 3, (0.5,) * 3, 1 / 255), 4)
+    sizes = np.full((num, 2), (48, 40), np.int64)
+    grid = processor.grids(*sizes.T)
+    tokens, units, which = processor.num_tokens(grid), processor.num_units(grid), np.arange(num)
+    nbytes = np.array([Path(path).stat().st_size for path in paths])
+    shown_by = Images(which, nothing, nbytes, nothing + 1, grid, tokens, units, sizes)
+    found.append(conversations.packed_request(conversations.packed_recipe(processor, scales=True), extents, shown_by))
     return [_hidden(request) for request in found]
 
 

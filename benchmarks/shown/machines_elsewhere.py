@@ -31,8 +31,8 @@ def elsewhere(result: dict[str, Any]) -> str:
     kills, idle = result["kills"], result["idle"]
     lines += [
         "",
-        f"A worker that was killed {kills['kills']} times in a minute, and begun again, was there for {kills['share_there']:.0%} of "
-        f"the time; of what both cores would have made while they were there, {kills['lost']:.1%} was lost. No batch differed. "
+        f"A worker that was killed {kills['kills']} times in a minute, and begun again, was there for {kills['share_there']:.0%} "
+        f"of it; of what both cores would have made while they were there, {kills['lost']:.1%} was lost. No batch differed. "
         f"{idle['connections']} open connections take {idle['cpu_us_per_s']:,.0f} µs of CPU a second.",
     ]
     return "\n".join(lines)

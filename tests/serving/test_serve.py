@@ -53,7 +53,12 @@ def request_of(*paths: Path | str, recipe: bytes = RECIPE, size: int = SIZE) -> 
 
 def test_it_says_what_it_is(connection: Connection) -> None:
     hello = connection.hello(10)
-    assert (hello.node, hello.cores, hello.seats, hello.kinds) == (socket.gethostname(), 1, 2, ["images", "clips"])
+    assert (hello.node, hello.cores, hello.seats, hello.kinds) == (
+        socket.gethostname(),
+        1,
+        2,
+        ["images", "clips", "conversations"],
+    )
     assert hello.versions["processor"]
 
 

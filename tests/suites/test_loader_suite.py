@@ -384,7 +384,7 @@ class Elsewhere:
 
     files_per_worker = 20  # connections, and files that only some passes read here
 
-    @pytest.fixture(params=["images", "clips"])
+    @pytest.fixture(params=["images", "clips", "conversations"])
     def kind(self, request: pytest.FixtureRequest, worker: Decoder) -> LoaderOf:
         here = KINDS[request.param]
         return dataclasses.replace(here, open=lambda path, **options: here.open(path, workers=worker.workers(), **options))

@@ -31,7 +31,7 @@ from datapipe.order.sample_order import Order, SequentialOrder, ShuffledOrder
 _NOT_SERVED = {
     "transform": "leave it out: batch_transform gets each batch, on its device; datapipe.transforms.LogMel is one",
     "collate_fn": "leave it out: batches are put together already; batch_transform gets each batch",
-    "workers": "leave it out: images and clips alone are decoded by other machines",
+    "workers": "leave it out: other machines decode images, clips and conversations",
 }
 _REMOTE_NBYTES_AHEAD = 256 << 20
 _REMOTE_AHEAD = 256  # utterances: 1,000 a second with 170 ms of latency each, and half as many again

@@ -255,7 +255,8 @@ class ClipKind(Kind):
         )
 
     def explain(self, facts: PassFacts) -> list[str]:
-        index, settings, options, plan = self.index, self.settings, facts.settings.options, facts.settings.source
+        index, settings, plan = self.index, self.settings, facts.settings.source
+        options = self._making(facts.settings.options)
         assert isinstance(plan, Plan)
         order, each = visit_order(plan), settings.per_visit
         lines = index.explain()
@@ -313,7 +314,6 @@ class ClipKind(Kind):
         may still hold one for each row, the memory of a few is kept to be used again, and each process has memory of its own.
         """
         order = visit_order(plan)
-        options = self._making(options)
         ahead = max(order.num_lanes // plan.rank.world_size, plan.batch_size) + options.num_threads
         in_making = (1 + options.depth) * plan.batch_size
         in_processes = options.num_workers * self.can_be_processes

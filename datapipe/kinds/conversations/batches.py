@@ -113,7 +113,7 @@ class ConversationMaker(BatchMaker):
 
     def pieces(self, batch: ConversationBatch) -> list[Piece]:
         num = max(1, -(-len(batch.pixels) * self._weight // _UNITS_AT_ONCE))
-        num = max(num, min(len(batch), max(1, self.run.options.num_workers)))
+        num = max(num, min(len(batch), max(1, self.resources.options.num_threads)))
         shares = batch.images.units_before(len(batch))[1:] + np.arange(1.0, len(batch) + 1)
         cuts = np.searchsorted(shares, np.arange(1, num) * shares[-1] / num) + 1
         bounds = np.unique(np.concatenate([[0], cuts, [len(batch)]])).tolist()

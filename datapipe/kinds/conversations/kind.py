@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -25,12 +27,16 @@ from datapipe.kernel.row_data import order_of_rows
 from datapipe.kinds.conversations.batches import ConversationMaker
 from datapipe.kinds.conversations.documents import Conversations
 from datapipe.kinds.conversations.placing import IMPORTS, Placer, ProcessPlacer
+from datapipe.kinds.conversations.remote_placing import RemotePlacer
+from datapipe.kinds.conversations.served import packed_recipe
 from datapipe.kinds.conversations.settings import ConversationSettings
 from datapipe.order.draws import Ints
 from datapipe.order.plan import Plan
 from datapipe.order.sample_order import Order
 from datapipe.packing.losses import StepLosses
 from datapipe.packing.packs import Packs
+from datapipe.remote_workers.fleet import LOOKED_AT, Fleet
+from datapipe.remote_workers.settings import Workers, workers_or_none
 from datapipe.stores.settings import Remote
 
 # Arguments of a loader that conversations do not serve, and what to do instead.
@@ -39,7 +45,6 @@ _NOT_SERVED = {
     "sampler": "leave it out, and mix sets by weight: datapipe.mix([...], weights=[...])",
     "batch_sampler": "leave it out, and mix sets by weight: datapipe.mix([...], weights=[...])",
     "collate_fn": "leave it out: rows are packed already; batch_transform gets each batch",
-    "workers": "leave it out: images and clips alone are decoded by other machines",
 }
 _PACKING = {
     "best-fit": "conversations are kept whole and fitted into rows, in windows of 65,536",
@@ -69,12 +74,21 @@ class ConversationKind(Kind):
         self.identity = Identity("packs", what, "processor, length, packing, long, max_documents, labels or repack")
         self._remote = remote
         self._workers: ObjectPool[Placer] | None = None
+        self._elsewhere: Workers | None = None
         self.device = device  # says where batches are delivered
 
     def configure(self, arguments: Mapping[str, Any], options: LoaderOptions) -> None:
         refuse_not_served(arguments, _NOT_SERVED, "conversations")
         refuse_backend(arguments, "conversations are read")
         refuse_unknown_names(options.rename, self.settings.fields)
+        workers = workers_or_none(arguments.get("workers"))
+        if workers is not None:
+            packed_recipe(self.documents.processor, scales=False)
+        if workers is not None or self._elsewhere is not None:
+            self._workers = None  # how many of them decode here depends on num_workers
+        if workers != self._elsewhere:
+            self._elsewhere = workers
+            vars(self).pop("fleet", None)
 
     def order(self, seed: int, *, shuffle: Shuffle, global_batch: int) -> Order:
         settings = self.settings
@@ -99,9 +113,23 @@ class ConversationKind(Kind):
     def _files(self) -> Files:
         return open_files(self.documents.index.samples, remote=self._remote)
 
+    @functools.cached_property
+    def fleet(self) -> Fleet | None:
+        """The workers on other machines, greeted here; None: there are none. Raises what `Fleet.opened` raises."""
+        return None if self._elsewhere is None else Fleet.opened(self._elsewhere, self._looked_at())
+
+    def _making(self, options: LoaderOptions) -> LoaderOptions:
+        """Return the user's options with a thread for each seat of a worker."""
+        return dataclasses.replace(options, num_remote=0 if self.fleet is None else self.fleet.num_seats)
+
+    def _looked_at(self) -> list[str]:
+        """Return some of the shards, which are compared when a loader begins."""
+        numbers = np.linspace(0, self.documents.num_shards - 1, LOOKED_AT).astype(np.int64) if self.documents.num_shards else ()
+        return [self.documents.shard(int(number)).stored.path for number in numbers]
+
     def open_pass(self, settings: Pass) -> ConversationMaker:
         delivery = Delivery.to(self.device(), settings.options, settings.observer)
-        processor = self.documents.processor
+        processor, options = self.documents.processor, self._making(settings.options)
         if self._workers is None:  # for all passes: processes are costly to begin, and so is memory for pixels
             self._workers = self._open_workers(settings.options)
             self._memory = delivery.memory(processor.value if delivery.runtime is None else processor.unit, room=1)
@@ -115,7 +143,7 @@ class ConversationKind(Kind):
             self._files,
             self._memory,
             delivery,
-            Resources(settings.options, self._workers, delivery.runtime),
+            Resources(options, self._workers, delivery.runtime),
             StepLosses(plan, self.settings.accumulate, [self.packs], drawn),
             drawn,
         )
@@ -125,13 +153,19 @@ class ConversationKind(Kind):
         processor, files = self.documents.processor, self._files
         can_be = wanted(options.num_workers) and isinstance(files, LocalFiles) and can_be_sent(processor)
         begun = launcher(IMPORTS) if can_be else None
-        scales = self.settings.decode == "scaled"
-        if begun is None:
-            return ObjectPool(lambda: Placer(processor, files, scales=scales))
-        return ObjectPool(lambda: ProcessPlacer(processor, files, begun, scales=scales))
+        scales, fleet, opened = self.settings.decode == "scaled", self.fleet, itertools.count()
+
+        def make() -> Placer:
+            if fleet is not None and next(opened) >= options.num_workers:  # threads beyond those that decode here
+                return RemotePlacer(processor, files, fleet, scales=scales)
+            if begun is None:
+                return Placer(processor, files, scales=scales)
+            return ProcessPlacer(processor, files, begun, scales=scales)
+
+        return ObjectPool(make)
 
     def explain(self, facts: PassFacts) -> list[str]:
-        settings, options, plan = self.settings, facts.settings.options, facts.settings.source
+        settings, options, plan = self.settings, self._making(facts.settings.options), facts.settings.source
         assert isinstance(plan, Plan)
         packs, documents = settings.packs, self.documents
         order = "in stored order" if not options.shuffle else "shuffled in full: any row is as near as any other"
@@ -152,6 +186,8 @@ class ConversationKind(Kind):
             device_line(self.device()),
             f"backend   images decoded and placed on {threads_text(options)}; normalised where the batch is delivered",
         ]
+        if self.fleet is not None:
+            lines.append(f"elsewhere {self.fleet.describe()}: {counted(self.fleet.num_seats, 'piece')} at once")
         if self.device().type != "cpu":
             lines.append(TRANSFER)
         return [*lines, steps_line(plan, "row")]
