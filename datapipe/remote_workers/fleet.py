@@ -29,7 +29,8 @@ _HELLO_S = 10.0  # to answer when a loader begins
 _FIRST_S = 60.0  # for the first piece, which may open files, and import what decodes them
 _LEAST_S, _PATIENCE = 2.0, 8.0  # for others: so many times what the slowest of late took, and at least so long
 _FORGETTING = 0.9  # how much of the slowest one is remembered with each piece
-_AGAIN_S, _SELDOM_S = 0.5, 30.0  # between attempts to find a worker again: at first, and at most
+_AGAIN_S, _SELDOM_S = 0.5, 30.0  # between attempts to find a worker again: at least, and at most
+_SHARE = 0.1  # of the time for which it has been gone, between attempts
 _SAME_DATA = "it must see the same data at the same path, below one of the roots that `datapipe serve` was started with"
 _MOST_TRIES = 3  # workers that are asked for one piece
 
@@ -269,20 +270,19 @@ def _versions_here() -> dict[str, str]:
 
 def _look_for(fleet: weakref.ref[Fleet], worker: Worker) -> None:
     """Greet a worker that is gone until it answers, or its loader is gone."""
-    wait_s = _AGAIN_S
+    gone = time.monotonic()
     while True:
-        time.sleep(wait_s)
+        time.sleep(min(_SELDOM_S, max(_AGAIN_S, _SHARE * (time.monotonic() - gone))))
         found = fleet()
         if found is None:
             return
         try:
             found._greet(worker, _LEAST_S)
         except (LostError, UnableError):
-            wait_s = min(_SELDOM_S, 2 * wait_s)
+            del found  # not kept alive meanwhile
+            continue
         except DatapipeError as exc:
             logger.warning("%s; it is left out", exc)
             return
-        else:
-            logger.info("the worker at %s is used again", worker.place)
-            return
-        del found
+        logger.info("the worker at %s is used again", worker.place)
+        return
