@@ -242,13 +242,23 @@ def test_what_a_worker_cannot_read_is_read_here(
 
 
 @pytest.mark.nightly
-def test_twenty_kills_of_workers_lose_and_repeat_nothing(top: Path, folder: Path) -> None:
+def test_twenty_kills_lose_and_repeat_nothing(top: Path, folder: Path, decoder: Decoder) -> None:
+    """Of processes, and every fifth of a whole service beside another."""
     expected = batches(folder, batch_size=4)
     for number in range(20):
-        one, other = Decoder(top), Decoder(top)
-        options = {**ARGUMENTS, "batch_size": 4, "num_workers": number % 3}
-        loader = dp.DataLoader(folder, **options, workers=both(one.port, other.port))
-        killing = threading.Timer(0.02 * number, one.stop)
+        is_whole = number % 5 == 0
+        other = Decoder(top) if is_whole else decoder
+        workers = both(other.port, decoder.port) if is_whole else decoder.workers()
+        loader = dp.DataLoader(folder, **{**ARGUMENTS, "batch_size": 4, "num_workers": number % 3}, workers=workers)
+
+        def kill(other: Decoder = other, is_whole: bool = is_whole) -> None:
+            if is_whole:
+                other.stop()
+            else:
+                for pid in other.processes()[1:]:
+                    os.kill(pid, signal.SIGKILL)
+
+        killing = threading.Timer(0.02 * number, kill)
         found = []
         killing.start()
         for batch in (batch for _ in range(2) for batch in loader):
@@ -256,7 +266,6 @@ def test_twenty_kills_of_workers_lose_and_repeat_nothing(top: Path, folder: Path
             time.sleep(0.005)
         killing.join()
         assert equal(found, expected)
-        other.stop()
 
 
 # -- at the start ---------------------------------------------------------------------------------------

@@ -384,18 +384,20 @@ class Elsewhere:
 
     files_per_worker = 20  # connections, and files that only some passes read here
 
-    @pytest.fixture(params=["images", "clips", "conversations"])
-    def kind(self, request: pytest.FixtureRequest, worker: Decoder) -> LoaderOf:
-        here = KINDS[request.param]
+    @pytest.fixture
+    def kind(self, name: str, worker: Decoder) -> LoaderOf:
+        here = KINDS[name]
         return dataclasses.replace(here, open=lambda path, **options: here.open(path, workers=worker.workers(), **options))
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize("name", ["images", "clips", "conversations"])
 class TestKindsElsewhere(Elsewhere, OfTheKind):
     pass
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize("name", ["images"])
 class TestKernelElsewhere(Elsewhere, OfTheKernel):
     test_without_threads_the_caller_does_the_work = None  # workers do it
     test_its_stages_are_observed = None  # without threads the caller's time would be all of them
