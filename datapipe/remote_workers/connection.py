@@ -36,6 +36,10 @@ class LostError(Exception):
     """A worker that does not answer, or not in time."""
 
 
+class LateError(LostError):
+    """A worker that does not answer in time."""
+
+
 class UnableError(Exception):
     """What a worker was asked, and could not do: a file that it cannot read, or a process of it that ended."""
 
@@ -96,7 +100,7 @@ class Connection:
         if isinstance(exc, (flight.FlightServerError, flight.FlightUnauthorizedError)):
             return UnableError(f"{place}: {text:.400}")
         if isinstance(exc, flight.FlightTimedOutError):
-            return LostError(f"{place} does not answer in time")
+            return LateError(f"{place} does not answer in time")
         return LostError(f"{place} does not answer ({text:.300})")
 
 

@@ -12,15 +12,17 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import torch
 
 from datapipe.core.printable import counted, get_logger
 from datapipe.core.versions import DECODING, differing, versions
-from datapipe.errors import BackendError, DatapipeError, DependencyError, OptionError
+from datapipe.errors import BackendError, DatapipeError, DependencyError, FormatError, OptionError
 from datapipe.kernel.options import default_num_workers
-from datapipe.remote_workers.connection import Connection, LostError, UnableError
+from datapipe.remote_workers.connection import Connection, LateError, LostError, UnableError
 from datapipe.remote_workers.settings import Workers, addresses
 from datapipe.remote_workers.wire import Hello
 
@@ -28,11 +30,15 @@ LOOKED_AT = 8  # samples, whose files are compared when a loader begins
 _HELLO_S = 10.0  # to answer when a loader begins
 _FIRST_S = 60.0  # for the first piece, which may open files, and import what decodes them
 _LEAST_S, _PATIENCE = 2.0, 8.0  # for others: so many times what the slowest of late took, and at least so long
+_MOST_PATIENCE = 64.0  # of a worker that was late again and again
+_MOST_SEATS = 1024  # of a worker
 _FORGETTING = 0.9  # how much of the slowest one is remembered with each piece
 _AGAIN_S, _SELDOM_S = 0.5, 30.0  # between attempts to find a worker again: at least, and at most
 _SHARE = 0.1  # of the time for which it has been gone, between attempts
 _SAME_DATA = "it must see the same data at the same path, below one of the roots that `datapipe serve` was started with"
 _MOST_TRIES = 3  # workers that are asked for one piece
+
+T = TypeVar("T")
 
 logger = get_logger(__name__)
 
@@ -44,11 +50,11 @@ class Worker:
         self.url = url
         self.place = url.partition("://")[2]
         self.hello: Hello | None = None  # what it said of itself last
-        self.free: list[Connection] = []  # seats; empty if it is gone
+        self.free: list[Connection] = []  # seats
         self.is_here = False
         self.generation = 0  # counts its comings, so that seats of an earlier one are dropped
-        self.num_taken = 0
-        self.slowest_s = 0.0  # lately
+        self.num_taken = 0  # seats
+        self.slowest_s = 0.0  # lately; 0: it has made nothing yet
         self.patience = _PATIENCE
         self.num_rows = 0  # made for this loader
 
@@ -59,88 +65,48 @@ class Worker:
 
 
 class Fleet:
-    """The workers of a loader. Thread-safe. In a forked child there are none."""
+    """The workers of a loader. Thread-safe. In a forked child there are none.
 
-    def __init__(self, workers: Workers) -> None:
-        self._settings = workers
+    `paths`: files that workers must find as they are here. Greets all workers. Raises BackendError if none answers,
+    DependencyError for other versions, OptionError where the token is refused, or a file is not the same.
+    """
+
+    def __init__(self, workers: Workers, paths: Sequence[str]) -> None:
+        self._settings, self._paths = workers, sorted({*paths})
         self._trusted = workers.trusted()
         self.workers = [Worker(url) for url in addresses(workers.places)]
         self._changed = threading.Condition(threading.Lock())
         self._owner = os.getpid()
-        self._here = threading.Semaphore(default_num_workers())  # pieces of absent workers, made here
-        self._has_told_none = False
-        self._told: set[str] = set()
-
-    def open(self) -> None:
-        """Greet the workers.
-
-        Raises BackendError if none answers, DependencyError for other versions, OptionError where the token is refused.
-        """
-        errors: list[LostError] = []
-        greetings = [threading.Thread(target=self._greet_first, args=(worker, errors), daemon=True) for worker in self.workers]
-        self._refused: list[DatapipeError] = []
-        for greeting in greetings:
-            greeting.start()
-        for greeting in greetings:
-            greeting.join()
-        if self._refused:
-            raise self._refused[0]
-        if len(errors) == len(self.workers):
-            raise BackendError(f"workers: {errors[0]}; start `datapipe serve` there, or leave out workers=")
-        for error in errors:
-            logger.warning("the worker at %s; it is used when it answers", error)
-        for worker in self.workers:
-            if not worker.is_here:
-                self._look_for(worker)
-
-    @classmethod
-    def opened(cls, workers: Workers, paths: Sequence[str]) -> Fleet:
-        """Return the workers, greeted, which find some files as they are here. Raises what `open` and `look` raise."""
-        fleet = cls(workers)
-        fleet.open()
-        fleet.look(sorted({*paths}))
-        return fleet
+        self._here = threading.Semaphore(default_num_workers())
+        self._told: set[str] = set()  # places of which it was said that they cannot do something
+        with ThreadPoolExecutor(len(self.workers)) as pool:
+            problems = list(pool.map(self._problem, self.workers))
+        for problem in problems:
+            if isinstance(problem, DatapipeError):
+                raise problem
+        lost = [(worker, problem) for worker, problem in zip(self.workers, problems, strict=True) if problem is not None]
+        if len(lost) == len(self.workers):
+            raise BackendError(f"workers: {lost[0][1]}; start `datapipe serve` there, or leave out workers=")
+        for worker, problem in lost:
+            logger.warning("the worker at %s; it is used when it answers", problem)
+            self._look_for(worker)
 
     @property
     def num_seats(self) -> int:
         """The requests that all workers, when they are there, work on at once. Workers not yet seen count as the largest."""
-        known = [worker.hello.seats for worker in self.workers if worker.hello is not None]
-        return sum(worker.hello.seats if worker.hello is not None else max(known) for worker in self.workers)
+        known = [_seats(worker.hello) for worker in self.workers if worker.hello is not None]
+        return sum(known) + max(known) * (len(self.workers) - len(known))
 
     def describe(self) -> str:
         """Return the workers in words, for `explain`."""
-        texts = []
-        for worker in self.workers:
-            facts = "not there" if worker.hello is None else counted(worker.hello.cores, "core")
-            texts.append(f"{worker.place} ({facts})")
-        return ", ".join(texts)
+        facts = ("not there" if worker.hello is None else counted(worker.hello.cores, "core") for worker in self.workers)
+        return ", ".join(f"{worker.place} ({fact})" for worker, fact in zip(self.workers, facts, strict=True))
 
-    def look(self, paths: Sequence[str]) -> None:
-        """Compare files with what the workers find there. Raises OptionError, with both machines' words, for one that differs."""
-        for worker in self.workers:
-            seat = self._borrow(worker)
-            if seat is None:
-                continue
-            try:
-                seen = seat.look(paths, _HELLO_S)
-                self._give_back(worker, seat, worker.generation)
-            except (LostError, UnableError) as exc:
-                self._lose(worker, worker.generation, str(exc))
-                continue
-            for path, found in zip(paths, seen.found, strict=True):
-                here = os.stat(path).st_size if os.path.exists(path) else None
-                if isinstance(found, str):
-                    there = f"the worker at {worker.place} cannot read it ({found})"
-                elif here not in (None, found):
-                    there = f"has {here:,} bytes here, and {found:,} at the worker at {worker.place}"
-                else:
-                    continue
-                raise OptionError(f"{path}: {there}; {_SAME_DATA}")
+    def fill(self, out: torch.Tensor, request: bytes, read: Callable[[bytes], T]) -> T | None:
+        """Fill a tensor with rows that a worker makes, and return what `read` makes of its answer.
 
-    def fill(self, out: torch.Tensor, request: bytes) -> bytes | None:
-        """Fill a tensor with rows that a worker makes, and return its answer. None: the caller is to make them itself.
-
-        Waits for a seat as long as a worker is there.
+        None: the caller is to make the rows. Waits for a seat as long as a worker is there. `read` raises FormatError for an
+        answer that is none.
         """
         if os.getpid() != self._owner:
             return None
@@ -151,16 +117,16 @@ class Fleet:
             worker, seat, generation = taken
             began = time.monotonic()
             try:
-                answer = seat.fill(out, request, worker.timeout_s)
+                answer = read(seat.fill(out, request, worker.timeout_s))
             except LostError as exc:
-                self._lose(worker, generation, str(exc))
+                self._lose(worker, generation, exc)
                 continue
-            except (UnableError, OptionError) as exc:
+            except (UnableError, OptionError, FormatError) as exc:
                 self._give_back(worker, seat, generation)
                 self._tell_once(worker.place, f"the worker at {exc}; what it cannot do is made here")
                 return None
             except BaseException:
-                self._lose(worker, generation, "was interrupted")
+                self._lose(worker, generation, LostError(f"{worker.place} was asked, which was interrupted"))
                 raise
             self._give_back(worker, seat, generation, took_s=time.monotonic() - began, num_rows=len(out))
             return answer
@@ -186,16 +152,9 @@ class Fleet:
                     return worker, worker.free.pop(), worker.generation
                 self._changed.wait()
 
-    def _borrow(self, worker: Worker) -> Connection | None:
-        with self._changed:
-            if not worker.is_here or not worker.free:
-                return None
-            worker.num_taken += 1
-            return worker.free.pop()
-
     def _give_back(self, worker: Worker, seat: Connection, generation: int, *, took_s: float = 0.0, num_rows: int = 0) -> None:
         with self._changed:
-            if generation != worker.generation:
+            if generation != worker.generation or not worker.is_here:
                 return
             worker.num_taken -= 1
             worker.free.append(seat)
@@ -204,15 +163,15 @@ class Fleet:
                 worker.slowest_s = max(took_s, _FORGETTING * worker.slowest_s)
             self._changed.notify()
 
-    def _lose(self, worker: Worker, generation: int, why: str) -> None:
+    def _lose(self, worker: Worker, generation: int, why: LostError) -> None:
         """Note that a worker is gone, and look for it."""
         with self._changed:
             if generation != worker.generation or not worker.is_here:
                 return  # another thread has noted it
             worker.is_here = False
             worker.free.clear()
-            worker.num_taken = 0
-            worker.patience *= 2
+            if isinstance(why, LateError):
+                worker.patience = min(_MOST_PATIENCE, 2 * worker.patience)
             num_left = sum(one.is_here for one in self.workers)
             self._changed.notify_all()
         if num_left:
@@ -230,30 +189,39 @@ class Fleet:
 
     # -- greetings ------------------------------------------------------------------------------
 
-    def _greet_first(self, worker: Worker, errors: list[LostError]) -> None:
+    def _problem(self, worker: Worker) -> Exception | None:
+        """Greet a worker; return why it cannot be used."""
         try:
             self._greet(worker, _HELLO_S)
-        except LostError as exc:
-            errors.append(exc)
-        except UnableError as exc:
-            errors.append(LostError(str(exc)))
-        except DatapipeError as exc:
-            self._refused.append(exc)
+        except (LostError, UnableError, DatapipeError) as exc:
+            return exc
+        return None
 
     def _greet(self, worker: Worker, timeout_s: float) -> None:
-        """Greet a worker, and open its seats. Raises LostError, DependencyError, OptionError."""
+        """Greet a worker, and open its seats. Raises LostError, UnableError, DependencyError, OptionError."""
         first = self._connection(worker)
         hello = first.hello(timeout_s)
         skew = differing(f"the worker at {worker.place}", hello.versions, _versions_here())
         if skew is not None:
             raise DependencyError(f"{skew}; install the same versions on both, as pixels may depend on them")
+        self._look(worker.place, first)
+        seats = [first, *(self._connection(worker) for _ in range(_seats(hello) - 1))]
         with self._changed:
-            worker.hello = hello
+            worker.hello, worker.free, worker.num_taken, worker.is_here = hello, seats, 0, True
             worker.generation += 1
-            worker.slowest_s = 0.0
-            worker.free = [first, *(self._connection(worker) for _ in range(max(1, hello.seats) - 1))]
-            worker.is_here = True
             self._changed.notify_all()
+
+    def _look(self, place: str, connection: Connection) -> None:
+        """Compare files with what a worker finds there. Raises OptionError, with both machines' words, for one that differs."""
+        for path, found in zip(self._paths, connection.look(self._paths, _HELLO_S).found, strict=False):
+            here = os.stat(path).st_size if os.path.exists(path) else None
+            if isinstance(found, str):
+                there = f"the worker at {place} cannot read it ({found})"
+            elif here not in (None, found):
+                there = f"has {here:,} bytes here, and {found:,} at the worker at {place}"
+            else:
+                continue
+            raise OptionError(f"{path}: {there}; {_SAME_DATA}")
 
     def _connection(self, worker: Worker) -> Connection:
         return Connection(worker.url, self._settings.secret, self._trusted)
@@ -261,6 +229,11 @@ class Fleet:
     def _look_for(self, worker: Worker) -> None:
         looking = threading.Thread(target=_look_for, args=(weakref.ref(self), worker), name="datapipe-workers", daemon=True)
         looking.start()
+
+
+def _seats(hello: Hello) -> int:
+    """Return how many seats are used of those that a worker says it has."""
+    return min(max(1, hello.seats), _MOST_SEATS)
 
 
 @functools.cache

@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.flight as flight
 import pytest
 import torch
 from decoders import TOKEN, Decoder, wait_until
@@ -21,7 +23,10 @@ from converters.options import OnError
 from datapipe import transforms as T
 from datapipe.errors import BackendError, DependencyError, MissingDataError, OptionError
 from datapipe.kinds.images.images_cpu import BlockWorker
+from datapipe.kinds.images.served import ImageAnswer
 from datapipe.remote_workers import fleet as fleets
+from datapipe.remote_workers.connection import HELLO
+from datapipe.remote_workers.wire import Hello, Look, Seen, packed, unpacked
 
 NUM = 120
 CUT = [T.RandomResizedCrop(24), T.RandomHorizontalFlip()]
@@ -235,10 +240,68 @@ def test_what_a_worker_cannot_read_is_read_here(
     tmp_path: Path, decoder: Decoder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its samples are no bad ones. As if other files had been looked at when the loader began."""
-    monkeypatch.setattr(fleets.Fleet, "look", lambda *_: None)
+    monkeypatch.setattr(fleets.Fleet, "_look", lambda *_: None)
     path = make_folder(tmp_path / "elsewhere", num=9, size=(40, 48))
     assert equal(batches(path, num_workers=0, workers=decoder.workers()), batches(path))
     assert caplog.text.count("lies below none of the roots that this worker serves; what it cannot do is made here") == 1
+
+
+class Liar(flight.FlightServerBase):  # type: ignore[misc]
+    """A worker that greets well, and answers as it likes."""
+
+    def __init__(self, rows: int, width: int, answer: bytes) -> None:
+        super().__init__("grpc://127.0.0.1:0")
+        self._rows, self._width, self._answer = rows, width, answer
+
+    def do_action(self, context: Any, action: Any) -> list[bytes]:
+        if action.type == HELLO:
+            return [packed(Hello("liar", 1, 1 << 40, [], fleets.versions(fleets.DECODING)))]
+        look = unpacked(action.body.to_pybytes(), Look)
+        return [packed(Seen([os.stat(path).st_size for path in look.paths]))]
+
+    def do_get(self, context: Any, ticket: Any) -> Any:
+        column = pa.array([bytes(self._width)] * self._rows, pa.binary(self._width))
+        schema = pa.schema([("rows", column.type)])
+        return flight.GeneratorStream(schema, iter([(pa.record_batch([column], schema=schema), self._answer)]))
+
+
+@pytest.mark.parametrize(
+    ("rows", "width", "answer"),
+    [
+        (3, 24 * 24 * 3, b""),
+        (8, 7, b""),
+        (8, 24 * 24 * 3, b""),
+        (8, 24 * 24 * 3, b"\xc0"),
+        (8, 24 * 24 * 3, packed(ImageAnswer([], {99: (1, 1)}, 0, 0, 0, 0))),
+    ],
+)
+def test_an_answer_that_is_none_is_not_used(
+    folder: Path, rows: int, width: int, answer: bytes, made_here: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleets, "_MOST_SEATS", 2)
+    expected = batches(folder)
+    with Liar(rows, width, answer) as liar:
+        workers = dp.Workers(f"grpc://127.0.0.1:{liar.port}", token=TOKEN)
+        made_here.clear()
+        assert equal(batches(folder, num_workers=0, workers=workers), expected)
+    assert sum(made_here) >= 2 * NUM
+
+
+@pytest.mark.nightly
+def test_a_worker_that_comes_back_without_the_data_is_left_out(
+    top: Path, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = batches(folder)
+    service = Decoder(top)
+    loader = dp.DataLoader(folder, **ARGUMENTS, workers=service.workers())
+    found = list(loader)
+    service.stop()
+    found += list(loader)
+    service = Decoder(tmp_path, port=service.port)
+    wait_until(lambda: "none of the roots" in caplog.text, what="the worker is not asked again")
+    wait_until(lambda: "it is left out" in caplog.text, what="the worker is not left out")
+    assert equal(found, expected)
+    service.stop()
 
 
 @pytest.mark.nightly
@@ -301,14 +364,10 @@ def test_data_that_a_worker_does_not_serve_is_named(tmp_path: Path, decoder: Dec
 
 def test_data_that_differs_there_is_named(top: Path, folder: Path, decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if this machine had mounted another disk at the same place."""
-    stat = os.stat
-    with monkeypatch.context() as patched:
-        fleet = fleets.Fleet(decoder.workers())
-        fleet.open()
-        file = str(next(folder.rglob("*.jpg")))
-        patched.setattr(fleets.os, "stat", lambda path: os.stat_result((*stat(path)[:6], 1, *stat(path)[7:10])))
-        with pytest.raises(OptionError, match=r"has 1 bytes here, and [\d,]+ at the worker at "):
-            fleet.look([file])
+    stat, file = os.stat, str(next(folder.rglob("*.jpg")))
+    monkeypatch.setattr(fleets.os, "stat", lambda path: os.stat_result((*stat(path)[:6], 1, *stat(path)[7:10])))
+    with pytest.raises(OptionError, match=r"has 1 bytes here, and [\d,]+ at the worker at "):
+        fleets.Fleet(decoder.workers(), [file])
 
 
 @pytest.mark.parametrize(

@@ -152,8 +152,8 @@ class ClipKind(Kind):
 
     @functools.cached_property
     def fleet(self) -> Fleet | None:
-        """The workers on other machines, greeted here; None: there are none. Raises what `Fleet.opened` raises."""
-        return None if self._elsewhere is None else Fleet.opened(self._elsewhere, looked_at(self.index))
+        """The workers on other machines, greeted here; None: there are none. Raises what `Fleet` raises."""
+        return None if self._elsewhere is None else Fleet(self._elsewhere, looked_at(self.index))
 
     def _making(self, options: LoaderOptions) -> LoaderOptions:
         """Return the user's options with a thread for each seat of a worker."""

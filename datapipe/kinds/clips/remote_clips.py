@@ -63,8 +63,7 @@ class RemoteClipDecoder(ClipDecoder):
         if not facts.is_of_images and (frames >= 0).any():
             track, source = track_of(self._videos, clips[0].video), self._videos.source(clips[0].video)
             request = packed_request(self._sent, track, source, facts.depth, frames, draws, out, rows)
-            answer = self._fleet.fill(out, request)
-            if answer is not None and not num_bad(answer):
+            if self._fleet.fill(out, request, num_bad) == 0:
                 return {}
         with self._fleet.here():
             return super().decode(camera, clips, draws, out, rows)

@@ -115,8 +115,8 @@ class ConversationKind(Kind):
 
     @functools.cached_property
     def fleet(self) -> Fleet | None:
-        """The workers on other machines, greeted here; None: there are none. Raises what `Fleet.opened` raises."""
-        return None if self._elsewhere is None else Fleet.opened(self._elsewhere, self._looked_at())
+        """The workers on other machines, greeted here; None: there are none. Raises what `Fleet` raises."""
+        return None if self._elsewhere is None else Fleet(self._elsewhere, self._looked_at())
 
     def _making(self, options: LoaderOptions) -> LoaderOptions:
         """Return the user's options with a thread for each seat of a worker."""

@@ -34,8 +34,7 @@ class RemotePlacer(Placer):
             some = np.unique(images.segment).tolist()  # the conversations that have images
             sent = images._replace(segment=np.searchsorted(some, images.segment))
             request = packed_request(self._sent, extents.take(some), sent)
-            answer = self._fleet.fill(units, request)
-            if answer is not None and not num_bad(answer):
+            if self._fleet.fill(units, request, num_bad) == 0:
                 if is_final:
                     self._processor.values(units, out)
                 return {}

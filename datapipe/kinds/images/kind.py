@@ -192,8 +192,8 @@ class ImageKind(Kind):
 
     @functools.cached_property
     def fleet(self) -> Fleet | None:
-        """The workers on other machines, greeted here; None: there are none. Raises what `Fleet.opened` raises."""
-        return None if self._workers is None else Fleet.opened(self._workers, looked_at(self.samples))
+        """The workers on other machines, greeted here; None: there are none. Raises what `Fleet` raises."""
+        return None if self._workers is None else Fleet(self._workers, looked_at(self.samples))
 
     @functools.cached_property
     def kept_images(self) -> KeptImages | None:

@@ -7,6 +7,7 @@ sample must not depend on a machine.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection
 
 import numpy as np
@@ -75,9 +76,9 @@ class RemoteBlockWorker(BlockWorker):
             is_final = out.dtype == torch.uint8
             block = out if is_final else self._memory(out.shape)
             request = packed_request(self._sent, block, own, draws, leave_out)
-            answer = self._fleet.fill(block, request)
+            answer = self._fleet.fill(block, request, functools.partial(report_of, num=len(rows)))
             if answer is not None:
-                report, bad = report_of(answer, len(rows))
+                report, bad = answer
                 if not is_final:
                     for first in range(0, len(rows), MAX_CACHED):  # while their pixels are in the core's cache
                         part = slice(first, min(first + MAX_CACHED, len(rows)))
