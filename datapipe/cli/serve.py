@@ -13,7 +13,7 @@ from datapipe.core.environment import num_usable_cores
 from datapipe.core.printable import counted, say
 from datapipe.core.regular_files import read_bytes
 from datapipe.errors import MissingDataError, OptionError
-from datapipe.remote_workers.settings import TOKEN, check_token, is_loopback
+from datapipe.remote_workers.settings import TOKEN, check_token, is_loopback, read_pem
 from datapipe.serving.service import Encryption, Service
 from datapipe.stores.location import is_url, parse_location
 
@@ -60,14 +60,11 @@ def _place(text: str) -> tuple[str, int]:
 def _encryption(args: argparse.Namespace) -> Encryption | None:
     if (args.certificate is None) != (args.key is None):
         raise OptionError("--certificate and --key belong together; pass both")
-    return None if args.certificate is None else Encryption(_read(args.certificate), _read(args.key))
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return read_bytes(path)
-    except FileNotFoundError as exc:
-        raise MissingDataError(f"{path}: is missing") from exc
+    return (
+        None
+        if args.certificate is None
+        else Encryption(read_pem(args.certificate, "CERTIFICATE"), read_pem(args.key, "PRIVATE KEY"))
+    )
 
 
 def _root(root: str) -> str:
@@ -81,7 +78,11 @@ def _root(root: str) -> str:
 def _token(path: Path | None) -> tuple[str, bool]:
     """Return the token, and whether it was made here."""
     if path is not None:
-        return check_token(_read(path).decode(errors="replace").strip(), f"--token-file {path}"), False
+        try:
+            token = read_bytes(path).decode(errors="replace").strip()
+        except FileNotFoundError as exc:
+            raise MissingDataError(f"--token-file {path}: is missing") from exc
+        return check_token(token, f"--token-file {path}"), False
     if TOKEN in os.environ:
         return check_token(os.environ[TOKEN], TOKEN), False
     return secrets.token_urlsafe(_TOKEN_NBYTES), True

@@ -21,6 +21,7 @@ from datapipe.remote_workers.wire import Hello, Look, Seen, packed, place_of, un
 HELLO, LOOK = "hello", "look"  # actions of a worker
 HEADER = "authorization"
 _SCHEME = "Bearer "
+_BEFORE = re.compile(r"^Flight returned [\w ]+ error, with message: ")
 _APPENDED = re.compile(r"\. (gRPC client debug context|Client context|Detail):")  # by Flight to what a worker says
 # Rows come as megabytes: large frames and reads take a tenth off the CPU time. See grpc/impl/channel_arg_names.h.
 _LARGE = [
@@ -94,7 +95,7 @@ class Connection:
     def _told(self, exc: Exception) -> Exception:
         """Return what an error of Flight means."""
         place = self.url.partition("://")[2]
-        text = " ".join(_APPENDED.split(str(exc))[0].split())
+        text = _BEFORE.sub("", " ".join(_APPENDED.split(str(exc))[0].split()))
         if isinstance(exc, flight.FlightUnauthenticatedError):
             return OptionError(f"the worker at {place} refuses the token; pass the one that its `datapipe serve` has")
         if isinstance(exc, (flight.FlightServerError, flight.FlightUnauthorizedError)):

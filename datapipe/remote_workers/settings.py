@@ -52,15 +52,25 @@ class Workers:
         return self.places.startswith("grpc+tls:")
 
     def trusted(self) -> bytes | None:
-        """Return the certificates that are trusted, PEM. Raises MissingDataError and StorageError."""
-        if self.certificate is None:
-            return None
-        try:
-            return read_bytes(self.certificate)
-        except FileNotFoundError as exc:
-            raise MissingDataError(f"{os.fspath(self.certificate)}: is missing") from exc
-        except OSError as exc:
-            raise StorageError(exc.errno, f"{os.fspath(self.certificate)}: cannot be read ({exc.strerror})") from exc
+        """Return the certificates that are trusted, PEM. Raises what `read_pem` raises."""
+        return None if self.certificate is None else read_pem(self.certificate, "CERTIFICATE")
+
+
+def read_pem(path: str | os.PathLike[str], what: str) -> bytes:
+    """Return the bytes of a PEM file that holds a "CERTIFICATE" or a "PRIVATE KEY".
+
+    Raises MissingDataError, StorageError, and OptionError for a file that holds none.
+    """
+    name = os.fspath(path)
+    try:
+        data = read_bytes(path)
+    except FileNotFoundError as exc:
+        raise MissingDataError(f"{name}: is missing") from exc
+    except OSError as exc:
+        raise StorageError(exc.errno, f"{name}: cannot be read ({exc.strerror})") from exc
+    if re.search(rb"-----BEGIN (\w+ )*" + what.encode() + b"-----", data) is None:
+        raise OptionError(f"{name}: holds no {what.lower()} in PEM; see docs/clusters.md")
+    return data
 
 
 def workers_or_none(workers: object) -> Workers | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -69,6 +70,12 @@ def test_the_token_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_certificate_without_encryption_is_refused() -> None:
     with pytest.raises(OptionError, match=r"certificate is given, and the places are not encrypted; write grpc\+tls"):
         dp.Workers("grpc://127.0.0.1:1", token=TOKEN, certificate="x.pem")
+
+
+def test_a_file_that_holds_no_certificate_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.pem").write_text("no certificate")
+    with pytest.raises(OptionError, match=r"x\.pem: holds no certificate in PEM"):
+        dp.Workers("grpc+tls://decoder:1", token=TOKEN, certificate=tmp_path / "x.pem").trusted()
 
 
 @pytest.mark.parametrize(

@@ -197,6 +197,8 @@ def test_idle_connections_cost_nothing(decoder: Decoder) -> None:
         (["--root", "{here}", "--cores", "0"], "--cores is 0; it must be at least 1"),
         (["--root", "{here}", "--certificate", "x.pem"], "--certificate and --key belong together"),
         (["--root", "{here}", "--certificate", "{here}/x.pem", "--key", "{here}/x.key"], "x.pem: is missing"),
+        (["--root", "{here}", "--certificate", "{here}/token", "--key", "{here}/token"], "token: holds no certificate in PEM"),
+        (["--root", "{here}", "--token-file", "{here}/none"], "none: is missing"),
         (["--root", "{here}", "--token-file", "{here}/token"], "a token has at least 16 characters of ASCII"),
     ],
 )
