@@ -181,7 +181,7 @@ def test_a_worker_that_goes_loses_nothing_and_is_used_again(
         service.process.send_signal(signal.SIGCONT)
     else:
         service = Decoder(top, port=service.port)
-    (worker,) = loader._passes.kind.fleet.workers
+    (worker,) = loader._passes.kind.elsewhere.fleet.workers
     wait_until(lambda: worker.is_here, what="the worker is not found again")
     made_here.clear()
     found += list(loader)
@@ -228,7 +228,7 @@ def test_a_worker_that_is_late_at_the_start_is_used_when_it_answers(
     found = list(loader)
     assert f"the worker at 127.0.0.1:{port} does not answer" in caplog.text
     late = Decoder(top, port=port)
-    worker, _ = loader._passes.kind.fleet.workers
+    worker, _ = loader._passes.kind.elsewhere.fleet.workers
     wait_until(lambda: worker.is_here, what="the worker is not found")
     found += list(loader)
     assert worker.num_rows

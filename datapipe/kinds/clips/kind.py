@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import math
@@ -13,7 +12,6 @@ import numpy as np
 import torch
 
 from datapipe.core.environment import memory_nbytes
-from datapipe.core.printable import counted
 from datapipe.errors import OptionError
 from datapipe.fetch.files import Files, open_object_files
 from datapipe.fetch.row_groups import RowGroups
@@ -41,8 +39,8 @@ from datapipe.kinds.clips.visits import ClipVisits
 from datapipe.order.plan import Plan
 from datapipe.order.sampling import own_seed
 from datapipe.order.visits import Runs, VisitOrder
-from datapipe.remote_workers.fleet import Fleet
-from datapipe.remote_workers.settings import Workers, workers_or_none
+from datapipe.remote_workers.elsewhere import Elsewhere
+from datapipe.remote_workers.settings import workers_or_none
 from datapipe.transforms import Recipe
 from datapipe.transforms.lowering import described
 
@@ -84,7 +82,7 @@ class ClipKind(Kind):
         self.device, self._open_loader = device, open_loader
         self.trust = Trust()  # in the GPU's engines
         self._workers: ObjectPool[ClipDecoder] | None = None
-        self._elsewhere: Workers | None = None
+        self.elsewhere = Elsewhere(functools.partial(looked_at, index))
         self._row_groups = RowGroups(max_nbytes=_IMAGES_NBYTES)  # of images in tables
         if recipe.rest:
             raise OptionError(
@@ -113,9 +111,7 @@ class ClipKind(Kind):
         workers = workers_or_none(arguments.get("workers"))
         if workers is not None:
             refuse_unserved(self.index, self.recipe)
-        if workers != self._elsewhere:
-            self._elsewhere = workers
-            vars(self).pop("fleet", None)
+        self.elsewhere.use(workers)
         self.backend: ClipBackend = backend
         self._arguments, self._options = arguments, options
         self._choice: ClipChoice | None = None
@@ -150,17 +146,8 @@ class ClipKind(Kind):
         num_lanes = self.settings.num_lanes(self.num_in_epoch, global_batch, self.clip_nbytes) if has_lanes else 1
         return VisitOrder(datasets, num_lanes, None if self.mixture is None else self.mixture.counts)
 
-    @functools.cached_property
-    def fleet(self) -> Fleet | None:
-        """The workers on other machines, greeted here; None: there are none. Raises what `Fleet` raises."""
-        return None if self._elsewhere is None else Fleet(self._elsewhere, looked_at(self.index))
-
-    def _making(self, options: LoaderOptions) -> LoaderOptions:
-        """Return the user's options with a thread for each seat of a worker."""
-        return dataclasses.replace(options, num_remote=0 if self.fleet is None else self.fleet.num_seats)
-
     def open_pass(self, settings: Pass) -> ClipMaker:
-        files, source, options = self.files, settings.source, self._making(settings.options)
+        files, source, options = self.files, settings.source, self.elsewhere.making(settings.options)
         assert isinstance(source, Plan)
         order = visit_order(source)
         delivery = Delivery.to(self.device(), settings.options, settings.observer)
@@ -190,15 +177,16 @@ class ClipKind(Kind):
     def _open_workers(self, files: Files) -> ObjectPool[ClipDecoder]:
         """Return the decoders of threads. Call it in the consumer's thread."""
         cameras, videos, geometry = self.index.cameras, self.index.videos, self.recipe.geometry_alone()
+        fleet = self.elsewhere.fleet
         engines = cuda_runtime(self.device()) if self.choice.uses_nvdec else None
         begun = launcher(IMPORTS) if self.can_be_processes else None
         numbers = itertools.count()  # of decoders
 
         def make() -> ClipDecoder:
             number = next(numbers)
-            if self.fleet is not None and number >= self._options.num_workers:  # threads beyond those that decode here
+            if fleet is not None and number >= self._options.num_workers:  # threads beyond those that decode here
                 images, resize = TableImages(self.index, self._row_groups), self.settings.resize
-                return RemoteClipDecoder(cameras, videos, geometry, files, resize, self.fleet, images=images)
+                return RemoteClipDecoder(cameras, videos, geometry, files, resize, fleet, images=images)
             decoder = EngineDecoder(engines, self.trust) if engines and number < MOST_ENGINE_THREADS else None
             if begun is not None and decoder is None:
                 return ProcessClipDecoder(ClipWork(cameras, videos, geometry, self.settings.resize), files, begun)
@@ -256,7 +244,7 @@ class ClipKind(Kind):
 
     def explain(self, facts: PassFacts) -> list[str]:
         index, settings, plan = self.index, self.settings, facts.settings.source
-        options = self._making(facts.settings.options)
+        options = self.elsewhere.making(facts.settings.options)
         assert isinstance(plan, Plan)
         order, each = visit_order(plan), settings.per_visit
         lines = index.explain()
@@ -276,8 +264,7 @@ class ClipKind(Kind):
             f"backend   {self._shown_backend(options)}; a frame is decoded once for all clips of a visit",
             *(f"transform {line}" for line in self.recipe.explain_own()),
         ]
-        if self.fleet is not None:
-            lines.append(f"elsewhere {self.fleet.describe()}: {counted(self.fleet.num_seats, 'visit')} at once")
+        lines += self.elsewhere.explain("visit")
         if self.device().type != "cpu":
             lines.append(TRANSFER)
         return [*lines, steps_line(plan, "clip")]

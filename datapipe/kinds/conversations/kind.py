@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Mapping
@@ -35,8 +34,9 @@ from datapipe.order.plan import Plan
 from datapipe.order.sample_order import Order
 from datapipe.packing.losses import StepLosses
 from datapipe.packing.packs import Packs
-from datapipe.remote_workers.fleet import LOOKED_AT, Fleet
-from datapipe.remote_workers.settings import Workers, workers_or_none
+from datapipe.remote_workers.elsewhere import Elsewhere
+from datapipe.remote_workers.fleet import LOOKED_AT
+from datapipe.remote_workers.settings import workers_or_none
 from datapipe.stores.settings import Remote
 
 # Arguments of a loader that conversations do not serve, and what to do instead.
@@ -74,7 +74,7 @@ class ConversationKind(Kind):
         self.identity = Identity("packs", what, "processor, length, packing, long, max_documents, labels or repack")
         self._remote = remote
         self._workers: ObjectPool[Placer] | None = None
-        self._elsewhere: Workers | None = None
+        self.elsewhere = Elsewhere(self._looked_at)
         self.device = device  # says where batches are delivered
 
     def configure(self, arguments: Mapping[str, Any], options: LoaderOptions) -> None:
@@ -84,11 +84,9 @@ class ConversationKind(Kind):
         workers = workers_or_none(arguments.get("workers"))
         if workers is not None:
             packed_recipe(self.documents.processor, scales=False)
-        if workers is not None or self._elsewhere is not None:
+        if workers is not None or self.elsewhere.is_asked_for:
             self._workers = None  # how many of them decode here depends on num_workers
-        if workers != self._elsewhere:
-            self._elsewhere = workers
-            vars(self).pop("fleet", None)
+        self.elsewhere.use(workers)
 
     def order(self, seed: int, *, shuffle: Shuffle, global_batch: int) -> Order:
         settings = self.settings
@@ -113,15 +111,6 @@ class ConversationKind(Kind):
     def _files(self) -> Files:
         return open_files(self.documents.index.samples, remote=self._remote)
 
-    @functools.cached_property
-    def fleet(self) -> Fleet | None:
-        """The workers on other machines, greeted here; None: there are none. Raises what `Fleet` raises."""
-        return None if self._elsewhere is None else Fleet(self._elsewhere, self._looked_at())
-
-    def _making(self, options: LoaderOptions) -> LoaderOptions:
-        """Return the user's options with a thread for each seat of a worker."""
-        return dataclasses.replace(options, num_remote=0 if self.fleet is None else self.fleet.num_seats)
-
     def _looked_at(self) -> list[str]:
         """Return some of the shards, which are compared when a loader begins."""
         numbers = np.linspace(0, self.documents.num_shards - 1, LOOKED_AT).astype(np.int64) if self.documents.num_shards else ()
@@ -129,7 +118,7 @@ class ConversationKind(Kind):
 
     def open_pass(self, settings: Pass) -> ConversationMaker:
         delivery = Delivery.to(self.device(), settings.options, settings.observer)
-        processor, options = self.documents.processor, self._making(settings.options)
+        processor, options = self.documents.processor, self.elsewhere.making(settings.options)
         if self._workers is None:  # for all passes: processes are costly to begin, and so is memory for pixels
             self._workers = self._open_workers(settings.options)
             self._memory = delivery.memory(processor.value if delivery.runtime is None else processor.unit, room=1)
@@ -153,7 +142,7 @@ class ConversationKind(Kind):
         processor, files = self.documents.processor, self._files
         can_be = wanted(options.num_workers) and isinstance(files, LocalFiles) and can_be_sent(processor)
         begun = launcher(IMPORTS) if can_be else None
-        scales, fleet, opened = self.settings.decode == "scaled", self.fleet, itertools.count()
+        scales, fleet, opened = self.settings.decode == "scaled", self.elsewhere.fleet, itertools.count()
 
         def make() -> Placer:
             if fleet is not None and next(opened) >= options.num_workers:  # threads beyond those that decode here
@@ -165,7 +154,7 @@ class ConversationKind(Kind):
         return ObjectPool(make)
 
     def explain(self, facts: PassFacts) -> list[str]:
-        settings, options, plan = self.settings, self._making(facts.settings.options), facts.settings.source
+        settings, options, plan = self.settings, self.elsewhere.making(facts.settings.options), facts.settings.source
         assert isinstance(plan, Plan)
         packs, documents = settings.packs, self.documents
         order = "in stored order" if not options.shuffle else "shuffled in full: any row is as near as any other"
@@ -186,8 +175,7 @@ class ConversationKind(Kind):
             device_line(self.device()),
             f"backend   images decoded and placed on {threads_text(options)}; normalised where the batch is delivered",
         ]
-        if self.fleet is not None:
-            lines.append(f"elsewhere {self.fleet.describe()}: {counted(self.fleet.num_seats, 'piece')} at once")
+        lines += self.elsewhere.explain("piece")
         if self.device().type != "cpu":
             lines.append(TRANSFER)
         return [*lines, steps_line(plan, "row")]

@@ -23,7 +23,7 @@ from datapipe.kinds.images.device_images import DeviceImages
 from datapipe.kinds.images.fields import BatchFields
 from datapipe.kinds.images.kept_images import KeptImages
 from datapipe.kinds.images.samples import BatchSamples
-from datapipe.remote_workers.fleet import Fleet
+from datapipe.remote_workers.elsewhere import Elsewhere
 from datapipe.stores.window import MAX_NBYTES
 from datapipe.transforms import Recipe
 
@@ -36,12 +36,11 @@ def explain(
     recipe: Recipe,
     files: Files,
     cache: KeptImages | DeviceImages | None,
-    fleet: Fleet | None,
+    elsewhere: Elsewhere,
     decodes_on: Callable[[], str],
 ) -> list[str]:
     """Return the lines about the passes over such data. `decodes_on`: says where DALI decodes, "gpu" or "cpu"; may raise."""
-    num_remote = 0 if fleet is None else fleet.num_seats
-    options = options_of_making(facts.settings.options, choice, samples, num_remote=num_remote)
+    options = options_of_making(facts.settings.options, choice, samples, num_remote=elsewhere.num_seats)
     is_copied = choice.device.type != "cpu"
     manifest, threads, order = samples.index.manifest, threads_text(options), facts.order
     on_device = is_copied and options.collate_fn is None  # the pixel operations
@@ -61,8 +60,7 @@ def explain(
         if can_be_processes(options, samples=samples, recipe=in_blocks, files=files, kept=kept):
             threads += ", each with a process"
         lines.append(f"decoder   {default_decoder_name()} on {threads}; Pillow for images that it does not decode")
-        if fleet is not None:
-            lines.append(f"elsewhere {fleet.describe()}: {counted(num_remote, 'block')} at once")
+        lines += elsewhere.explain("block")
         if samples.settings.decode == "scaled":
             lines.append(
                 "          JPEGs that become less than half as large: by libjpeg at a half, a quarter or an eighth of their size"

@@ -30,8 +30,8 @@ from datapipe.kinds.images.remote_blocks import looked_at, refuse_unserved
 from datapipe.kinds.images.samples import BatchSamples
 from datapipe.order.plan import Plan
 from datapipe.order.sample_order import Order, SequentialOrder, ShuffledOrder, StoredWindowsOrder, WindowedOrder
-from datapipe.remote_workers.fleet import Fleet
-from datapipe.remote_workers.settings import Workers, workers_or_none
+from datapipe.remote_workers.elsewhere import Elsewhere
+from datapipe.remote_workers.settings import workers_or_none
 from datapipe.transforms import Recipe
 
 _NUM_SHARDS = 5  # of each lane, that are needed at about the same time: a window is two long, and takes part in three
@@ -59,7 +59,7 @@ class ImageKind(Kind):
         self._cache = samples.settings.cache
         self._device = device
         self._open_measured = open_measured
-        self._workers: Workers | None = None
+        self.elsewhere = Elsewhere(functools.partial(looked_at, samples))
         self._followed_seed: int | None = None  # of the order by which a cache of shards fetches and evicts
 
     def configure(self, arguments: Mapping[str, Any], options: LoaderOptions) -> None:
@@ -100,9 +100,7 @@ class ImageKind(Kind):
             has_cache=self._cache is not None and not self._is_cached_on_device,
             decode=self.samples.settings.decode,
         )
-        if workers != self._workers:
-            self._workers = workers
-            vars(self).pop("fleet", None)
+        self.elsewhere.use(workers)
         self._arguments, self._options, self._request = arguments, options, request
         self._choice: Choice | None = None
         self._maker: SampleBatchMaker | None = None
@@ -146,7 +144,7 @@ class ImageKind(Kind):
                 files=self.files,
                 kept=self.kept_images,
                 device_images=self.device_images,
-                fleet=self.fleet,
+                fleet=self.elsewhere.fleet,
             )
         self._maker = self._maker.with_settings(settings)
         return self._maker
@@ -171,14 +169,14 @@ class ImageKind(Kind):
             recipe=self.recipe,
             files=self.files,
             cache=self.cache,
-            fleet=self.fleet,
+            elsewhere=self.elsewhere,
             decodes_on=lambda: self.decoder_device(facts.settings),
         )
 
     @property
     def choice(self) -> Choice:
         """The backend and the reason for it; chosen at the first access, on a GPU perhaps by measuring."""
-        if self._choice is None and self._workers is not None:
+        if self._choice is None and self.elsewhere.is_asked_for:
             self._choice = Choice(self._device(), None, "workers on other machines decode with this one")
         if self._choice is None:
             self._choice = self._request.choose(self._device(), self.evidence())
@@ -189,11 +187,6 @@ class ImageKind(Kind):
         # On the device the backend makes what is kept.
         recipe = self.recipe.split_front()[0] if self._is_cached_on_device else self.recipe
         return DataEvidence(self.samples, self.files, recipe, self._arguments, self._options, self._device(), self._open_measured)
-
-    @functools.cached_property
-    def fleet(self) -> Fleet | None:
-        """The workers on other machines, greeted here; None: there are none. Raises what `Fleet` raises."""
-        return None if self._workers is None else Fleet(self._workers, looked_at(self.samples))
 
     @functools.cached_property
     def kept_images(self) -> KeptImages | None:
