@@ -355,19 +355,21 @@ class InProcesses:
 
     files_per_worker = 2  # the socket and the memory of its process
 
-    @pytest.fixture(params=["images", "clips", "conversations"])
-    def kind(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> LoaderOf:
+    @pytest.fixture
+    def kind(self, name: str, monkeypatch: pytest.MonkeyPatch) -> LoaderOf:
         workers = {"images": image_workers, "clips": clip_workers, "conversations": conversation_workers}
-        require_processes(workers[request.param].IMPORTS, monkeypatch)
-        return KINDS[request.param]
+        require_processes(workers[name].IMPORTS, monkeypatch)
+        return KINDS[name]
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize("name", ["images", "clips", "conversations"])
 class TestKindsInProcesses(InProcesses, OfTheKind):
     pass
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize("name", ["images"])
 class TestKernelInProcesses(InProcesses, OfTheKernel):
     pass
 
