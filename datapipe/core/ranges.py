@@ -1,4 +1,4 @@
-"""Ranges of whole numbers, laid end to end: which rows of one array belong to some of those of another."""
+"""Ranges of whole numbers: laid end to end, and some numbers of one, spread over it."""
 
 from __future__ import annotations
 
@@ -11,3 +11,9 @@ def ranges(starts: NDArray[np.int64] | int, lengths: NDArray[np.int64]) -> NDArr
     ends = np.cumsum(lengths)
     total = int(ends[-1]) if len(ends) else 0
     return np.repeat(starts - (ends - lengths), lengths) + np.arange(total)
+
+
+def spread(num: int, most: int) -> list[int]:
+    """Return at most `most` of the numbers below `num`, ascending, as far apart as can be; none if `num` is 0."""
+    found: list[int] = np.unique(np.linspace(0, num - 1, most).astype(np.int64)).tolist()
+    return found if num else []

@@ -17,12 +17,6 @@ _MOST_WINDOWS = 8  # that are packed to say how full rows are
 _BAR = 40  # characters of the longest bar of the histogram
 
 
-def spread(num: int, most: int) -> list[int]:
-    """Return the numbers of at most `most` of `num` documents, as far apart as can be: those that are shown."""
-    found: list[int] = np.unique(np.linspace(0, num - 1, most).astype(np.int64)).tolist()
-    return found if num else []
-
-
 def facts_of_lengths(tokens: Ints) -> dict[str, Any]:
     """Return how lengths are spread, JSON-safe. `tokens`: (n,) of each document."""
     bounds = [bound for bound in _LENGTHS if not len(tokens) or bound <= tokens.max()]

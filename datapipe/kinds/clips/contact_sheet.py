@@ -13,6 +13,7 @@ from datapipe.codecs.video.conversion import FrameConverter, fill_frames
 from datapipe.codecs.video.decoding import VideoDecoder
 from datapipe.core import atomic
 from datapipe.core.printable import printable
+from datapipe.core.ranges import spread
 from datapipe.fetch.files import Files, open_object_files
 from datapipe.index.clips import VideoParts
 from datapipe.stores.settings import Remote
@@ -24,7 +25,7 @@ _PAPER, _INK, _BAD = (250, 250, 248), (40, 40, 40), (190, 40, 30)
 
 def draw_sheet(parts: VideoParts, path: Path, *, num_videos: int) -> None:
     """Write a PNG of `num_videos` videos, evenly spread over all. Raises StorageError if it cannot be written."""
-    some = np.unique(np.linspace(0, len(parts) - 1, min(len(parts), num_videos)).astype(np.int64)).tolist()
+    some = spread(len(parts), num_videos)
     files = open_object_files(parts.videos.urls(), remote=Remote())
     rows = [(_frames_of(parts, part, files), _caption(parts, part)) for part in some]
     width = max([_FRAMES * (frames.shape[2] + 2) for frames, _ in rows], default=0)

@@ -11,6 +11,7 @@ import numpy as np
 from datapipe.containers.form import Form, refuse_choices
 from datapipe.containers.forms import LEROBOT
 from datapipe.core.printable import counted, listed
+from datapipe.core.ranges import spread
 from datapipe.errors import OptionError
 from datapipe.index.clips import VideoParts
 from datapipe.index.videos import VideoIndex
@@ -50,7 +51,7 @@ def describe(parts: VideoParts, args: argparse.Namespace) -> dict[str, Any]:
 def _facts(videos: VideoIndex) -> dict[str, Any]:
     good = np.flatnonzero(videos.num_frames > 0)
     bad = np.flatnonzero(videos.num_frames == 0).tolist()
-    some = good[np.unique(np.linspace(0, len(good) - 1, min(len(good), _LOOKED_AT)).astype(np.int64))] if len(good) else good
+    some = good[spread(len(good), _LOOKED_AT)]
     tracks = [videos.track(number) for number in some.tolist()]
     seconds = [float(track.times[-1] - track.times[0]) for track in tracks]
     rates = [(len(track) - 1) / length for track, length in zip(tracks, seconds, strict=True) if length > 0]

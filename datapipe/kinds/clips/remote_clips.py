@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from datapipe.codecs.video.conversion import Resize
+from datapipe.core.ranges import spread
 from datapipe.errors import OptionError
 from datapipe.fetch.files import Files
 from datapipe.index.clips import AnyClips, Camera, ClipFrames, track_of
@@ -27,8 +28,7 @@ from datapipe.transforms.naming import named
 
 def looked_at(index: AnyClips) -> list[str]:
     """Return some of the videos, which are compared when a loader begins."""
-    numbers = np.linspace(0, len(index.videos) - 1, LOOKED_AT).astype(np.int64) if len(index.videos) else ()
-    return [index.videos.source(int(number)).path for number in numbers]
+    return [index.videos.source(number).path for number in spread(len(index.videos), LOOKED_AT)]
 
 
 def refuse_unserved(index: AnyClips, recipe: Recipe) -> None:

@@ -12,11 +12,12 @@ import numpy as np
 
 from datapipe.containers.form import Form, refuse_choices
 from datapipe.core.printable import counted, size_text
+from datapipe.core.ranges import spread
 from datapipe.errors import OptionError
 from datapipe.index.tokens import TokenIndex
 from datapipe.opening.tokens.opening import open_tokens
 from datapipe.opening.tokens.texts import open_decoder
-from datapipe.packing.described import ROWS, facts_of_lengths, facts_of_rows, histogram_lines, line_of_lengths, spread
+from datapipe.packing.described import ROWS, facts_of_lengths, facts_of_rows, histogram_lines, line_of_lengths
 
 if TYPE_CHECKING:
     from datapipe.kinds.conversations.documents import Conversations

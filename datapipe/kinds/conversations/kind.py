@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from datapipe.core.printable import counted
+from datapipe.core.ranges import spread
 from datapipe.fetch.files import Files, open_files
 from datapipe.fetch.local import LocalFiles
 from datapipe.kernel.delivery import Delivery
@@ -113,8 +114,7 @@ class ConversationKind(Kind):
 
     def _looked_at(self) -> list[str]:
         """Return some of the shards, which are compared when a loader begins."""
-        numbers = np.linspace(0, self.documents.num_shards - 1, LOOKED_AT).astype(np.int64) if self.documents.num_shards else ()
-        return [self.documents.shard(int(number)).stored.path for number in numbers]
+        return [self.documents.shard(number).stored.path for number in spread(self.documents.num_shards, LOOKED_AT)]
 
     def open_pass(self, settings: Pass) -> ConversationMaker:
         delivery = Delivery.to(self.device(), settings.options, settings.observer)

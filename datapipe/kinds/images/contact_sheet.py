@@ -17,6 +17,7 @@ from datapipe.codecs.npy import read_npy_array
 from datapipe.codecs.probe import probe
 from datapipe.core import atomic
 from datapipe.core.printable import printable
+from datapipe.core.ranges import spread
 from datapipe.errors import DecodeError, IntegrityError
 from datapipe.fetch.files import open_files
 from datapipe.index.sample_index import SampleIndex
@@ -66,7 +67,7 @@ def draw_sheet(index: SampleIndex, path: Path, *, num_images: int) -> None:
 
 def spread_ids(index: SampleIndex, most: int) -> NDArray[np.int64]:
     """Return the ids of up to so many samples, evenly spread over the dataset."""
-    return index.ids(np.unique(np.linspace(0, len(index) - 1, min(len(index), most)).astype(np.int64)))
+    return index.ids(np.array(spread(len(index), most), np.int64))
 
 
 def _value(kind: FieldKind, data: bytes) -> NDArray[Any]:

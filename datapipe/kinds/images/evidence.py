@@ -11,6 +11,7 @@ import torch
 
 from datapipe.codecs.decode import checked_header
 from datapipe.codecs.probe import ImageHeader
+from datapipe.core.ranges import spread
 from datapipe.errors import DatapipeError
 from datapipe.fetch.files import Files
 from datapipe.index.concat import AnyIndex
@@ -129,7 +130,7 @@ def _some_samples(index: AnyIndex, files: Files, num: int) -> Iterator[tuple[int
     """Yield the id, the bytes and the header of some samples; bad ones are left to the policy, when they are loaded."""
     if not len(index):
         return
-    ids = index.ids(np.unique(np.linspace(0, len(index) - 1, num, dtype=np.int64)))
+    ids = index.ids(np.array(spread(len(index), num), np.int64))
     entries = index.look_up(ids, IMAGE)
     on_their_way = files.will_need(entries.extents)
     for row, sample in enumerate(ids.tolist()):

@@ -15,6 +15,7 @@ import torch
 
 from datapipe.codecs.decode import Decode
 from datapipe.codecs.pillow import has_default_settings
+from datapipe.core.ranges import spread
 from datapipe.errors import OptionError
 from datapipe.fetch.files import Files
 from datapipe.index.concat import wholes
@@ -31,10 +32,8 @@ from datapipe.transforms.naming import named
 
 def looked_at(samples: BatchSamples) -> list[str]:
     """Return files of some samples, which are compared when a loader begins."""
-    if not len(samples):
-        return []
-    index, positions = samples.index, np.linspace(0, len(samples) - 1, LOOKED_AT).astype(np.int64)
-    return index.look_up(index.ids(positions), samples.fields.looked_up(index)).extents.paths
+    index, positions = samples.index, np.array(spread(len(samples), LOOKED_AT), np.int64)
+    return index.look_up(index.ids(positions), samples.fields.looked_up(index)).extents.paths if len(positions) else []
 
 
 def refuse_unserved(samples: BatchSamples, recipe: Recipe) -> None:

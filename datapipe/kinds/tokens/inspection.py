@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 from datapipe.containers.form import Form, refuse_choices
 from datapipe.containers.forms import CONVERTED
 from datapipe.core.printable import counted
+from datapipe.core.ranges import spread
 from datapipe.errors import OptionError
 from datapipe.index.sample_index import SampleIndex
 from datapipe.index.tokens import TokenIndex
 from datapipe.opening.samples import open_index
 from datapipe.opening.tokens.opening import open_tokens, token_fields
 from datapipe.opening.tokens.texts import open_decoder, refuse_other_tokenizer
-from datapipe.packing.described import ROWS, facts_of_lengths, facts_of_rows, histogram_lines, line_of_lengths, spread
+from datapipe.packing.described import ROWS, facts_of_lengths, facts_of_rows, histogram_lines, line_of_lengths
 
 _DOCUMENTS = 3  # shown as texts
 _SHOWN = 400  # characters of a run of text
