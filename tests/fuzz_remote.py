@@ -84,20 +84,20 @@ def requests() -> list[bytes]:
     for transforms in _RECIPES:
         recipe = Recipe.of(transforms)
         sent = images.packed_recipe(recipe, recipe.num_in_bytes, "exact")
-        found.append(images.packed_request(sent, out, Entries(nothing, nothing, extents), draws, [1]))
+        found.append(images.asked(sent, out, Entries(nothing, nothing, extents), draws, [1]))
     source = MediaSource(str(_top() / "video.mov"))
     track = look_at(source).track
     frames = np.array([[0, 1, 2, -1], [4, 5, 6, 7]], np.int64)
     shown = torch.empty((2, WindowSettings(frames=4).frames, _SIZE, _SIZE, 3), dtype=torch.uint8)
     sent = clips.packed_recipe(Recipe.of([T.RandomCrop(_SIZE)]), clips.Resize.EXACT)
-    found.append(clips.packed_request(sent, track, source, None, frames, Draws(1, 2, np.arange(2)), shown, None))
+    found.append(clips.asked(sent, track, source, None, frames, Draws(1, 2, np.arange(2)), shown, None))
     processor = PatchProcessor(14, 2, 2, 28 * 28, 28 * 28 * 9, Pixels("bicubic", (0.5,) * 3, (0.5,) * 3, 1 / 255), 4)
     sizes = np.full((num, 2), (48, 40), np.int64)
     grid = processor.grids(*sizes.T)
     tokens, units, which = processor.num_tokens(grid), processor.num_units(grid), np.arange(num)
     nbytes = np.array([Path(path).stat().st_size for path in paths])
     shown_by = Images(which, nothing, nbytes, nothing + 1, grid, tokens, units, sizes)
-    found.append(conversations.packed_request(conversations.packed_recipe(processor, scales=True), extents, shown_by))
+    found.append(conversations.asked(conversations.packed_recipe(processor, scales=True), extents, shown_by))
     return [_hidden(request) for request in found]
 
 

@@ -400,6 +400,12 @@ def test_importing_datapipe_is_light() -> None:
     assert run_python(f"import sys, datapipe\nprint([name for name in {heavy!r} if name in sys.modules])") == "[]"
 
 
+def test_flight_is_imported_by_loaders_with_workers_alone() -> None:
+    kinds = [f"datapipe.kinds.{kind}.kind" for kind in ("images", "clips", "conversations")]
+    code = f"import sys, importlib\nfor name in {kinds!r}: importlib.import_module(name)\n"
+    assert run_python(code + "print('pyarrow.flight' in sys.modules)") == "False"
+
+
 @pytest.mark.nightly
 def test_rooms_of_optional_packages_are_entered_late() -> None:
     """Everything but the optional packages' own rooms imports without loading them."""

@@ -11,9 +11,8 @@ from pathlib import Path
 
 from datapipe.core.environment import num_usable_cores
 from datapipe.core.printable import counted, say
-from datapipe.core.regular_files import read_bytes
 from datapipe.errors import MissingDataError, OptionError
-from datapipe.remote_workers.settings import TOKEN, check_token, is_loopback, read_pem
+from datapipe.remote_workers.settings import TOKEN, check_token, is_loopback, read_named, read_pem
 from datapipe.serving.service import Encryption, Service
 from datapipe.stores.location import is_url, parse_location
 
@@ -60,11 +59,9 @@ def _place(text: str) -> tuple[str, int]:
 def _encryption(args: argparse.Namespace) -> Encryption | None:
     if (args.certificate is None) != (args.key is None):
         raise OptionError("--certificate and --key belong together; pass both")
-    return (
-        None
-        if args.certificate is None
-        else Encryption(read_pem(args.certificate, "CERTIFICATE"), read_pem(args.key, "PRIVATE KEY"))
-    )
+    if args.certificate is None:
+        return None
+    return Encryption(read_pem(args.certificate, "CERTIFICATE"), read_pem(args.key, "PRIVATE KEY"))
 
 
 def _root(root: str) -> str:
@@ -78,11 +75,7 @@ def _root(root: str) -> str:
 def _token(path: Path | None) -> tuple[str, bool]:
     """Return the token, and whether it was made here."""
     if path is not None:
-        try:
-            token = read_bytes(path).decode(errors="replace").strip()
-        except FileNotFoundError as exc:
-            raise MissingDataError(f"--token-file {path}: is missing") from exc
-        return check_token(token, f"--token-file {path}"), False
+        return check_token(read_named(path).decode(errors="replace").strip(), f"--token-file {path}"), False
     if TOKEN in os.environ:
         return check_token(os.environ[TOKEN], TOKEN), False
     return secrets.token_urlsafe(_TOKEN_NBYTES), True

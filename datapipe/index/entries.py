@@ -107,6 +107,11 @@ class Entries:
     def __len__(self) -> int:
         return len(self.ids)
 
+    def take(self, rows: range) -> Entries:
+        """Return the entries of a block of the samples."""
+        some = slice(rows.start, rows.stop)
+        return Entries(self.ids[some], self.labels[some], self.extents.take(list(rows)))
+
 
 @dataclass(frozen=True, slots=True)
 class Description:

@@ -16,11 +16,9 @@ import pyarrow.flight as flight
 import torch
 
 from datapipe.errors import OptionError
-from datapipe.remote_workers.wire import Hello, Look, Seen, packed, place_of, unpacked
+from datapipe.remote_workers.wire import HELLO, LOOK, Hello, Look, Seen, packed, place_of, unpacked
 
-HELLO, LOOK = "hello", "look"  # actions of a worker
 HEADER = "authorization"
-_SCHEME = "Bearer "
 _BEFORE = re.compile(r"^Flight returned [\w ]+ error, with message: ")
 _APPENDED = re.compile(r"\. (gRPC client debug context|Client context|Detail):")  # by Flight to what a worker says
 # Rows come as megabytes: large frames and reads take a tenth off the CPU time. See grpc/impl/channel_arg_names.h.
@@ -33,6 +31,11 @@ _LARGE = [
 ]
 
 
+def authorization(token: str) -> bytes:
+    """Return the value of the header that lets a loader in."""
+    return f"Bearer {token}".encode()
+
+
 class LostError(Exception):
     """A worker that does not answer, or not in time."""
 
@@ -42,15 +45,15 @@ class LateError(LostError):
 
 
 class UnableError(Exception):
-    """What a worker was asked, and could not do: a file that it cannot read, or a process of it that ended."""
+    """A request that a worker refused, or could not serve: it cannot read a file, or a process of it ended."""
 
 
 class Connection:
     """A connection to a worker, for one thread at a time."""
 
     def __init__(self, url: str, token: str, trusted: bytes | None) -> None:
-        self.url = url
-        self._token = (HEADER.encode(), f"{_SCHEME}{token}".encode())
+        self._place = url.partition("://")[2]
+        self._token = (HEADER.encode(), authorization(token))
         encryption: dict[str, Any] = {} if trusted is None else {"tls_root_certs": trusted}
         self._client = flight.FlightClient(url, generic_options=_LARGE, **encryption)
         _clients.add(self._client)
@@ -76,7 +79,7 @@ class Connection:
         column = chunk.data.column(0) if chunk.data.num_columns == 1 else None
         width = out[0].nbytes if len(out) else 0
         if column is None or column.type != pa.binary(width) or len(column) != len(out) or chunk.app_metadata is None:
-            raise LostError(f"{self.url}: sent other rows than were asked for")
+            raise LostError(f"{self._place} sent other rows than were asked for")
         if out.nbytes:
             rows = column.buffers()[1].slice(column.offset * width, out.nbytes)
             np.copyto(out.view(-1).view(torch.uint8).numpy(), np.frombuffer(rows, np.uint8))
@@ -94,8 +97,7 @@ class Connection:
 
     def _told(self, exc: Exception) -> Exception:
         """Return what an error of Flight means."""
-        place = self.url.partition("://")[2]
-        text = _BEFORE.sub("", " ".join(_APPENDED.split(str(exc))[0].split()))
+        place, text = self._place, _BEFORE.sub("", " ".join(_APPENDED.split(str(exc))[0].split()))
         if isinstance(exc, flight.FlightUnauthenticatedError):
             return OptionError(f"the worker at {place} refuses the token; pass the one that its `datapipe serve` has")
         if isinstance(exc, (flight.FlightServerError, flight.FlightUnauthorizedError)):

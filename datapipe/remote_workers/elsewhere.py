@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from datapipe.core.printable import counted
 from datapipe.kernel.options import LoaderOptions
-from datapipe.remote_workers.fleet import Fleet
 from datapipe.remote_workers.settings import Workers
+
+if TYPE_CHECKING:
+    from datapipe.remote_workers.fleet import Fleet
+
+LOOKED_AT = 8  # samples, whose files are compared when a worker is greeted
 
 
 class Elsewhere:
@@ -35,7 +41,8 @@ class Elsewhere:
     def fleet(self) -> Fleet | None:
         """The workers, greeted; None: there are none. Raises what `Fleet` raises."""
         if self._fleet is None and self._workers is not None:
-            self._fleet = Fleet(self._workers, self._paths())
+            # Arrow Flight takes some 40 ms to import, and few loaders have workers.
+            self._fleet = importlib.import_module("datapipe.remote_workers.fleet").Fleet(self._workers, self._paths())
         return self._fleet
 
     @property

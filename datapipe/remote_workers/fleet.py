@@ -26,7 +26,6 @@ from datapipe.remote_workers.connection import Connection, LateError, LostError,
 from datapipe.remote_workers.settings import Workers, addresses
 from datapipe.remote_workers.wire import Hello
 
-LOOKED_AT = 8  # samples, whose files are compared when a loader begins
 _HELLO_S = 10.0  # to answer when a loader begins
 _FIRST_S = 60.0  # for the first piece, which may open files, and import what decodes them
 _LEAST_S, _PATIENCE = 2.0, 8.0  # for others: so many times what the slowest of late took, and at least so long
@@ -133,7 +132,7 @@ class Fleet:
         return None
 
     def here(self) -> threading.Semaphore:
-        """What a thread holds while it makes rows that no worker makes: no more of them do so at once than there are cores."""
+        """Return the semaphore that a thread holds while it makes rows itself: as many do so at once as there are cores."""
         return self._here
 
     # -- seats ----------------------------------------------------------------------------------

@@ -56,20 +56,25 @@ class Workers:
         return None if self.certificate is None else read_pem(self.certificate, "CERTIFICATE")
 
 
-def read_pem(path: str | os.PathLike[str], what: str) -> bytes:
-    """Return the bytes of a PEM file that holds a "CERTIFICATE" or a "PRIVATE KEY".
-
-    Raises MissingDataError, StorageError, and OptionError for a file that holds none.
-    """
+def read_named(path: str | os.PathLike[str]) -> bytes:
+    """Return the bytes of a small file that a user named. Raises MissingDataError and StorageError."""
     name = os.fspath(path)
     try:
-        data = read_bytes(path)
+        return read_bytes(path)
     except FileNotFoundError as exc:
         raise MissingDataError(f"{name}: is missing") from exc
     except OSError as exc:
         raise StorageError(exc.errno, f"{name}: cannot be read ({exc.strerror})") from exc
+
+
+def read_pem(path: str | os.PathLike[str], what: str) -> bytes:
+    """Return the bytes of a PEM file that holds a "CERTIFICATE" or a "PRIVATE KEY".
+
+    Raises what `read_named` raises, and OptionError for a file that holds none.
+    """
+    data = read_named(path)
     if re.search(rb"-----BEGIN (\w+ )*" + what.encode() + b"-----", data) is None:
-        raise OptionError(f"{name}: holds no {what.lower()} in PEM; see docs/clusters.md")
+        raise OptionError(f"{os.fspath(path)}: holds no {what.lower()} in PEM; see docs/clusters.md")
     return data
 
 

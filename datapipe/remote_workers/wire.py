@@ -1,4 +1,4 @@
-"""What goes over the wire between a loader and its workers: data by name and value, in MessagePack; never pickled.
+"""Define the messages between a loader and its workers: data by name and value, in MessagePack; never pickled.
 
 A request is a `Request`: a kind of data, and a body that the kind defines. Rows come back as one Arrow record batch of
 fixed-size binaries, with the kind's answer as its metadata. The structs are checked when they are read, and what no struct can
@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from datapipe.errors import FormatError
 from datapipe.index.entries import Extents
-from datapipe.kernel.kind import BadRow
 from datapipe.order.draws import Draws
 from datapipe.stores.location import is_url
 
@@ -26,16 +25,18 @@ MAX_NBYTES = 1 << 30  # of the rows of a request
 T = TypeVar("T")
 _pack = msgspec.msgpack.Encoder()
 
+HELLO, LOOK = "hello", "look"  # actions of a worker
+
 
 class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a worker is asked."""
+    """A request for rows of a kind of data."""
 
     kind: str
     body: msgspec.Raw
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """What a worker says of itself."""
+    """A worker's description of itself."""
 
     node: str
     cores: int
@@ -76,11 +77,10 @@ class DrawsForm(msgspec.Struct, frozen=True, array_like=True):
     ids: bytes
 
 
-class BadForm(msgspec.Struct, frozen=True, array_like=True):
-    """A bad row; its error is found again by the loader, which tries it too."""
+class Bad(msgspec.Struct, frozen=True):
+    """The answer that names the bad rows, or samples, whose errors the loader finds by itself."""
 
-    row: int
-    text: str
+    bad: list[int]
 
 
 def packed(struct: Any) -> bytes:
@@ -94,6 +94,21 @@ def unpacked(data: bytes | msgspec.Raw, kind: type[T]) -> T:
         return msgspec.msgpack.decode(data, type=kind)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as exc:
         raise FormatError(f"a message between a loader and a worker is no {kind.__name__}: {exc}") from exc
+
+
+def packed_request(kind: str, body: Any) -> bytes:
+    """Return the request for rows of a kind of data. `body`: a struct of the kind's."""
+    return packed(Request(kind, msgspec.Raw(packed(body))))
+
+
+def num_bad(answer: bytes) -> int:
+    """Return how many samples a worker calls bad. Raises FormatError for an answer that is no `Bad`."""
+    return len(unpacked(answer, Bad).bad)
+
+
+def bytes_of(numbers: NDArray[Any], dtype: Any = np.int64) -> bytes:
+    """Return numbers as they are sent: those of `dtype`, one after the other."""
+    return numbers.astype(dtype, copy=False).tobytes()
 
 
 def array_of(data: bytes, dtype: Any, num: int) -> NDArray[Any]:
@@ -120,10 +135,10 @@ def form_of_extents(extents: Extents) -> ExtentsForm:
         codecs = [codec if isinstance(codec, str) else "" for codec in extents.codecs]
     return ExtentsForm(
         [place_of(path) for path in extents.paths],
-        extents.offset.astype(np.int64).tobytes(),
-        extents.nbytes.astype(np.int64).tobytes(),
-        extents.crc32c.astype(np.uint32).tobytes(),
-        extents.has_crc.astype(np.uint8).tobytes(),
+        bytes_of(extents.offset),
+        bytes_of(extents.nbytes),
+        bytes_of(extents.crc32c, np.uint32),
+        bytes_of(extents.has_crc, np.uint8),
         extents.one_file_each,
         codecs,
     )
@@ -150,7 +165,7 @@ def extents_of(form: ExtentsForm) -> Extents:
 
 def form_of_draws(draws: Draws) -> DrawsForm:
     """Return draws as they are sent."""
-    return DrawsForm(str(draws.seed).encode(), draws.epoch, draws.ids.astype(np.int64).tobytes())
+    return DrawsForm(str(draws.seed).encode(), draws.epoch, bytes_of(draws.ids))
 
 
 def draws_of(form: DrawsForm, num: int) -> Draws:
@@ -158,8 +173,3 @@ def draws_of(form: DrawsForm, num: int) -> Draws:
     if not form.seed.removeprefix(b"-").isdigit() or len(form.seed) > 80:
         raise FormatError("a message has a seed that is no number")
     return Draws(int(form.seed), form.epoch, array_of(form.ids, np.int64, num))
-
-
-def forms_of_bad(bad: list[BadRow]) -> list[BadForm]:
-    """Return bad rows as they are sent."""
-    return [BadForm(row, f"{type(reason).__name__}: {reason}") for row, reason in bad]

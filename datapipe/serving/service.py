@@ -17,22 +17,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from datapipe.core.printable import get_logger
 from datapipe.core.versions import DECODING, versions
 from datapipe.errors import BackendError
 from datapipe.kernel.pools import SlabPool
 from datapipe.kernel.processes import Launcher, WorkerEndedError, WorkerProcess
-from datapipe.remote_workers.connection import HEADER, HELLO, LOOK
-from datapipe.remote_workers.wire import Hello, packed
+from datapipe.remote_workers.connection import HEADER, authorization
+from datapipe.remote_workers.wire import HELLO, LOOK, Hello, packed
 from datapipe.serving.work import IMPORTS, SERVED, Refusal, ServedWork
 
 PROCESSES = 2  # of a core, so that it is never idle while rows are on their way
 _START_S = 60.0
 _POLL_S = 0.5  # between looks whether who asked is still there
-_ROUND = 1 << 20  # sizes of memory for answers are multiples of it, so that few sizes are pooled
+_LEAST_NBYTES = 1 << 20  # of memory for answers, whose sizes are powers of two, so that few sizes are pooled
 _MAX_FREE = 4  # slabs of a size that are kept
-
-logger = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +113,7 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]
                     raise flight.FlightCancelledError("who asked has gone") from None
 
     def _slab(self, nbytes: int) -> Any:
-        size = max(1, -(-nbytes // _ROUND)) * _ROUND
+        size = max(_LEAST_NBYTES, 1 << (nbytes - 1).bit_length())
         pool = self._slabs.setdefault(size, SlabPool(size, max_free=_MAX_FREE))
         return pool.lease()[:nbytes]
 
@@ -126,7 +123,7 @@ class _TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]
 
     def __init__(self, token: str) -> None:
         super().__init__()
-        self._expected = f"Bearer {token}".encode()
+        self._expected = authorization(token)
 
     def start_call(self, info: Any, headers: dict[str, list[Any]]) -> None:
         given = [value for name, values in headers.items() if name.lower() == HEADER for value in values]

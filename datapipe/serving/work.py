@@ -1,4 +1,4 @@
-"""What a process of the service does: it reads requests, which are not trusted, and makes the rows that they ask for."""
+"""Serve requests in a process of the service: read them, which are not trusted, and make the rows that they ask for."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
+from datapipe.core.regular_files import open_descriptor
 from datapipe.errors import DatapipeError, FormatError
 from datapipe.kernel.process_main import Handler, Scratch
 from datapipe.kinds.registry import KINDS, part
-from datapipe.remote_workers.connection import LOOK
 from datapipe.remote_workers.desk import Desk
-from datapipe.remote_workers.wire import Look, Request, Seen, packed, unpacked
+from datapipe.remote_workers.wire import LOOK, Look, Request, Seen, packed, placed, unpacked
 
 SERVED = ("images", "clips", "conversations")  # the kinds that have a module `served`
 IMPORTS = (__name__, *(f"{KINDS[kind]}.served" for kind in SERVED))  # by processes
@@ -65,7 +65,7 @@ def _rows(body: bytes, desk: Desk) -> tuple[int, int, bytes]:
 
 
 def _looked(body: bytes, desk: Desk) -> bytes:
-    return packed(Seen([_seen(os.fsdecode(path), desk) for path in unpacked(body, Look).paths[:_MOST_LOOKED_AT]]))
+    return packed(Seen([_seen(placed(path), desk) for path in unpacked(body, Look).paths[:_MOST_LOOKED_AT]]))
 
 
 def _seen(path: str, desk: Desk) -> int | str:
@@ -73,8 +73,9 @@ def _seen(path: str, desk: Desk) -> int | str:
     try:
         if desk.check(path):
             return 0
-        with open(path, "rb") as file:
-            return os.fstat(file.fileno()).st_size
+        descriptor, status = open_descriptor(path)
+        os.close(descriptor)
+        return status.st_size
     except DatapipeError as exc:
         return str(exc)
     except OSError as exc:

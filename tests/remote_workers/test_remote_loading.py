@@ -25,8 +25,7 @@ from datapipe.errors import BackendError, DependencyError, MissingDataError, Opt
 from datapipe.kinds.images.images_cpu import BlockWorker
 from datapipe.kinds.images.served import ImageAnswer
 from datapipe.remote_workers import fleet as fleets
-from datapipe.remote_workers.connection import HELLO
-from datapipe.remote_workers.wire import Hello, Look, Seen, packed, unpacked
+from datapipe.remote_workers.wire import HELLO, Hello, Look, Seen, packed, unpacked
 
 NUM = 120
 CUT = [T.RandomResizedCrop(24), T.RandomHorizontalFlip()]

@@ -22,10 +22,10 @@ from fixtures import make_folder
 import datapipe as dp
 from datapipe.cli.main import main
 from datapipe.index.entries import Entries, Extents
-from datapipe.kinds.images.served import packed_recipe, packed_request
+from datapipe.kinds.images.served import asked, packed_recipe
 from datapipe.order.draws import Draws
-from datapipe.remote_workers.connection import HELLO, LOOK, Connection, UnableError
-from datapipe.remote_workers.wire import Look, Request, packed
+from datapipe.remote_workers.connection import Connection, UnableError
+from datapipe.remote_workers.wire import HELLO, LOOK, Look, Request, packed
 from datapipe.transforms import Recipe
 
 SIZE = 24
@@ -48,7 +48,7 @@ def request_of(*paths: Path | str, recipe: bytes = RECIPE, size: int = SIZE) -> 
     extents = Extents(
         [*map(str, paths)], nothing, np.full(num, -1), nothing.astype(np.uint32), nothing.astype(np.uint8), one_file_each=True
     )
-    return out, packed_request(recipe, out, Entries(nothing, nothing, extents), Draws(0, 0, nothing), ())
+    return out, asked(recipe, out, Entries(nothing, nothing, extents), Draws(0, 0, nothing), ())
 
 
 def test_it_says_what_it_is(connection: Connection) -> None:

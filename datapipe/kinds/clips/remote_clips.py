@@ -6,6 +6,7 @@ Clips of a run of which a worker calls one bad are decoded here too: what is a b
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,12 +19,16 @@ from datapipe.index.clips import AnyClips, Camera, ClipFrames, track_of
 from datapipe.index.videos import VideoIndex
 from datapipe.kernel.kind import Reason
 from datapipe.kinds.clips.decoding import ClipDecoder
-from datapipe.kinds.clips.served import num_bad, packed_recipe, packed_request
+from datapipe.kinds.clips.served import asked, packed_recipe
 from datapipe.kinds.clips.table_images import TableImages
 from datapipe.order.draws import Draws, Ints
-from datapipe.remote_workers.fleet import LOOKED_AT, Fleet
+from datapipe.remote_workers.elsewhere import LOOKED_AT
+from datapipe.remote_workers.wire import num_bad
 from datapipe.transforms import Recipe
 from datapipe.transforms.naming import named
+
+if TYPE_CHECKING:
+    from datapipe.remote_workers.fleet import Fleet
 
 
 def looked_at(index: AnyClips) -> list[str]:
@@ -62,7 +67,7 @@ class RemoteClipDecoder(ClipDecoder):
         frames = np.array([one.frames for one in clips], np.int64)
         if not facts.is_of_images and (frames >= 0).any():
             track, source = track_of(self._videos, clips[0].video), self._videos.source(clips[0].video)
-            request = packed_request(self._sent, track, source, facts.depth, frames, draws, out, rows)
+            request = asked(self._sent, track, source, facts.depth, frames, draws, out, rows)
             if self._fleet.fill(out, request, num_bad) == 0:
                 return {}
         with self._fleet.here():

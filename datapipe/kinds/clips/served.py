@@ -26,12 +26,14 @@ from datapipe.order.draws import Draws, Ints
 from datapipe.remote_workers.desk import Desk
 from datapipe.remote_workers.wire import (
     MAX_ROWS,
+    Bad,
     DrawsForm,
-    Request,
     array_of,
+    bytes_of,
     draws_of,
     form_of_draws,
     packed,
+    packed_request,
     place_of,
     placed,
     unpacked,
@@ -66,15 +68,12 @@ class TrackForm(msgspec.Struct, frozen=True, array_like=True):
     time_base: tuple[int, int]
     shift: int
     framing: tuple[int, int] | None
-    num_packets: int
     pts: bytes
     dts: bytes
     offset: bytes
     size: bytes
     is_key: bytes
-    num_frames: int
     frame_packet: bytes
-    num_groups: int
     group_packet: bytes
     group_frame: bytes
 
@@ -93,18 +92,12 @@ class ClipRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rows: bytes | None
 
 
-class ClipAnswer(msgspec.Struct, frozen=True):
-    """Which clips are bad."""
-
-    bad: list[int]
-
-
 def packed_recipe(recipe: Recipe, resize: Resize) -> bytes:
     """Return a recipe as it is sent."""
     return packed(ClipRecipe(named(recipe), resize.value))
 
 
-def packed_request(
+def asked(
     recipe: bytes,
     track: VideoTrack,
     source: MediaSource,
@@ -123,17 +116,12 @@ def packed_request(
         None if depth is None else (depth.least, depth.most, depth.shift, depth.is_log),
         frames.shape[0],
         frames.shape[1],
-        np.where(frames < 0, -1, frames - first).astype(np.int64).tobytes(),
+        bytes_of(np.where(frames < 0, -1, frames - first)),
         form_of_draws(draws),
         list(out.shape),
-        None if rows is None else rows.astype(np.int64).tobytes(),
+        None if rows is None else bytes_of(rows),
     )
-    return packed(Request("clips", msgspec.Raw(packed(body))))
-
-
-def num_bad(answer: bytes) -> int:
-    """Return how many clips a worker calls bad. Raises FormatError."""
-    return len(unpacked(answer, ClipAnswer).bad)
+    return packed_request("clips", body)
 
 
 class SentVideo:
@@ -157,7 +145,7 @@ class SentVideo:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What decodes the clips of one recipe and one kind of camera."""
+    """A decoder of the clips of one recipe and one kind of camera."""
 
     recipe: Recipe
     videos: SentVideo
@@ -191,7 +179,7 @@ def serve(body: msgspec.Raw, desk: Desk) -> tuple[torch.Tensor, bytes]:
     number = served.videos.hold(track, source)
     clips = [ClipFrames(number, one, np.zeros(each, np.bool_)) for one in frames]
     bad = served.decoder.decode(0, clips, draws_of(request.draws, num), out, rows)
-    return out, packed(ClipAnswer(sorted(bad)))
+    return out, packed(Bad(sorted(bad)))
 
 
 def _open(recipe: ClipRecipe, camera: Camera, files: Files) -> Served:
@@ -225,25 +213,23 @@ def _form_of(track: VideoTrack, source: MediaSource) -> TrackForm:
         track.time_base,
         track.shift,
         None if packets.framing is None else (packets.framing.stride, packets.framing.pid),
-        len(packets),
-        packets.pts.astype(np.int64).tobytes(),
-        packets.dts.astype(np.int64).tobytes(),
-        packets.offset.astype(np.int64).tobytes(),
-        packets.size.astype(np.int64).tobytes(),
-        packets.is_key.astype(np.uint8).tobytes(),
-        len(track),
-        track.frame_packet.astype(np.int64).tobytes(),
-        len(track.group_packet),
-        track.group_packet.astype(np.int64).tobytes(),
-        track.group_frame.astype(np.int64).tobytes(),
+        bytes_of(packets.pts),
+        bytes_of(packets.dts),
+        bytes_of(packets.offset),
+        bytes_of(packets.size),
+        bytes_of(packets.is_key, np.uint8),
+        bytes_of(track.frame_packet),
+        bytes_of(track.group_packet),
+        bytes_of(track.group_frame),
     )
 
 
 def _track_of(form: TrackForm) -> tuple[VideoTrack, MediaSource]:
     """Return the track that was sent, and where it lies. Raises FormatError."""
-    if max(form.num_packets, form.num_frames, form.num_groups) > _MAX_PACKETS or form.width * form.height > MAX_PIXELS:
+    num_packets, num_frames, num_groups = len(form.is_key), len(form.frame_packet) // 8, len(form.group_packet) // 8
+    if max(num_packets, num_frames, num_groups) > _MAX_PACKETS or form.width * form.height > MAX_PIXELS:
         raise FormatError("a video of too many packets, or too large frames, is asked for")
-    pts, dts, offset, size = (array_of(one, np.int64, form.num_packets) for one in (form.pts, form.dts, form.offset, form.size))
+    pts, dts, offset, size = (array_of(one, np.int64, num_packets) for one in (form.pts, form.dts, form.offset, form.size))
     if form.start < 0 or (len(offset) and (offset.min() < 0 or size.min() < 0)):
         raise FormatError("a packet is asked for before the beginning of its file")
     packets = VideoPackets(
@@ -251,7 +237,7 @@ def _track_of(form: TrackForm) -> tuple[VideoTrack, MediaSource]:
         dts,
         offset,
         size,
-        array_of(form.is_key, np.uint8, form.num_packets).astype(np.bool_),
+        array_of(form.is_key, np.uint8, num_packets).astype(np.bool_),
         None if form.framing is None else Framing(*form.framing),
     )
     track = VideoTrack(
@@ -260,9 +246,9 @@ def _track_of(form: TrackForm) -> tuple[VideoTrack, MediaSource]:
         ),
         form.time_base,
         packets,
-        array_of(form.frame_packet, np.int64, form.num_frames),
+        array_of(form.frame_packet, np.int64, num_frames),
         form.shift,
-        array_of(form.group_packet, np.int64, form.num_groups),
-        array_of(form.group_frame, np.int64, form.num_groups),
+        array_of(form.group_packet, np.int64, num_groups),
+        array_of(form.group_frame, np.int64, num_groups),
     )
     return track, MediaSource(placed(form.path), form.start, form.nbytes)

@@ -35,8 +35,7 @@ from datapipe.order.plan import Plan
 from datapipe.order.sample_order import Order
 from datapipe.packing.losses import StepLosses
 from datapipe.packing.packs import Packs
-from datapipe.remote_workers.elsewhere import Elsewhere
-from datapipe.remote_workers.fleet import LOOKED_AT
+from datapipe.remote_workers.elsewhere import LOOKED_AT, Elsewhere
 from datapipe.remote_workers.settings import workers_or_none
 from datapipe.stores.settings import Remote
 

@@ -5,6 +5,8 @@ Conversations of which a worker calls one bad are decoded here too: what is a ba
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import torch
 
@@ -14,9 +16,12 @@ from datapipe.index.entries import Extents
 from datapipe.kernel.kind import Reason
 from datapipe.kinds.conversations.documents import Images
 from datapipe.kinds.conversations.placing import Placer
-from datapipe.kinds.conversations.served import num_bad, packed_recipe, packed_request
+from datapipe.kinds.conversations.served import asked, packed_recipe
 from datapipe.processors.processor import Processor
-from datapipe.remote_workers.fleet import Fleet
+from datapipe.remote_workers.wire import num_bad
+
+if TYPE_CHECKING:
+    from datapipe.remote_workers.fleet import Fleet
 
 
 class RemotePlacer(Placer):
@@ -31,9 +36,8 @@ class RemotePlacer(Placer):
         if has_default_settings() and are_known and len(out):
             is_final = out.dtype != torch.uint8
             units = self._units(len(out)) if is_final else out
-            some = np.unique(images.segment).tolist()  # the conversations that have images
-            sent = images._replace(segment=np.searchsorted(some, images.segment))
-            request = packed_request(self._sent, extents.take(some), sent)
+            some, segment = np.unique(images.segment, return_inverse=True)  # the conversations that have images
+            request = asked(self._sent, extents.take(some.tolist()), images._replace(segment=segment))
             if self._fleet.fill(units, request, num_bad) == 0:
                 if is_final:
                     self._processor.values(units, out)

@@ -10,6 +10,7 @@ import torch
 
 from datapipe.codecs.probe import MAX_PIXELS
 from datapipe.errors import FormatError, OptionError
+from datapipe.fetch.files import Files
 from datapipe.index.entries import Extents
 from datapipe.kinds.conversations.documents import Images
 from datapipe.kinds.conversations.placing import Placer
@@ -20,12 +21,14 @@ from datapipe.processors.tiles import CanvasProcessor, SplitProcessor
 from datapipe.remote_workers.desk import Desk
 from datapipe.remote_workers.wire import (
     MAX_ROWS,
+    Bad,
     ExtentsForm,
-    Request,
     array_of,
+    bytes_of,
     extents_of,
     form_of_extents,
     packed,
+    packed_request,
     unpacked,
 )
 
@@ -48,14 +51,7 @@ class PlacingRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     recipe: msgspec.Raw
     extents: ExtentsForm
-    num_images: int
     columns: list[bytes]
-
-
-class PlacingAnswer(msgspec.Struct, frozen=True):
-    """Which conversations are bad."""
-
-    bad: list[int]
 
 
 def packed_recipe(processor: Processor, *, scales: bool) -> bytes:
@@ -66,16 +62,11 @@ def packed_recipe(processor: Processor, *, scales: bool) -> bytes:
     return packed(PlacingRecipe(name, msgspec.to_builtins(processor), scales))
 
 
-def packed_request(recipe: bytes, extents: Extents, images: Images) -> bytes:
+def asked(recipe: bytes, extents: Extents, images: Images) -> bytes:
     """Return the request for the images of conversations."""
-    columns = [np.ascontiguousarray(column, np.int64).tobytes() for column in images]
-    body = PlacingRequest(msgspec.Raw(recipe), form_of_extents(extents), len(images.segment), columns)
-    return packed(Request("conversations", msgspec.Raw(packed(body))))
-
-
-def num_bad(answer: bytes) -> int:
-    """Return how many conversations a worker calls bad. Raises FormatError."""
-    return len(unpacked(answer, PlacingAnswer).bad)
+    return packed_request(
+        "conversations", PlacingRequest(msgspec.Raw(recipe), form_of_extents(extents), [bytes_of(column) for column in images])
+    )
 
 
 def serve(body: msgspec.Raw, desk: Desk) -> tuple[torch.Tensor, bytes]:
@@ -90,10 +81,10 @@ def serve(body: msgspec.Raw, desk: Desk) -> tuple[torch.Tensor, bytes]:
     processor, placer = desk.opened(key, lambda: _open(unpacked(request.recipe, PlacingRecipe), files))
     images = _images_of(request, len(extents), processor)
     out = desk.rows((int(images.num_units.sum()), *processor.unit), torch.uint8)
-    return out, packed(PlacingAnswer(sorted(placer.place(out, extents, images))))
+    return out, packed(Bad(sorted(placer.place(out, extents, images))))
 
 
-def _open(recipe: PlacingRecipe, files: Any) -> tuple[Processor, Placer]:
+def _open(recipe: PlacingRecipe, files: Files) -> tuple[Processor, Placer]:
     make = PROCESSORS.get(recipe.processor)
     if make is None:
         raise FormatError(f"the processor {recipe.processor!r:.40} is not known")
@@ -106,8 +97,8 @@ def _open(recipe: PlacingRecipe, files: Any) -> tuple[Processor, Placer]:
 
 def _images_of(request: PlacingRequest, num_conversations: int, processor: Processor) -> Images:
     """Return the images that were sent. Raises FormatError for numbers that do not fit together."""
-    num = request.num_images
-    if len(request.columns) != len(_COLUMNS) or not 0 <= num <= MAX_ROWS:
+    num = len(request.columns[0]) // 8 if request.columns else 0
+    if len(request.columns) != len(_COLUMNS) or num > MAX_ROWS:
         raise FormatError(f"a message has {len(request.columns)} columns of {num} images")
     columns = [array_of(data, np.int64, num * each) for data, each in zip(request.columns, _COLUMNS.values(), strict=True)]
     images = Images(*(one if each == 1 else one.reshape(num, each) for one, each in zip(columns, _COLUMNS.values(), strict=True)))

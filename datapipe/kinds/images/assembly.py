@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -30,9 +31,11 @@ from datapipe.kinds.images.kept_images import KeptImages
 from datapipe.kinds.images.process_workers import IMPORTS, ProcessBlockWorker
 from datapipe.kinds.images.remote_blocks import RemoteBlockWorker
 from datapipe.kinds.images.samples import BatchSamples
-from datapipe.remote_workers.fleet import Fleet
 from datapipe.transforms import Recipe
 from datapipe.transforms.recipe import Size
+
+if TYPE_CHECKING:
+    from datapipe.remote_workers.fleet import Fleet
 
 FETCHING = 2  # threads that fetch for DALI, which has threads of its own: more of them would only fight over Python's lock
 _ALL = 0.95  # share of samples from which on DALI decodes so many that its threads need no help

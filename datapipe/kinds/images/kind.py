@@ -176,10 +176,11 @@ class ImageKind(Kind):
     @property
     def choice(self) -> Choice:
         """The backend and the reason for it; chosen at the first access, on a GPU perhaps by measuring."""
-        if self._choice is None and self.elsewhere.is_asked_for:
-            self._choice = Choice(self._device(), None, "workers on other machines decode with this one")
         if self._choice is None:
-            self._choice = self._request.choose(self._device(), self.evidence())
+            if self.elsewhere.is_asked_for:
+                self._choice = Choice(self._device(), None, "workers on other machines decode with this one")
+            else:
+                self._choice = self._request.choose(self._device(), self.evidence())
         return self._choice
 
     def evidence(self) -> DataEvidence:

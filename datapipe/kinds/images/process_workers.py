@@ -51,8 +51,7 @@ class ProcessBlockWorker(BlockWorker):
         self, entries: Entries, rows: range, draws: Draws, out: torch.Tensor, *, leave_out: Collection[int] = ()
     ) -> BlockReport:
         if has_default_settings():
-            some = slice(rows.start, rows.stop)
-            own = Entries(entries.ids[some], entries.labels[some], entries.extents.take(list(rows)))
+            own = entries.take(rows)
             report: BlockReport | None = self._process.fill(out, own, draws, list(leave_out))
             if report is not None:
                 return report

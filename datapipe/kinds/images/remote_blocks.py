@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -23,11 +24,14 @@ from datapipe.index.entries import Entries
 from datapipe.kernel.kind import BadRow
 from datapipe.kinds.images.images_cpu import MAX_CACHED, BlockReport, BlockWorker
 from datapipe.kinds.images.samples import BatchSamples
-from datapipe.kinds.images.served import packed_recipe, packed_request, report_of
+from datapipe.kinds.images.served import asked, packed_recipe, report_of
 from datapipe.order.draws import Draws
-from datapipe.remote_workers.fleet import LOOKED_AT, Fleet
+from datapipe.remote_workers.elsewhere import LOOKED_AT
 from datapipe.transforms import Recipe
 from datapipe.transforms.naming import named
+
+if TYPE_CHECKING:
+    from datapipe.remote_workers.fleet import Fleet
 
 
 def looked_at(samples: BatchSamples) -> list[str]:
@@ -70,11 +74,10 @@ class RemoteBlockWorker(BlockWorker):
         self, entries: Entries, rows: range, draws: Draws, out: torch.Tensor, *, leave_out: Collection[int] = ()
     ) -> BlockReport:
         if has_default_settings():
-            some = slice(rows.start, rows.stop)
-            own = Entries(entries.ids[some], entries.labels[some], entries.extents.take(list(rows)))
+            own = entries.take(rows)
             is_final = out.dtype == torch.uint8
             block = out if is_final else self._memory(out.shape)
-            request = packed_request(self._sent, block, own, draws, leave_out)
+            request = asked(self._sent, block, own, draws, leave_out)
             answer = self._fleet.fill(block, request, functools.partial(report_of, num=len(rows)))
             if answer is not None:
                 report, bad = answer

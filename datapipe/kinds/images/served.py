@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import numpy as np
 import torch
 
+from datapipe.codecs.decode import Decode
 from datapipe.errors import FormatError
+from datapipe.fetch.files import Files
 from datapipe.index.entries import Entries
 from datapipe.kinds.images.images_cpu import BlockReport, BlockWorker
 from datapipe.order.draws import Draws
 from datapipe.remote_workers.desk import Desk
 from datapipe.remote_workers.wire import (
     MAX_ROWS,
-    BadForm,
     DrawsForm,
     ExtentsForm,
-    Request,
     draws_of,
     extents_of,
     form_of_draws,
     form_of_extents,
-    forms_of_bad,
     packed,
+    packed_request,
     unpacked,
 )
 from datapipe.transforms import Recipe
@@ -37,7 +37,7 @@ class ImageRecipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     transforms: list[Any]
     num_pixels: int
-    decode: Literal["exact", "scaled"]
+    decode: Decode
 
 
 class ImageRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -51,9 +51,9 @@ class ImageRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ImageAnswer(msgspec.Struct, frozen=True):
-    """What a `BlockReport` says."""
+    """A `BlockReport` without the errors of bad rows, which the loader finds by itself."""
 
-    bad: list[BadForm]
+    bad: list[int]
     sizes: dict[int, tuple[int, int]]
     nbytes: int
     read_ns: int
@@ -61,28 +61,27 @@ class ImageAnswer(msgspec.Struct, frozen=True):
     augment_ns: int
 
 
-def packed_recipe(recipe: Recipe, num_pixels: int, decode: str) -> bytes:
+def packed_recipe(recipe: Recipe, num_pixels: int, decode: Decode) -> bytes:
     """Return a recipe as it is sent. Raises OptionError for one with code of the user's."""
-    return packed(ImageRecipe(named(recipe), num_pixels, decode))  # type: ignore[arg-type]
+    return packed(ImageRecipe(named(recipe), num_pixels, decode))
 
 
-def packed_request(recipe: bytes, out: torch.Tensor, entries: Entries, draws: Draws, leave_out: Collection[int]) -> bytes:
+def asked(recipe: bytes, out: torch.Tensor, entries: Entries, draws: Draws, leave_out: Collection[int]) -> bytes:
     """Return the request for images. `out`: (n, h, w, 3)."""
     size = int(out.shape[1]), int(out.shape[2])
     body = ImageRequest(
         msgspec.Raw(recipe), size, form_of_extents(entries.extents), form_of_draws(draws), sorted(map(int, leave_out))
     )
-    return packed(Request("images", msgspec.Raw(packed(body))))
+    return packed_request("images", body)
 
 
 def report_of(answer: bytes, num: int) -> tuple[BlockReport, list[int]]:
     """Return what a worker says of its images, and the rows that it calls bad. Raises FormatError."""
     told = unpacked(answer, ImageAnswer)
-    bad = sorted({one.row for one in told.bad})
-    if any(not 0 <= row < num for row in (*bad, *told.sizes)):
+    if any(not 0 <= row < num for row in (*told.bad, *told.sizes)):
         raise FormatError("a worker tells of rows that it was not asked for")
-    report = BlockReport([], dict(told.sizes), told.nbytes, told.read_ns, told.decode_ns, told.augment_ns)
-    return report, bad
+    report = BlockReport([], told.sizes, told.nbytes, told.read_ns, told.decode_ns, told.augment_ns)
+    return report, sorted({*told.bad})
 
 
 def serve(body: msgspec.Raw, desk: Desk) -> tuple[torch.Tensor, bytes]:
@@ -92,18 +91,18 @@ def serve(body: msgspec.Raw, desk: Desk) -> tuple[torch.Tensor, bytes]:
     num = len(extents)
     draws = draws_of(request.draws, num)
     files = desk.files(extents.paths)
-    worker = desk.opened((bytes(request.recipe), files), lambda: _open(unpacked(request.recipe, ImageRecipe), files))
+    key = ("images", bytes(request.recipe), files)
+    worker = desk.opened(key, lambda: _open(unpacked(request.recipe, ImageRecipe), files))
     out = desk.rows((num, *request.size, 3), torch.uint8)
     nothing = np.zeros(num, np.int64)  # ids and labels, which the loader keeps
     leave_out = {row for row in request.leave_out[:MAX_ROWS] if 0 <= row < num}
     report = worker.load(Entries(nothing, nothing, extents), range(num), draws, out, leave_out=leave_out)
-    answer = ImageAnswer(
-        forms_of_bad(report.bad), report.sizes, report.nbytes, report.read_ns, report.decode_ns, report.augment_ns
-    )
+    bad = [row for row, _ in report.bad]
+    answer = ImageAnswer(bad, report.sizes, report.nbytes, report.read_ns, report.decode_ns, report.augment_ns)
     return out, packed(answer)
 
 
-def _open(recipe: ImageRecipe, files: Any) -> BlockWorker:
+def _open(recipe: ImageRecipe, files: Files) -> BlockWorker:
     whole = recipe_named(recipe.transforms)
     if whole.rest or not 0 <= recipe.num_pixels <= whole.num_in_bytes:
         raise FormatError("a recipe is asked for that does not end with images of bytes")
