@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from batches import Batches, equal
 from decoders import Decoder
 
 pytest.importorskip("av")
@@ -25,8 +26,6 @@ CUT: dict[str, list[Any]] = {
     "cut": [T.RandomResizedCrop(24), T.RandomHorizontalFlip()],
     "floats": [T.CenterCrop(24), T.ToDtype(torch.float32, scale=True), T.Normalize((0.5,) * 3, (0.2,) * 3)],
 }
-
-Batches = list[dict[str, torch.Tensor]]
 
 
 @pytest.fixture
@@ -61,13 +60,6 @@ def batches(path: Path, *, clips: dict[str, Any] | None = None, **options: Any) 
     data = dp.Clips(path, **{"frames": 3, "stride": 2, "per_visit": 2, **(clips or {})})
     loader = dp.DataLoader(data, 4, **{"shuffle": True, "seed": 1, "num_workers": 2, "on_error": "skip", **options})
     return [batch for _ in range(2) for batch in loader]
-
-
-def equal(first: Batches, second: Batches) -> bool:
-    return len(first) == len(second) and all(
-        one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one if torch.is_tensor(one[name]))
-        for one, other in zip(first, second, strict=True)
-    )
 
 
 @pytest.mark.parametrize("name", CUT)

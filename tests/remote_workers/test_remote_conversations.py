@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from batches import Batches, equal
 from conversation_sets import picture, words_model, write_set
 from decoders import Decoder
 
@@ -30,8 +31,6 @@ MADE: list[Processor] = [
     CanvasProcessor(28, 1, 6, PIXELS, 4, 7, (8, 9)),
     SplitProcessor(56, 28, PIXELS, 4, 7, 8, 9, (((1,), (2,)), ((3,), (4,))), (5,), (5, 5)),
 ]
-
-Batches = list[dict[str, torch.Tensor]]
 
 
 @pytest.fixture
@@ -63,13 +62,6 @@ def batches(path: Path, **options: Any) -> Batches:
     data = dp.Conversations(path, 64, words_model(path.with_name(f"{path.name}-model")))
     loader = dp.DataLoader(data, 2, **{"shuffle": True, "seed": 1, "num_workers": 2, "on_error": "skip", **options})
     return [batch for _ in range(2) for batch in loader]
-
-
-def equal(first: Batches, second: Batches) -> bool:
-    return len(first) == len(second) and all(
-        one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one if torch.is_tensor(one[name]))
-        for one, other in zip(first, second, strict=True)
-    )
 
 
 def test_batches_are_those_of_threads(decoder: Decoder, made_here: list[int]) -> None:

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 import torch
+from batches import Batches, equal
 from decoders import TOKEN, Decoder, wait_until
 from fixtures import make_folder, mostly_nightly
 
@@ -37,8 +38,6 @@ RECIPES: dict[str, list[Any]] = {
 ARGUMENTS: dict[str, Any] = {
     "batch_size": 8, "shuffle": True, "seed": 1, "num_workers": 2, "on_error": "replace", "output": "dict", "transform": CUT,
 }  # fmt: skip
-
-Batches = list[dict[str, torch.Tensor]]
 
 
 @pytest.fixture(scope="module")
@@ -86,13 +85,6 @@ def batches(path: Path, **options: Any) -> Batches:
 
 def both(*ports: int) -> dp.Workers:
     return dp.Workers("grpc://" + ",".join(f"127.0.0.1:{port}" for port in ports), token=TOKEN)
-
-
-def equal(first: Batches, second: Batches) -> bool:
-    return len(first) == len(second) and all(
-        one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-        for one, other in zip(first, second, strict=True)
-    )
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from batches import equal
 from fixtures import make_folder
 from process_requests import noted_requests
 
@@ -59,13 +60,6 @@ def batches(path: Path, monkeypatch: pytest.MonkeyPatch, where: str, **options: 
     monkeypatch.setenv("DATAPIPE_WORKERS", where)
     loader = dp.DataLoader(path, **{**ARGUMENTS, "num_workers": 3, **options})
     return [batch for _ in range(2) for batch in loader]
-
-
-def equal(first: list[dict[str, torch.Tensor]], second: list[dict[str, torch.Tensor]]) -> bool:
-    return len(first) == len(second) and all(
-        one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-        for one, other in zip(first, second, strict=True)
-    )
 
 
 @pytest.mark.nightly
