@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import select
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ class Decoder:
         environment = importing_as_here() | {"DATAPIPE_TOKEN": TOKEN, "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
-        assert select.select([self.process.stdout], [], [], _START_S)[0], "the service does not start"
+        assert wait([self.process.stdout], _START_S), "the service does not start"
         line = self.process.stdout.readline()
         assert line, self.process.communicate()[1]
         self.url = line.split()[-1]

@@ -42,6 +42,8 @@ class PlantedFault:
     seconds: float = 1.0
     code: str = ""  # S3's name of the error; by default that of the status
     done: int = 0  # how often it happened
+    spares_again: bool = False  # whether bytes that were asked for once are given as they are when they are asked for again
+    asked: set[tuple[str, str]] = field(default_factory=set)  # path and range of the requests that it has happened to
 
     def applies(self, request: ReceivedRequest, chance: random.Random) -> bool:
         """Return True if this request gets the fault, and count it."""
@@ -49,6 +51,10 @@ class PlantedFault:
             return False
         if chance.random() >= self.share:
             return False
+        bytes_asked = request.path, request.headers.get("range", "")
+        if self.spares_again and bytes_asked in self.asked:
+            return False
+        self.asked.add(bytes_asked)
         self.done += 1
         return True
 

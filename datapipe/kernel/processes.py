@@ -18,7 +18,6 @@ import atexit
 import contextlib
 import mmap
 import os
-import select
 import socket
 import subprocess
 import sys
@@ -129,10 +128,13 @@ class Launcher:
     def is_ready(self) -> bool:
         """Whether workers can be forked at once."""
         with self._lock:
-            if self._is_ready is None and select.select([self._control], [], [], 0)[0]:
-                self._is_ready = False
-                with contextlib.suppress(OSError):
-                    self._is_ready = self._control.recv(1) == b"r"
+            if self._is_ready is None:
+                try:
+                    self._is_ready = self._control.recv(1, socket.MSG_DONTWAIT) == b"r"
+                except BlockingIOError:  # it has not said yet
+                    return False
+                except OSError:
+                    self._is_ready = False
                 if not self._is_ready:
                     logger.warning("there are no worker processes, as their launcher ended; threads make the batches")
         return bool(self._is_ready)

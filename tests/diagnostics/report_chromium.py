@@ -6,13 +6,13 @@ import base64
 import contextlib
 import json
 import os
-import select
 import shutil
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +87,7 @@ class Browser:
 
     def _next(self) -> dict[str, Any]:
         while b"\0" not in self._pending:
-            assert select.select([self._read], [], [], _SILENCE_S)[0], f"the browser has been silent for {_SILENCE_S} s"
+            assert wait([self._read], _SILENCE_S), f"the browser has been silent for {_SILENCE_S} s"
             more = os.read(self._read, 1 << 20)
             assert more, "the browser went away"
             self._pending += more

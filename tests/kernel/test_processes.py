@@ -139,6 +139,24 @@ def test_without_descriptors_a_worker_counts_as_ended(launcher: Launcher) -> Non
             os.close(descriptor)
 
 
+def test_descriptors_beyond_1024_are_as_good_as_others() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 4096:
+        pytest.skip("a process may open too few files here")
+    held: list[int] = []
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 4096), hard))
+        held += [os.open("/dev/null", os.O_RDONLY) for _ in range(1100)]  # select() knows the first 1,024 alone
+        begun = Launcher(())
+        assert begun.wait(READY_S)
+        assert WorkerProcess(begun, make_worker).ask(("double", 4))[0] == [8]
+        begun.end()
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 def test_a_forked_child_does_not_keep_workers(launcher: Launcher) -> None:
     worker = WorkerProcess(launcher, make_worker)
     process = worker.ask(("pid",))[0]

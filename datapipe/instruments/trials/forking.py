@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import statistics
 import time
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from multiprocessing.connection import wait
 from typing import Any
 
 import numpy as np
@@ -80,7 +80,7 @@ def _run_child(measure: Callable[[], dict[str, Any]], sending: int) -> None:
 def _read(receiving: int, *, until_s: float) -> bytes | None:
     told = b""
     while (left_s := until_s - time.monotonic()) > 0:
-        if select.select([receiving], [], [], left_s)[0]:
+        if wait([receiving], left_s):
             part = os.read(receiving, 1 << 16)
             if not part:
                 return told

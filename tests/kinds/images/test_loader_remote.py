@@ -163,7 +163,7 @@ FAULTS = {
     "truncated bodies": PlantedFault("truncate", share=0.2, path=".tar"),
     "a stalled body": PlantedFault("stall", times=2, path=".tar"),
     "slow bodies": PlantedFault("slow", share=0.3, seconds=0.2, path=".tar"),
-    "bits flipped on the wire": PlantedFault("flip", times=6, path=".tar"),
+    "bits flipped on the wire": PlantedFault("flip", times=6, path=".tar", spares_again=True),
     "a flipped bit in an index": PlantedFault("flip", times=1, path="index.arrow"),
     "faults of the indexes": PlantedFault("reset", times=2, path="index.arrow"),
     "faults of the manifest": PlantedFault("status", status=503, times=2, path="dataset.json"),
@@ -175,6 +175,7 @@ FAULTS = {
 def test_faults_change_nothing(store: FaultyStore, expected: list[Any], name: str) -> None:
     fault = FAULTS[name]
     fault.done = 0
+    fault.asked.clear()
     store.weather.faults = [fault]
     assert same(copies(open_remote()), expected)
     assert fault.done, "the fault did not come about"
