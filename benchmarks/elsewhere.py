@@ -36,7 +36,7 @@ from benchmarks.shown.machines_elsewhere import elsewhere
 from benchmarks.video import write_videos
 from datapipe import transforms as T
 from datapipe.core.environment import importing_as_here
-from datapipe.remote_workers.connection import Connection
+from datapipe.remote_workers.connection import Address, Connection
 from datapipe.remote_workers.settings import addresses
 from datapipe.testing.synthetic_images import make_image_folder
 
@@ -173,7 +173,7 @@ def _digest(loader: Any) -> str:
 def _idle(workers: dp.Workers, for_s: float) -> dict[str, float]:
     """Return what open connections cost this process, in µs of CPU a second."""
     (url,) = addresses(workers.places)
-    connections = [Connection(url, _TOKEN, None) for _ in range(CONNECTIONS)]
+    connections = [Connection(Address(url, _TOKEN)) for _ in range(CONNECTIONS)]
     for one in connections:
         one.hello(10)
     time.sleep(0.1)

@@ -81,7 +81,7 @@ OWN_ROOMS: dict[str, tuple[str, ...]] = {
     "botocore": ("datapipe.stores",),
     "h5py": ("datapipe.containers.hdf5", "converters.writers.hdf5"),
     "lmdb": ("datapipe.sources.lmdb.listing",),
-    "ray": ("converters.engines.ray",),
+    "ray": ("datapipe.core.ray_cluster", "datapipe.serving.ray_actor", "converters.engines.ray"),
     "av": ("datapipe.codecs.video.library",),
     "PyNvVideoCodec": ("datapipe.kinds.clips.nvdec.library",),
     "soundfile": ("datapipe.codecs.audio.library",),

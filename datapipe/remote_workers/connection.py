@@ -8,6 +8,7 @@ import os
 import re
 import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -48,14 +49,30 @@ class UnableError(Exception):
     """A request that a worker refused, or could not serve: it cannot read a file, or a process of it ended."""
 
 
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a worker listens, and what lets a loader in."""
+
+    url: str
+    token: str = field(repr=False)
+    trusted: bytes | None = None  # certificates, PEM; None: those that gRPC brings
+    hostname: str | None = None  # the one that the worker's certificate is for; None: that of the URL
+
+    @property
+    def place(self) -> str:
+        """HOST:PORT."""
+        return self.url.partition("://")[2]
+
+
 class Connection:
     """A connection to a worker, for one thread at a time."""
 
-    def __init__(self, url: str, token: str, trusted: bytes | None) -> None:
-        self._place = url.partition("://")[2]
-        self._token = (HEADER.encode(), authorization(token))
-        encryption: dict[str, Any] = {} if trusted is None else {"tls_root_certs": trusted}
-        self._client = flight.FlightClient(url, generic_options=_LARGE, **encryption)
+    def __init__(self, address: Address) -> None:
+        self._who = f"the worker at {address.place}"
+        self._token = (HEADER.encode(), authorization(address.token))
+        encryption: dict[str, Any] = {"tls_root_certs": address.trusted, "override_hostname": address.hostname}
+        encryption = {name: value for name, value in encryption.items() if value is not None}
+        self._client = flight.FlightClient(address.url, generic_options=_LARGE, **encryption)
         _clients.add(self._client)
 
     def hello(self, timeout_s: float) -> Hello:
@@ -79,7 +96,7 @@ class Connection:
         column = chunk.data.column(0) if chunk.data.num_columns == 1 else None
         width = out[0].nbytes if len(out) else 0
         if column is None or column.type != pa.binary(width) or len(column) != len(out) or chunk.app_metadata is None:
-            raise LostError(f"{self._place} sent other rows than were asked for")
+            raise LostError(f"{self._who} sent other rows than were asked for")
         if out.nbytes:
             rows = column.buffers()[1].slice(column.offset * width, out.nbytes)
             np.copyto(out.view(-1).view(torch.uint8).numpy(), np.frombuffer(rows, np.uint8))
@@ -97,14 +114,14 @@ class Connection:
 
     def _told(self, exc: Exception) -> Exception:
         """Return what an error of Flight means."""
-        place, text = self._place, _BEFORE.sub("", " ".join(_APPENDED.split(str(exc))[0].split()))
+        who, text = self._who, _BEFORE.sub("", " ".join(_APPENDED.split(str(exc))[0].split()))
         if isinstance(exc, flight.FlightUnauthenticatedError):
-            return OptionError(f"the worker at {place} refuses the token; pass the one that its `datapipe serve` has")
+            return OptionError(f"{who} refuses the token; pass the one that its `datapipe serve` has")
         if isinstance(exc, (flight.FlightServerError, flight.FlightUnauthorizedError)):
-            return UnableError(f"{place}: {text:.400}")
+            return UnableError(f"{who}: {text:.400}")
         if isinstance(exc, flight.FlightTimedOutError):
-            return LateError(f"{place} does not answer in time")
-        return LostError(f"{place} does not answer ({text:.300})")
+            return LateError(f"{who} does not answer in time")
+        return LostError(f"{who} does not answer ({text:.300})")
 
 
 _clients: weakref.WeakSet[flight.FlightClient] = weakref.WeakSet()

@@ -28,10 +28,11 @@ _OPENED = 8  # recipes that are kept ready
 class Desk:
     """Serves one request after the other.
 
-    `roots`: folders, with all links followed, and URLs. What lies below none of them is not opened.
+    `roots`: folders, with all links followed, and URLs. What lies below none of them is not opened. None: everything is.
     """
 
-    def __init__(self, roots: Sequence[str]) -> None:
+    def __init__(self, roots: Sequence[str] | None) -> None:
+        self._is_free, roots = roots is None, roots or ()
         self._folders = [os.fsencode(os.path.realpath(root)) for root in roots if not is_url(root)]
         self._prefixes = [parse_location(root) for root in roots if is_url(root)]
         self._real_folder = functools.lru_cache(maxsize=1 << 16)(os.path.realpath)
@@ -59,7 +60,7 @@ class Desk:
         else:
             real = self._real(path)
             is_below = any(is_within(real, folder) for folder in self._folders)
-        if not is_below:
+        if not (is_below or self._is_free):
             raise OptionError(f"{path}: lies below none of the roots that this worker serves")
         return stored
 

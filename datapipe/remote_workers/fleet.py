@@ -14,7 +14,8 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 import torch
 
@@ -22,11 +23,13 @@ from datapipe.core.printable import counted, get_logger
 from datapipe.core.versions import DECODING, differing, versions
 from datapipe.errors import BackendError, DatapipeError, DependencyError, FormatError, OptionError
 from datapipe.kernel.options import default_num_workers
-from datapipe.remote_workers.connection import Connection, LateError, LostError, UnableError
+from datapipe.remote_workers.connection import Address, Connection, LateError, LostError, UnableError
+from datapipe.remote_workers.ray_workers import begun
 from datapipe.remote_workers.settings import Workers, addresses
-from datapipe.remote_workers.wire import Hello
+from datapipe.remote_workers.wire import SEATS, Hello
 
 _HELLO_S = 10.0  # to answer when a loader begins
+_BEGIN_S = 30.0  # for Ray to begin a worker meanwhile, which takes some 5 s where a node has free cores
 _FIRST_S = 60.0  # for the first piece, which may open files, and import what decodes them
 _LEAST_S, _PATIENCE = 2.0, 8.0  # for others: so many times what the slowest of late took, and at least so long
 _MOST_PATIENCE = 64.0  # of a worker that was late again and again
@@ -42,12 +45,41 @@ T = TypeVar("T")
 logger = get_logger(__name__)
 
 
+class Place(Protocol):
+    """Where one worker is."""
+
+    @property
+    def name(self) -> str:
+        """The worker in words."""
+
+    @property
+    def cores(self) -> int | None:
+        """Its cores, None: it is the first to say."""
+
+    def find(self, timeout_s: float) -> Address:
+        """Return where it listens now. Raises LostError if it is nowhere yet, DependencyError if it cannot be begun."""
+
+
+@dataclass(frozen=True, slots=True)
+class FixedPlace:
+    """A worker that a user started."""
+
+    address: Address
+    cores: None = None
+
+    @property
+    def name(self) -> str:
+        return self.address.place
+
+    def find(self, timeout_s: float) -> Address:
+        return self.address
+
+
 class Worker:
     """A worker as the fleet knows it. Guarded by the fleet's lock."""
 
-    def __init__(self, url: str) -> None:
-        self.url = url
-        self.place = url.partition("://")[2]
+    def __init__(self, place: Place) -> None:
+        self.place = place
         self.hello: Hello | None = None  # what it said of itself last
         self.free: list[Connection] = []  # seats
         self.is_here = False
@@ -62,6 +94,13 @@ class Worker:
         """How long a piece may take."""
         return max(_LEAST_S, self.patience * self.slowest_s) if self.slowest_s else _FIRST_S
 
+    @property
+    def num_seats(self) -> int | None:
+        """The requests that it works on at once; None if that is not known yet."""
+        if self.hello is not None:
+            return _seats(self.hello)
+        return None if self.place.cores is None else SEATS * self.place.cores
+
 
 class Fleet:
     """The workers of a loader. Thread-safe. In a forked child there are none.
@@ -71,35 +110,41 @@ class Fleet:
     """
 
     def __init__(self, workers: Workers, paths: Sequence[str]) -> None:
-        self._settings, self._paths = workers, sorted({*paths})
-        self._trusted = workers.trusted()
-        self.workers = [Worker(url) for url in addresses(workers.places)]
+        self._paths = sorted({*paths})
+        self._hello_s = _BEGIN_S if workers.are_rays else _HELLO_S
+        self.workers = [Worker(place) for place in _places(workers)]
         self._changed = threading.Condition(threading.Lock())
         self._owner = os.getpid()
         self._here = threading.Semaphore(default_num_workers())
-        self._told: set[str] = set()  # places of which it was said that they cannot do something
+        self._told: set[Place] = set()  # of which it was said that they cannot do something
         with ThreadPoolExecutor(len(self.workers)) as pool:
             problems = list(pool.map(self._problem, self.workers))
         for problem in problems:
             if isinstance(problem, DatapipeError):
                 raise problem
         lost = [(worker, problem) for worker, problem in zip(self.workers, problems, strict=True) if problem is not None]
-        if len(lost) == len(self.workers):
+        if workers.are_rays:
+            if lost:
+                there = f"{len(self.workers) - len(lost)} of {counted(len(self.workers), 'worker')} of Ray"
+                logger.warning("%s can be used (%s); the others are used when Ray has begun them", there, lost[0][1])
+        elif len(lost) == len(self.workers):
             raise BackendError(f"workers: {lost[0][1]}; start `datapipe serve` there, or leave out workers=")
-        for worker, problem in lost:
-            logger.warning("the worker at %s; it is used when it answers", problem)
+        else:
+            for _, problem in lost:
+                logger.warning("%s; it is used when it answers", problem)
+        for worker, _ in lost:
             self._look_for(worker)
 
     @property
     def num_seats(self) -> int:
-        """The requests that all workers, when they are there, work on at once. Workers not yet seen count as the largest."""
-        known = [_seats(worker.hello) for worker in self.workers if worker.hello is not None]
+        """The requests that all workers, when they are there, work on at once. Those not known yet count as the largest."""
+        known = [worker.num_seats for worker in self.workers if worker.num_seats is not None]
         return sum(known) + max(known) * (len(self.workers) - len(known))
 
     def describe(self) -> str:
         """Return the workers in words, for `explain`."""
         facts = ("not there" if worker.hello is None else counted(worker.hello.cores, "core") for worker in self.workers)
-        return ", ".join(f"{worker.place} ({fact})" for worker, fact in zip(self.workers, facts, strict=True))
+        return ", ".join(f"{worker.place.name} ({fact})" for worker, fact in zip(self.workers, facts, strict=True))
 
     def fill(self, out: torch.Tensor, request: bytes, read: Callable[[bytes], T]) -> T | None:
         """Fill a tensor with rows that a worker makes, and return what `read` makes of its answer.
@@ -122,10 +167,10 @@ class Fleet:
                 continue
             except (UnableError, OptionError, FormatError) as exc:
                 self._give_back(worker, seat, generation)
-                self._tell_once(worker.place, f"the worker at {exc}; what it cannot do is made here")
+                self._tell_once(worker.place, f"{exc}; what it cannot do is made here")
                 return None
             except BaseException:
-                self._lose(worker, generation, LostError(f"{worker.place} was asked, which was interrupted"))
+                self._lose(worker, generation, LostError(f"{worker.place.name} was asked, which was interrupted"))
                 raise
             self._give_back(worker, seat, generation, took_s=time.monotonic() - began, num_rows=len(out))
             return answer
@@ -174,12 +219,12 @@ class Fleet:
             num_left = sum(one.is_here for one in self.workers)
             self._changed.notify_all()
         if num_left:
-            logger.warning("the worker at %s; others make its batches until it answers again", why)
+            logger.warning("%s; others make its batches until it answers again", why)
         else:
-            logger.warning("the worker at %s; no worker is left: threads make the batches until one answers again", why)
+            logger.warning("%s; no worker is left: threads make the batches until one answers again", why)
         self._look_for(worker)
 
-    def _tell_once(self, place: str, text: str) -> None:
+    def _tell_once(self, place: Place, text: str) -> None:
         with self._changed:
             if place in self._told:
                 return
@@ -191,20 +236,21 @@ class Fleet:
     def _problem(self, worker: Worker) -> Exception | None:
         """Greet a worker; return why it cannot be used."""
         try:
-            self._greet(worker, _HELLO_S)
+            self._greet(worker, self._hello_s)
         except (LostError, UnableError, DatapipeError) as exc:
             return exc
         return None
 
     def _greet(self, worker: Worker, timeout_s: float) -> None:
         """Greet a worker, and open its seats. Raises LostError, UnableError, DependencyError, OptionError."""
-        first = self._connection(worker)
+        address = worker.place.find(timeout_s)
+        first = Connection(address)
         hello = first.hello(timeout_s)
-        skew = differing(f"the worker at {worker.place}", hello.versions, _versions_here())
+        skew = differing(f"the worker at {address.place}", hello.versions, _versions_here())
         if skew is not None:
             raise DependencyError(f"{skew}; install the same versions on both, as pixels may depend on them")
-        self._look(worker.place, first)
-        seats = [first, *(self._connection(worker) for _ in range(_seats(hello) - 1))]
+        self._look(address.place, first)
+        seats = [first, *(Connection(address) for _ in range(_seats(hello) - 1))]
         with self._changed:
             worker.hello, worker.free, worker.num_taken, worker.is_here = hello, seats, 0, True
             worker.generation += 1
@@ -222,9 +268,6 @@ class Fleet:
                 continue
             raise OptionError(f"{path}: {there}; {_SAME_DATA}")
 
-    def _connection(self, worker: Worker) -> Connection:
-        return Connection(worker.url, self._settings.secret, self._trusted)
-
     def _look_for(self, worker: Worker) -> None:
         looking = threading.Thread(target=_look_for, args=(weakref.ref(self), worker), name="datapipe-workers", daemon=True)
         looking.start()
@@ -233,6 +276,14 @@ class Fleet:
 def _seats(hello: Hello) -> int:
     """Return how many seats are used of those that a worker says it has."""
     return min(max(1, hello.seats), _MOST_SEATS)
+
+
+def _places(workers: Workers) -> Sequence[Place]:
+    """Return where workers are, of which Ray's are begun now. Raises what `ray_workers.begun` raises."""
+    if workers.are_rays:
+        return begun(workers)
+    trusted = workers.trusted()
+    return [FixedPlace(Address(url, workers.secret, trusted)) for url in addresses(workers.places)]
 
 
 @functools.cache
@@ -256,5 +307,5 @@ def _look_for(fleet: weakref.ref[Fleet], worker: Worker) -> None:
         except DatapipeError as exc:
             logger.warning("%s; it is left out", exc)
             return
-        logger.info("the worker at %s is used again", worker.place)
+        logger.info("%s is used again", worker.place.name)
         return

@@ -25,6 +25,7 @@ MAX_NBYTES = 1 << 30  # of the rows of a request
 T = TypeVar("T")
 _pack = msgspec.msgpack.Encoder()
 
+SEATS = 2  # of a core, so that it is never idle while rows are on their way
 HELLO, LOOK = "hello", "look"  # actions of a worker
 
 
@@ -40,7 +41,7 @@ class Hello(msgspec.Struct, frozen=True):
 
     node: str
     cores: int
-    seats: int  # requests that it works on at once
+    seats: int  # requests that it works on at once: `SEATS` for each core
     kinds: list[str]
     versions: dict[str, str]
 

@@ -22,10 +22,9 @@ from datapipe.errors import BackendError
 from datapipe.kernel.pools import SlabPool
 from datapipe.kernel.processes import Launcher, WorkerEndedError, WorkerProcess
 from datapipe.remote_workers.connection import HEADER, authorization
-from datapipe.remote_workers.wire import HELLO, LOOK, Hello, packed
+from datapipe.remote_workers.wire import HELLO, LOOK, SEATS, Hello, packed
 from datapipe.serving.work import IMPORTS, SERVED, Refusal, ServedWork
 
-PROCESSES = 2  # of a core, so that it is never idle while rows are on their way
 _START_S = 60.0
 _POLL_S = 0.5  # between looks whether who asked is still there
 _LEAST_NBYTES = 1 << 20  # of memory for answers, whose sizes are powers of two, so that few sizes are pooled
@@ -41,14 +40,16 @@ class Encryption:
 
 
 class Service(flight.FlightServerBase):  # type: ignore[misc]
-    """Serves until `shutdown`. `url`: where it listens; port 0 is any free one. `roots`: what may be read.
+    """Serves until `shutdown`. `url`: where it listens; port 0 is any free one. `roots`: what may be read; None: everything.
 
     Raises BackendError if its processes cannot be begun, or it cannot listen.
     """
 
-    def __init__(self, url: str, *, token: str, roots: Sequence[str], cores: int, encryption: Encryption | None = None) -> None:
-        self._cores, self._num = cores, cores * PROCESSES
-        self._work = ServedWork(tuple(roots))
+    def __init__(
+        self, url: str, *, token: str, roots: Sequence[str] | None, cores: int, encryption: Encryption | None = None
+    ) -> None:
+        self._cores, self._num = cores, cores * SEATS
+        self._work = ServedWork(None if roots is None else tuple(roots))
         self._launcher = Launcher(IMPORTS)
         if not self._launcher.wait(_START_S):
             raise BackendError("the processes that decode cannot be begun: their launcher did not start; `datapipe doctor`")

@@ -36,7 +36,7 @@ class ServedWork:
     Requests are (what, body), `what` being `LOOK` or ""; answers are (rows, bytes of each, answer to the loader), or a `Refusal`.
     """
 
-    roots: tuple[str, ...]
+    roots: tuple[str, ...] | None  # None: all files
 
     def __call__(self) -> Handler:
         torch.set_num_threads(1)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from converters.engines import ray as engine
+from datapipe.core.ray_cluster import import_ray
 from datapipe.errors import DependencyError, OptionError
 
 
@@ -45,4 +46,4 @@ def test_ray_that_does_not_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "ray", raising=False)
     with pytest.raises(DependencyError, match=r"Ray does not import \(AttributeError: no protobuf\); install it again"):
-        engine._import_ray()
+        import_ray(engine.ENGINE)

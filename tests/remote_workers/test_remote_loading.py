@@ -327,7 +327,9 @@ def test_twenty_kills_lose_and_repeat_nothing(top: Path, folder: Path, decoder: 
 
 def test_nobody_answers(folder: Path) -> None:
     loader = dp.DataLoader(folder, **ARGUMENTS, workers=dp.Workers("grpc://127.0.0.1:1", token=TOKEN))
-    with pytest.raises(BackendError, match=r"workers: 127\.0\.0\.1:1 does not answer .*; start `datapipe serve` there, or leave"):
+    with pytest.raises(
+        BackendError, match=r"workers: the worker at 127\.0\.0\.1:1 does not answer .*; start `datapipe serve` there"
+    ):
         next(iter(loader))
 
 

@@ -52,6 +52,27 @@ def test_places_that_are_none(places: Any, message: str) -> None:
         dp.Workers(places, token=TOKEN)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, r"Workers\('ray'\): num_cpus is missing, the cores of all workers together, such as num_cpus=64"),
+        ({"num_cpus": 0}, r"Workers\('ray'\): num_cpus is 0; it must be at least 1"),
+        ({"num_cpus": 2.5}, r"num_cpus is 2\.5; it must be a whole number"),
+        ({"num_cpus": 4, "cpus_per_worker": 0}, r"cpus_per_worker is 0; it must be at least 1"),
+        ({"num_cpus": 4, "address": 7}, r"address is 7; write HOST:PORT, or 'auto'"),
+        ({"num_cpus": 4, "token": TOKEN}, r"Workers\('ray'\): token is given, and workers of Ray get one of their own"),
+        ({"num_cpus": 4, "certificate": "a.pem"}, r"certificate is given, and workers of Ray get one of their own"),
+        (
+            {"places": "grpc://127.0.0.1:1", "token": TOKEN, "num_cpus": 4},
+            r"num_cpus belongs to workers of Ray; write Workers\('ray'",
+        ),
+    ],
+)
+def test_options_of_workers_of_ray(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        dp.Workers(**{"places": "ray", **options})
+
+
 @pytest.mark.parametrize("token", ["short", "with a blank in it....", "ümlauts-are-not-ascii", "0123456789\nabcdef", ""])
 def test_tokens_that_are_none(token: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DATAPIPE_TOKEN", raising=False)

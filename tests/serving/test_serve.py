@@ -24,7 +24,7 @@ from datapipe.cli.main import main
 from datapipe.index.entries import Entries, Extents
 from datapipe.kinds.images.served import asked, packed_recipe
 from datapipe.order.draws import Draws
-from datapipe.remote_workers.connection import Connection, UnableError
+from datapipe.remote_workers.connection import Address, Connection, UnableError
 from datapipe.remote_workers.wire import HELLO, LOOK, Look, Request, packed
 from datapipe.transforms import Recipe
 
@@ -39,7 +39,7 @@ def folder(decoder: Decoder) -> Path:
 
 @pytest.fixture
 def connection(decoder: Decoder) -> Connection:
-    return Connection(decoder.url, TOKEN, None)
+    return Connection(Address(decoder.url, TOKEN))
 
 
 def request_of(*paths: Path | str, recipe: bytes = RECIPE, size: int = SIZE) -> tuple[torch.Tensor, bytes]:
@@ -167,7 +167,7 @@ for epoch in range(1_000_000):
     process.communicate()
     num_open = len(os.listdir(f"/proc/{decoder.process.pid}/fd"))
     wait_until(lambda: len(os.listdir(f"/proc/{decoder.process.pid}/fd")) <= num_open, what="connections stay open")
-    Connection(decoder.url, TOKEN, None).fill(*request_of(next(folder.rglob("*.jpg"))), 30)
+    Connection(Address(decoder.url, TOKEN)).fill(*request_of(next(folder.rglob("*.jpg"))), 30)
     assert all(map(is_alive, decoder.processes()))
 
 
@@ -179,7 +179,7 @@ def test_idle_connections_cost_nothing(decoder: Decoder) -> None:
             found += int(numbers[11]) + int(numbers[12])
         return found
 
-    connections = [Connection(decoder.url, TOKEN, None) for _ in range(10)]
+    connections = [Connection(Address(decoder.url, TOKEN)) for _ in range(10)]
     for one in connections:
         one.hello(10)
     began, before = ticks(), time.process_time()
@@ -230,7 +230,7 @@ def test_a_token_is_made_if_none_is_given(tmp_path: Path) -> None:
     url = process.stdout.readline().split()[-1]
     name, token = process.stdout.readline().split()[:2]
     assert name == "token:"
-    assert Connection(url, token, None).hello(20).seats == 2
+    assert Connection(Address(url, token)).hello(20).seats == 2
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=30)
     assert process.returncode == 0

@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
 import os
 import secrets
-import signal
-import socket
 import sys
 import time
 from collections import deque
@@ -24,15 +21,16 @@ from converters.engines.ray import task
 from converters.planning.plan import PlannedShard
 from converters.runs import to_json
 from converters.shards import OnSamples, OnShard, ShardJob, error_from_json
-from datapipe.core.environment import extra, install_command, num_usable_cores
+from datapipe.core.environment import num_usable_cores
 from datapipe.core.printable import get_logger
+from datapipe.core.ray_cluster import address_of_cluster, begin, connect, import_ray, is_connected
 from datapipe.core.versions import differing
 from datapipe.core.waiting import Wait, reported_wait
 from datapipe.errors import DependencyError, OptionError, StorageError
 
+ENGINE, ADDRESS = "--engine ray", "--address"  # the options, as messages name them
 _MAX_ATTEMPTS = 5  # of a shard whose node or process dies
 _QUEUED = 2  # tasks that wait for a free core, so that none is idle, and so that a cluster that can grow does
-_CONNECT_S = 10.0
 _LOOK_S = 60.0  # for nodes to answer before the first shard; one that does not is asked by each of its tasks
 _STOP_S = 20.0  # for tasks to end when they are told to, before their processes are killed
 _STORE_NBYTES = 80_000_000  # Ray's object store of a local cluster, the least that it takes: hardly anything is put there
@@ -55,7 +53,7 @@ def run_on_cluster(
     `num_workers`: tasks at a time; None: as many as the cluster has cores. Raises what `engines.local.run_shards` raises,
     OptionError if no cluster answers, DependencyError if Ray is missing here or a node has other versions.
     """
-    ray = _import_ray()
+    ray = import_ray(ENGINE)
     # Ray prints news of its nodes on standard output, which is for the report
     with contextlib.redirect_stdout(sys.stderr), _connected(ray, address, num_workers or num_usable_cores()):
         ray.cloudpickle.register_pickle_by_value(task)
@@ -64,74 +62,35 @@ def run_on_cluster(
         _RayRun(ray, job, (expected, compared), num_workers, on_samples, on_shard).build(shards)
 
 
-def _import_ray() -> Any:
-    try:
-        import ray
-    except ImportError as exc:
-        raise DependencyError(f"--engine ray: Ray is not installed; {install_command('ray')}, on every node") from exc
-    except Exception as exc:  # a broken installation raises whatever it meets first
-        what = f"{type(exc).__name__}: {' '.join(str(exc).split()):.200}"
-        raise DependencyError(
-            f"--engine ray: Ray does not import ({what}); install it again: pip install --force-reinstall {extra('ray')}"
-        ) from exc
-    return ray
-
-
 @contextlib.contextmanager
 def _connected(ray: Any, address: str | None, num_cpus: int) -> Iterator[None]:
     """Connect to a cluster for the block, unless the caller is connected already."""
-    if ray.is_initialized():
-        connected = ray.get_runtime_context().gcs_address
-        if address not in (None, "auto", connected):
-            raise OptionError(
-                f"--address {address}: this process is connected to {connected}; call ray.shutdown(), or leave it out"
-            )
+    if is_connected(ray, address, f"{ADDRESS} {address}"):
         yield
         return
-    address = address or os.environ.get("RAY_ADDRESS")
-    if address is not None and "://" in address:
-        raise OptionError(
-            f"--address {address}: Ray's client cannot carry the progress of tasks; run the command on a machine of the cluster,"
-            " or by `ray job submit`, with --address auto"
-        )
-    if address not in (None, "auto", "local"):
-        _refuse_silent(address)
-    quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
-    handler = signal.getsignal(signal.SIGTERM)
-    starts = "one starts on this machine" if address is None else f"this process connects to {address}"
-    try:
-        with reported_wait("the Ray cluster", starts):
-            if address is not None:
-                ray.init(address=address, **quiet)
-            else:
-                os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster of ours, which nobody asked to report home
-                local = {"num_cpus": num_cpus, "object_store_memory": _STORE_NBYTES, "include_dashboard": False}
-                ray.init(address="local", **local, **quiet)
-        if signal.getsignal(signal.SIGTERM) is not handler:
-            signal.signal(signal.SIGTERM, handler)  # Ray's own would end the process without stopping tasks
-    except Exception as exc:  # Ray raises errors of many types here, among them plain Exception
-        what = f"{type(exc).__name__}: {' '.join(str(exc).split()):.300}"
-        if address in (None, "local"):
-            raise OptionError(
-                f"--engine ray: Ray does not start on this machine ({what}); start a cluster by `ray start --head` and pass "
-                "--address auto, or leave out --engine ray: the local engine writes the same bytes"
-            ) from exc
-        raise OptionError(f"no Ray cluster at --address {address}: {what}; see docs/clusters.md") from exc
+    address = address_of_cluster(address)
+    if address in (None, "local"):
+        _begin_local(ray, num_cpus)
+    else:
+        connect(ray, address, f"{ADDRESS} {address}")
     try:
         yield
     finally:
         ray.shutdown()
 
 
-def _refuse_silent(address: str) -> None:
-    """Raise OptionError if nothing answers at HOST:PORT; Ray itself tries for minutes."""
-    host, _, port = address.rpartition(":")
+def _begin_local(ray: Any, num_cpus: int) -> None:
+    """Begin a cluster of this machine alone. Raises OptionError."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster of ours, which nobody asked to report home
+    local = {"num_cpus": num_cpus, "object_store_memory": _STORE_NBYTES, "include_dashboard": False}
     try:
-        with reported_wait(f"the Ray cluster at {address}", f"no answer yet, for {_CONNECT_S:.0f} s at most"):
-            socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
-    except (OSError, ValueError) as exc:
+        with reported_wait("the Ray cluster", "one starts on this machine"):
+            begin(ray, address="local", **local)
+    except Exception as exc:  # Ray raises errors of many types here, among them plain Exception
+        what = f"{type(exc).__name__}: {' '.join(str(exc).split()):.300}"
         raise OptionError(
-            f"no Ray cluster at --address {address}: {exc}; `ray status` on a machine of the cluster shows HOST:PORT"
+            f"{ENGINE}: Ray does not start on this machine ({what}); start a cluster by `ray start --head` and pass "
+            f"{ADDRESS} auto, or leave out {ENGINE}: the local engine writes the same bytes"
         ) from exc
 
 
