@@ -58,4 +58,5 @@ class Elsewhere:
         """Return the line of `explain` about them. `piece`: what a seat makes at once, such as "block"."""
         if self.fleet is None:
             return []
-        return [f"elsewhere {self.fleet.describe()}: {counted(self.num_seats, piece)} at once"]
+        so_far = f"; {counted(self.fleet.num_pieces, piece)} so far" if self.fleet.num_pieces else ""
+        return [f"elsewhere {self.fleet.describe()}: {counted(self.num_seats, piece)} at once{so_far}"]

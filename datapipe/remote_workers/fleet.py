@@ -87,7 +87,7 @@ class Worker:
         self.num_taken = 0  # seats
         self.slowest_s = 0.0  # lately; 0: it has made nothing yet
         self.patience = _PATIENCE
-        self.num_rows = 0  # made for this loader
+        self.num_pieces = 0  # made for this loader
 
     @property
     def timeout_s(self) -> float:
@@ -141,6 +141,11 @@ class Fleet:
         known = [worker.num_seats for worker in self.workers if worker.num_seats is not None]
         return sum(known) + max(known) * (len(self.workers) - len(known))
 
+    @property
+    def num_pieces(self) -> int:
+        """The pieces that they have made for this loader."""
+        return sum(worker.num_pieces for worker in self.workers)
+
     def describe(self) -> str:
         """Return the workers in words, for `explain`."""
         facts = ("not there" if worker.hello is None else counted(worker.hello.cores, "core") for worker in self.workers)
@@ -172,7 +177,7 @@ class Fleet:
             except BaseException:
                 self._lose(worker, generation, LostError(f"{worker.place.name} was asked, which was interrupted"))
                 raise
-            self._give_back(worker, seat, generation, took_s=time.monotonic() - began, num_rows=len(out))
+            self._give_back(worker, seat, generation, took_s=time.monotonic() - began)
             return answer
         return None
 
@@ -196,14 +201,14 @@ class Fleet:
                     return worker, worker.free.pop(), worker.generation
                 self._changed.wait()
 
-    def _give_back(self, worker: Worker, seat: Connection, generation: int, *, took_s: float = 0.0, num_rows: int = 0) -> None:
+    def _give_back(self, worker: Worker, seat: Connection, generation: int, *, took_s: float = 0.0) -> None:
         with self._changed:
             if generation != worker.generation or not worker.is_here:
                 return
             worker.num_taken -= 1
             worker.free.append(seat)
-            worker.num_rows += num_rows
             if took_s:
+                worker.num_pieces += 1
                 worker.slowest_s = max(took_s, _FORGETTING * worker.slowest_s)
             self._changed.notify()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -187,6 +188,19 @@ def test_a_killed_training_leaves_no_worker(nodes: TwoNodes, folder: Path, tmp_p
         (pid,) = pids()
         process.kill()
     wait_until(lambda: not is_alive(pid), what="the worker outlives the training")
+
+
+@pytest.mark.nightly
+def test_the_example_trains(nodes: TwoNodes, folder: Path) -> None:
+    environment = importing_as_here() | {"RAY_ADDRESS": nodes.address, "OMP_NUM_THREADS": "1"}
+    example = Path(__file__).resolve().parents[2] / "examples" / "decode_elsewhere.py"
+    command = [sys.executable, example, folder, "--ray-cpus", "1", "--threads", "0", "--batch-size", "16"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    *epochs, workers = done.stdout.splitlines()
+    losses = [float(line.split()[3].rstrip(",")) for line in epochs]
+    assert losses[1] < losses[0]
+    assert re.fullmatch(r"elsewhere Ray's worker 1 \(1 core\): 2 blocks at once; \d+ blocks so far", workers)
 
 
 @pytest.mark.nightly

@@ -222,7 +222,7 @@ def test_a_worker_that_is_late_at_the_start_is_used_when_it_answers(
     worker, _ = loader._passes.kind.elsewhere.fleet.workers
     wait_until(lambda: worker.is_here, what="the worker is not found")
     found += list(loader)
-    assert worker.num_rows
+    assert worker.num_pieces
     assert equal(found, expected)
     late.stop()
 
