@@ -19,12 +19,15 @@ import torch
 from fixtures import make_folder
 
 from datapipe import transforms as T
+from datapipe.codecs.audio.resampling import Span
 from datapipe.core import regular_files
 from datapipe.errors import FormatError
 from datapipe.index.clips import WindowSettings
 from datapipe.index.entries import Entries, Extents
 from datapipe.index.media import MediaSource
 from datapipe.kernel.process_main import Scratch
+from datapipe.kinds.audio import served as audio
+from datapipe.kinds.audio.reading import Stretch
 from datapipe.kinds.clips import served as clips
 from datapipe.kinds.conversations import served as conversations
 from datapipe.kinds.conversations.documents import Images
@@ -63,12 +66,14 @@ def _shown(request: bytes) -> bytes:
 
 @functools.cache
 def _top() -> Path:
-    """A folder of images and one video, for as long as the process lives."""
+    """A folder of images, a video and a recording, for as long as the process lives."""
     top = Path(tempfile.mkdtemp(prefix="fuzz-remote-"))
     atexit.register(shutil.rmtree, top, ignore_errors=True)
     make_folder(top / "images", num=4, size=(40, 48))
+    from sound_files import sound, write_sound
     from video_files import write_video
 
+    write_sound(top / "sound.flac", sound(0.25))
     write_video(top / "video.mov", "mjpeg", frames=np.zeros((12, 32, 48, 3), np.uint8), pixel_format="yuvj420p")
     return top
 
@@ -98,6 +103,8 @@ def requests() -> list[bytes]:
     nbytes = np.array([Path(path).stat().st_size for path in paths])
     shown_by = Images(which, nothing, nbytes, nothing + 1, grid, tokens, units, sizes)
     found.append(conversations.asked(conversations.packed_recipe(processor, scales=True), extents, shown_by))
+    stretches = [Stretch(MediaSource(str(_top() / "sound.flac")), Span(0, 4000, 16_000, 1), first, 900) for first in (0, 500)]
+    found.append(audio.asked(8000, torch.empty(2, 1, 1000), stretches))
     return [_hidden(request) for request in found]
 
 

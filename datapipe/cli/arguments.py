@@ -131,8 +131,8 @@ def add_serve(subparsers: Commands) -> None:
     parser = subparsers.add_parser(
         "serve",
         help="decode for loaders on other machines",
-        description="Decode images, clips and conversations for loaders on other machines, whose cores are few for their GPUs. "
-        "Ends with Ctrl-C or SIGTERM; loaders then do the work themselves.",
+        description="Decode images, clips, sound and conversations for loaders on other machines, whose cores are few for their "
+        "GPUs. Ends with Ctrl-C or SIGTERM; loaders then do the work themselves.",
         epilog=_SERVE_EPILOG,
     )
     parser.add_argument(

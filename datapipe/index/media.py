@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from datapipe.core import arrow_maps
 from datapipe.core.printable import counted
 from datapipe.errors import FormatError
+from datapipe.index.entries import Extents
 from datapipe.stores.location import is_url
 
 
@@ -22,6 +23,14 @@ class MediaSource(NamedTuple):
     path: str
     start: int = 0  # bytes
     nbytes: int = -1  # -1: up to the end of the file
+
+
+def extents_of_sources(sources: Sequence[MediaSource]) -> Extents:
+    """Return where the bytes of files, or of ranges of files, lie."""
+    num = len(sources)
+    start, nbytes = (np.array([one[place] for one in sources], np.int64) for place in (1, 2))
+    paths = [source.path for source in sources]
+    return Extents(paths, start, nbytes, np.zeros(num, np.uint32), np.zeros(num, np.uint8), one_file_each=True)
 
 
 class MediaIndex(Protocol):

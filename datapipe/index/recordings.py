@@ -22,7 +22,7 @@ from datapipe.core import arrow_maps
 from datapipe.errors import FormatError
 from datapipe.index.arrow_buffers import array_of, strings_of, values_of
 from datapipe.index.entries import Extents
-from datapipe.index.media import MediaSource, read_batches, urls_among
+from datapipe.index.media import MediaSource, extents_of_sources, read_batches, urls_among
 
 Ints = NDArray[np.int64]
 
@@ -111,19 +111,16 @@ class RecordingIndex:
 
     def extents(self, numbers: Sequence[int]) -> Extents:
         """Return where the bytes of recordings lie."""
-        num = len(numbers)
-        start, nbytes = (self._numbers[name][numbers] for name in ("start", "nbytes"))
-        paths = [self.path(number) for number in numbers]
-        return Extents(paths, start, nbytes, np.zeros(num, np.uint32), np.zeros(num, np.uint8), one_file_each=True)
+        return extents_of_sources([self.source(number) for number in numbers])
+
+    def source(self, number: int) -> MediaSource:
+        """Return where a recording lies."""
+        start, nbytes = (int(self._numbers[name][number]) for name in ("start", "nbytes"))
+        return MediaSource(self.path(number), start, nbytes)
 
     def path(self, number: int) -> str:
         """Return the path of the file of a recording."""
         return os.fsdecode(self._strings["path"][number].as_py())
-
-    def part(self, number: int) -> tuple[int, int] | None:
-        """Return the first byte and the bytes of a recording that is a range of its file; None: it is all of it."""
-        start = int(self._numbers["start"][number])
-        return (start, int(self._numbers["nbytes"][number])) if start else None
 
     def stamp(self, number: int) -> tuple[int, int]:
         """Return the size in bytes and the modification time in ns of the file of a recording when it was read."""

@@ -48,7 +48,7 @@ class DataLoader(Loader):
     on_error: "raise", "skip" (shorter batches, as many steps) or "replace" bad samples; see `bad_samples`.
     output: for images "tuple" of the fields, "dict" by their names and "id", or a dict's new names, {"image": "pixel_values"}.
     ranks: (rank, world_size); None: those of torch.distributed, or RANK and WORLD_SIZE, read at the first `len` or `iter`.
-    workers: machines that decode images, clips or conversations with this one, `datapipe.Workers(...)`; batches are the same.
+    workers: machines that decode images, clips, sound or conversations with this one, `datapipe.Workers(...)`: the same batches.
       With num_workers=0 they alone decode.
 
     Images are (b, 3, h, w), uint8 unless a transform converts them; labels int64. `Images` and `Table` say what else batches

@@ -16,7 +16,7 @@ from datapipe.kinds.registry import KINDS, part
 from datapipe.remote_workers.desk import Desk
 from datapipe.remote_workers.wire import LOOK, Look, Request, Seen, packed, placed, unpacked
 
-SERVED = ("images", "clips", "conversations")  # the kinds that have a module `served`
+SERVED = ("images", "clips", "conversations", "audio")  # the kinds that have a module `served`
 IMPORTS = (__name__, *(f"{KINDS[kind]}.served" for kind in SERVED))  # by processes
 _MOST_LOOKED_AT = 1000
 

@@ -393,7 +393,7 @@ class Elsewhere:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", ["images", "clips", "conversations"])
+@pytest.mark.parametrize("name", ["images", "clips", "conversations", "audio"])
 class TestKindsElsewhere(Elsewhere, OfTheKind):
     pass
 

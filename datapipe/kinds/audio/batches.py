@@ -13,14 +13,15 @@ from numpy.typing import NDArray
 
 from datapipe.codecs.field_values import NO_LABEL, NULL_LABEL
 from datapipe.core.observe import Stage
-from datapipe.errors import DecodeError, IntegrityError
+from datapipe.errors import DecodeError
 from datapipe.fetch.files import Files
 from datapipe.fetch.remote import RemoteFiles
 from datapipe.index.entries import Description
 from datapipe.kernel.bad_samples import good_rows, replacement
 from datapipe.kernel.delivery import Delivery
-from datapipe.kernel.kind import BadRow, BatchMaker, Pass, Piece, Resources, Step, note_stage
+from datapipe.kernel.kind import BadRow, BatchMaker, Pass, Piece, Reason, Resources, Step, note_stage
 from datapipe.kernel.pools import BatchMemory
+from datapipe.kinds.audio.reading import SoundReader
 from datapipe.kinds.audio.samples import AudioSamples
 from datapipe.order.draws import Draws, Ints, apart
 from datapipe.order.plan import Picks, Tail
@@ -83,14 +84,11 @@ class AudioMaker(BatchMaker):
         return [Piece(rows) for rows in self.run.options.blocks(len(batch))]
 
     def fill(self, batch: AudioBatch, piece: Piece, shared: Sequence[Any], worker: object) -> list[BadRow]:
+        assert isinstance(worker, SoundReader)
         start_ns = time.perf_counter_ns()
         self.files.take_network_ns()  # what the thread waited for before is no part of this
-        bad: list[BadRow] = []
-        for row in piece.rows:
-            try:
-                self._write(batch, row, int(batch.picked[row]))
-            except (DecodeError, IntegrityError) as exc:
-                bad.append(BadRow(row, exc))
+        found = self._read(batch, piece.rows, batch.picked[piece.rows.start : piece.rows.stop], worker)
+        bad = [BadRow(row, reason) for row, reason in sorted(found.items())]
         network_ns, step = self.files.take_network_ns(), batch.picks.step
         note_stage(self.run.observer, Stage.DECODE, step, start_ns, len(piece.rows), network_ns=network_ns)
         return bad
@@ -108,9 +106,8 @@ class AudioMaker(BatchMaker):
         other = int(among[chosen])
         if self.samples.crop is None and self.samples.lengths[other] > batch.audio.shape[2]:
             return False
-        try:
-            self._write(batch, row, other)
-        except (DecodeError, IntegrityError):
+        assert isinstance(worker, SoundReader)
+        if self._read(batch, range(row, row + 1), np.array([other]), worker):
             return False
         batch.utterances[row] = other
         return True
@@ -122,18 +119,21 @@ class AudioMaker(BatchMaker):
         note_stage(self.run.observer, Stage.COLLATE, step, start_ns, len(batch))
         return self.delivery.deliver(made, keep=batch.audio, step=step, num_samples=len(batch))
 
-    def _write(self, batch: AudioBatch, row: int, number: int) -> None:
-        """Write an utterance, or the crop of it that was drawn, into a row."""
+    def _read(self, batch: AudioBatch, rows: range, numbers: Ints, reader: SoundReader) -> dict[int, Reason]:
+        """Read utterances, or the crops of them that were drawn, into rows; return why rows are bad."""
         labels = self.samples.utterances.labels
-        if labels is not None and labels[number] == NO_LABEL and "label" in self.samples.fields:
-            raise DecodeError(NULL_LABEL)
-        length, room = int(self.samples.lengths[number]), batch.audio.shape[2]
-        num = min(length, room)
-        first = int(batch.draws[row] * (length - num + 1))
-        target = batch.audio[row].numpy()
-        self.samples.read(number, first, target[:, :num], self.files)
-        target[:, num:] = 0
-        batch.lengths[row] = num
+        if labels is not None and "label" in self.samples.fields and (labels[numbers] == NO_LABEL).any():
+            if len(rows) == 1:
+                return {rows[0]: DecodeError(NULL_LABEL)}
+            each = [self._read(batch, rows[one : one + 1], numbers[one : one + 1], reader) for one in range(len(rows))]
+            return {row: reason for found in each for row, reason in found.items()}
+        lengths = self.samples.lengths[numbers]
+        num = np.minimum(lengths, batch.audio.shape[2])
+        first = (batch.draws[rows.start : rows.stop] * (lengths - num + 1)).astype(np.int64)
+        batch.lengths[rows.start : rows.stop] = num
+        stretches = [self.samples.stretch(*one) for one in zip(numbers.tolist(), first.tolist(), num.tolist(), strict=True)]
+        found = reader.read(batch.audio[rows.start : rows.stop], stretches)
+        return {rows[place]: reason for place, reason in found.items()}
 
     def _like(self, number: int) -> Sequence[int] | Ints:
         """Return those of which one replaces an utterance: all for a crop; otherwise some that are as long, or a bit shorter."""

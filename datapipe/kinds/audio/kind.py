@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 
 from datapipe.core.printable import counted
+from datapipe.core.ranges import spread
 from datapipe.errors import OptionError
 from datapipe.fetch.files import Files, open_object_files
 from datapipe.fetch.remote import RemoteFiles
@@ -23,15 +25,18 @@ from datapipe.kernel.options import LoaderOptions, Shuffle, refuse_backend, refu
 from datapipe.kernel.pools import ObjectPool
 from datapipe.kernel.samplers import SampledSource, WeightedSampler
 from datapipe.kinds.audio.batches import AudioMaker
+from datapipe.kinds.audio.reading import SoundReader
+from datapipe.kinds.audio.remote_reading import RemoteSoundReader
 from datapipe.kinds.audio.samples import AudioSamples
 from datapipe.order.by_length import LikeLengths
 from datapipe.order.sample_order import Order, SequentialOrder, ShuffledOrder
+from datapipe.remote_workers.elsewhere import LOOKED_AT, Elsewhere
+from datapipe.remote_workers.settings import workers_or_none
 
 # Arguments of a loader that sound does not serve, and what to do instead.
 _NOT_SERVED = {
     "transform": "leave it out: batch_transform gets each batch, on its device; datapipe.transforms.LogMel is one",
     "collate_fn": "leave it out: batches are put together already; batch_transform gets each batch",
-    "workers": "leave it out: other machines decode images, clips and conversations",
 }
 _REMOTE_NBYTES_AHEAD = 256 << 20
 _REMOTE_AHEAD = 256  # utterances: 1,000 a second with 170 ms of latency each, and half as many again
@@ -54,6 +59,7 @@ class AudioKind(Kind):
         name = f"{what if samples.crop or batches else 'utterances'} at {samples.rate} Hz"
         self.identity = Identity("audio", name, "seconds, whole, rate, crop or max_seconds")
         self.has_free_ranks = batches is not None
+        self.elsewhere = Elsewhere(self._looked_at)
         self.device = device  # says where batches are delivered
 
     def configure(self, arguments: Mapping[str, Any], options: LoaderOptions) -> None:
@@ -63,6 +69,7 @@ class AudioKind(Kind):
             raise OptionError("a WeightedSampler and a dataset of mix() both say how often samples come; use one")
         refuse_backend(arguments, "sound is decoded")
         refuse_unknown_names(options.rename, self.samples.fields)
+        self.elsewhere.use(workers_or_none(arguments["workers"]))
 
     def order(self, seed: int, *, shuffle: Shuffle, global_batch: int) -> Order:
         if self.mixture is not None:
@@ -79,11 +86,29 @@ class AudioKind(Kind):
 
     def open_pass(self, settings: Pass) -> AudioMaker:
         delivery = Delivery.to(self.device(), settings.options, settings.observer)
-        resources = Resources(self._options_of_making(settings.options), ObjectPool(object), delivery.runtime)
+        readers = self._open_readers(settings.options)
+        resources = Resources(self._options_of_making(settings.options), readers, delivery.runtime)
         return AudioMaker(self.samples, settings, self._files, delivery.memory(()), delivery, resources)
 
+    def _looked_at(self) -> list[str]:
+        """Return some of the recordings, which are compared when a loader begins."""
+        recordings = self.samples.utterances.recordings
+        return [recordings.path(number) for number in spread(len(recordings), LOOKED_AT)]
+
+    def _open_readers(self, options: LoaderOptions) -> ObjectPool[SoundReader]:
+        """Return what reads, for each thread. Call it in the consumer's thread."""
+        rate, files, fleet, opened = self.samples.rate, self._files, self.elsewhere.fleet, itertools.count()
+
+        def make() -> SoundReader:
+            if fleet is not None and next(opened) >= options.num_workers:  # threads beyond those that decode here
+                return RemoteSoundReader(rate, files, fleet)
+            return SoundReader(rate, files)
+
+        return ObjectPool(make)
+
     def _options_of_making(self, options: LoaderOptions) -> LoaderOptions:
-        """Return the options with so many batches ahead that the latency of a store is hidden."""
+        """Return the options with a thread for each seat, and so many batches ahead that the latency of a store is hidden."""
+        options = self.elsewhere.making(options)
         if not isinstance(self._files, RemoteFiles):
             return options
         of_batch = options.batch_size if self.samples.batches is None else len(self.samples) / self.num_samples
@@ -92,7 +117,7 @@ class AudioKind(Kind):
         return dataclasses.replace(options, prefetch_factor=max(options.prefetch_factor, least))
 
     def explain(self, facts: PassFacts) -> list[str]:
-        samples, options, source = self.samples, facts.settings.options, facts.settings.source
+        samples, options, source = self.samples, self.elsewhere.making(facts.settings.options), facts.settings.source
         settings, found, batches = samples.settings, samples.utterances, samples.batches
         hours = float(found.seconds.sum()) / 3600
         of_batch = "batch" if batches is not None else "utterance"
@@ -116,6 +141,7 @@ class AudioKind(Kind):
             device_line(self.device()),
             f"backend   libsndfile on {threads_text(options)}; of FLAC, WAV and Opus, the stretch alone is read",
         ]
+        lines += self.elsewhere.explain("block")
         if self.device().type != "cpu":
             lines.append(TRANSFER)
         return lines if isinstance(source, SampledSource) else [*lines, steps_line(source, of_batch)]

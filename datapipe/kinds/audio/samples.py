@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from datapipe.codecs.audio.decoding import Floats
-from datapipe.codecs.audio.resampling import Span, num_resampled, read_samples
+from datapipe.codecs.audio.resampling import Span, num_resampled
 from datapipe.containers.mapped import PLAIN_NBYTES, is_bomb
-from datapipe.core.regular_files import bytes_in_memory, range_in_memory
 from datapipe.errors import MissingDataError, OptionError
-from datapipe.fetch.files import Files
-from datapipe.fetch.local import open_sample
 from datapipe.index.media import left_out_line, refuse_bad
-from datapipe.index.recordings import RecordingIndex
 from datapipe.index.utterances import Utterances
+from datapipe.kinds.audio.reading import Stretch
 from datapipe.kinds.audio.settings import AudioSettings
 from datapipe.order.draws import Ints
 from datapipe.order.length_batches import LengthBatches
-from datapipe.stores.location import is_url
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,35 +98,13 @@ class AudioSamples:
         """What a batch has, in this order."""
         return self.settings.fields or self.possible_fields[:-1]
 
-    def read(self, number: int, first: int, out: Floats, files: Files) -> None:
-        """Write a sample, from `first` on, into `out`, (channels, n) at the rate. `files`: read recordings in stores.
-
-        Raises DecodeError, or IntegrityError for a file that is gone; MissingDataError or StorageError.
-        """
+    def stretch(self, number: int, first: int, num: int) -> Stretch:
+        """Return `num` samples of an utterance, from `first` on, as `SoundReader` reads them."""
         found, recording = self.utterances, int(self.utterances.recording[number])
         recordings = found.recordings
         form = int(recordings.rates[recording]), int(recordings.channels[recording]), bool(recordings.has_streams[recording])
         span = Span(int(found.first[number]), int(found.num_frames[number]), *form)
-        descriptor = _opened(recordings, recording, files)
-        try:
-            read_samples(descriptor, span, first, out, rate=self.rate)
-        finally:
-            os.close(descriptor)
-
-
-def _opened(recordings: RecordingIndex, number: int, files: Files) -> int:
-    """Return a descriptor of a recording, or of a copy in memory where it lies in a store or is part of a file."""
-    path = recordings.path(number)
-    if is_url(path):
-        return bytes_in_memory(files.read(recordings.extents([number]), 0))
-    descriptor, _ = open_sample(path)
-    part = recordings.part(number)
-    if part is None:
-        return descriptor
-    try:
-        return range_in_memory(descriptor, *part)
-    finally:
-        os.close(descriptor)
+        return Stretch(recordings.source(recording), span, first, num)
 
 
 def _without(

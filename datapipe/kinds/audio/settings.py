@@ -11,8 +11,8 @@ from datapipe.errors import OptionError
 from datapipe.stores.settings import Remote
 
 _MAX_SECONDS = 1e9
-_MAX_RATE = 10_000_000  # Hz
-_MAX_CHANNELS = 1024  # that libsndfile opens
+MAX_RATE = 10_000_000  # Hz
+MAX_CHANNELS = 1024  # that libsndfile opens
 
 Short = Literal["pad", "drop", "error"]
 Crop = Literal["random", "center", "start"]
@@ -41,8 +41,8 @@ class AudioSettings:
                 if not getattr(self, name) > 0:
                     raise OptionError(f"{name} is {value}; it must be more than 0")
         if self.rate is not None:
-            put(self, "rate", whole_number(self.rate, "rate", least=1, most=_MAX_RATE))
-        put(self, "channels", whole_number(self.channels, "channels", least=1, most=_MAX_CHANNELS))
+            put(self, "rate", whole_number(self.rate, "rate", least=1, most=MAX_RATE))
+        put(self, "channels", whole_number(self.channels, "channels", least=1, most=MAX_CHANNELS))
         for name, choices in (("short", Short), ("crop", Crop)):
             if getattr(self, name) not in get_args(choices):
                 raise OptionError(f"{name} is {getattr(self, name)!r:.40}; choose one of {', '.join(get_args(choices))}")

@@ -45,7 +45,7 @@ _NOT_SERVED = {
     "batch_sampler": "leave it out: rows are read in whole row groups, and shuffle=True shuffles them",
     "collate_fn": "leave it out: rows are never single; batch_transform gets each batch",
     "output": "leave it out, and name groups of columns: dp.Table(source, columns={'x': [...]})",
-    "workers": "leave it out: other machines decode images, clips and conversations",
+    "workers": "leave it out: other machines decode images, clips, sound and conversations",
 }
 
 # How `explain` says what makes batches.

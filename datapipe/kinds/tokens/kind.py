@@ -38,7 +38,7 @@ _NOT_SERVED = {
     "sampler": "leave it out, and mix corpora by weight: datapipe.mix([...], weights=[...])",
     "batch_sampler": "leave it out, and mix corpora by weight: datapipe.mix([...], weights=[...])",
     "collate_fn": "leave it out: rows are packed already; batch_transform gets each batch",
-    "workers": "leave it out: other machines decode images, clips and conversations",
+    "workers": "leave it out: other machines decode images, clips, sound and conversations",
 }
 
 # How `explain` says it.
