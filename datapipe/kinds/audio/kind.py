@@ -17,6 +17,7 @@ from datapipe.core.ranges import spread
 from datapipe.errors import OptionError
 from datapipe.fetch.files import Files, open_object_files
 from datapipe.fetch.remote import RemoteFiles
+from datapipe.index.recordings import RecordingIndex
 from datapipe.kernel.delivery import Delivery
 from datapipe.kernel.explanation import TRANSFER, device_line, steps_line, threads_text
 from datapipe.kernel.kind import Identity, Kind, Pass, PassFacts, Resources
@@ -59,7 +60,7 @@ class AudioKind(Kind):
         name = f"{what if samples.crop or batches else 'utterances'} at {samples.rate} Hz"
         self.identity = Identity("audio", name, "seconds, whole, rate, crop or max_seconds")
         self.has_free_ranks = batches is not None
-        self.elsewhere = Elsewhere(self._looked_at)
+        self.elsewhere = Elsewhere(functools.partial(_looked_at, found.recordings))
         self.device = device  # says where batches are delivered
 
     def configure(self, arguments: Mapping[str, Any], options: LoaderOptions) -> None:
@@ -89,11 +90,6 @@ class AudioKind(Kind):
         readers = self._open_readers(settings.options)
         resources = Resources(self._options_of_making(settings.options), readers, delivery.runtime)
         return AudioMaker(self.samples, settings, self._files, delivery.memory(()), delivery, resources)
-
-    def _looked_at(self) -> list[str]:
-        """Return some of the recordings, which are compared when a loader begins."""
-        recordings = self.samples.utterances.recordings
-        return [recordings.path(number) for number in spread(len(recordings), LOOKED_AT)]
 
     def _open_readers(self, options: LoaderOptions) -> ObjectPool[SoundReader]:
         """Return what reads, for each thread. Call it in the consumer's thread."""
@@ -145,3 +141,8 @@ class AudioKind(Kind):
         if self.device().type != "cpu":
             lines.append(TRANSFER)
         return lines if isinstance(source, SampledSource) else [*lines, steps_line(source, of_batch)]
+
+
+def _looked_at(recordings: RecordingIndex) -> list[str]:
+    """Return some of the recordings, which are compared when a loader begins."""
+    return [recordings.path(number) for number in spread(len(recordings), LOOKED_AT)]

@@ -176,22 +176,22 @@ class ClipKind(Kind):
 
     def _open_workers(self, files: Files) -> ObjectPool[ClipDecoder]:
         """Return the decoders of threads. Call it in the consumer's thread."""
-        cameras, videos, geometry = self.index.cameras, self.index.videos, self.recipe.geometry_alone()
-        fleet = self.elsewhere.fleet
+        index, row_groups, resize, trust = self.index, self._row_groups, self.settings.resize, self.trust
+        cameras, videos, geometry = index.cameras, index.videos, self.recipe.geometry_alone()
+        fleet, num_here = self.elsewhere.fleet, self._options.num_workers
         engines = cuda_runtime(self.device()) if self.choice.uses_nvdec else None
         begun = launcher(IMPORTS) if self.can_be_processes else None
         numbers = itertools.count()  # of decoders
 
         def make() -> ClipDecoder:
             number = next(numbers)
-            if fleet is not None and number >= self._options.num_workers:  # threads beyond those that decode here
-                images, resize = TableImages(self.index, self._row_groups), self.settings.resize
+            images = TableImages(index, row_groups)
+            if fleet is not None and number >= num_here:  # threads beyond those that decode here
                 return RemoteClipDecoder(cameras, videos, geometry, files, resize, fleet, images=images)
-            decoder = EngineDecoder(engines, self.trust) if engines and number < MOST_ENGINE_THREADS else None
+            decoder = EngineDecoder(engines, trust) if engines and number < MOST_ENGINE_THREADS else None
             if begun is not None and decoder is None:
-                return ProcessClipDecoder(ClipWork(cameras, videos, geometry, self.settings.resize), files, begun)
-            images = TableImages(self.index, self._row_groups)
-            return ClipDecoder(cameras, videos, geometry, files, self.settings.resize, images=images, decoder=decoder)
+                return ProcessClipDecoder(ClipWork(cameras, videos, geometry, resize), files, begun)
+            return ClipDecoder(cameras, videos, geometry, files, resize, images=images, decoder=decoder)
 
         return ObjectPool(make)
 

@@ -74,7 +74,7 @@ class ConversationKind(Kind):
         self.identity = Identity("packs", what, "processor, length, packing, long, max_documents, labels or repack")
         self._remote = remote
         self._workers: ObjectPool[Placer] | None = None
-        self.elsewhere = Elsewhere(self._looked_at)
+        self.elsewhere = Elsewhere(functools.partial(_looked_at, documents))
         self.device = device  # says where batches are delivered
 
     def configure(self, arguments: Mapping[str, Any], options: LoaderOptions) -> None:
@@ -110,10 +110,6 @@ class ConversationKind(Kind):
     @functools.cached_property
     def _files(self) -> Files:
         return open_files(self.documents.index.samples, remote=self._remote)
-
-    def _looked_at(self) -> list[str]:
-        """Return some of the shards, which are compared when a loader begins."""
-        return [self.documents.shard(number).stored.path for number in spread(self.documents.num_shards, LOOKED_AT)]
 
     def open_pass(self, settings: Pass) -> ConversationMaker:
         delivery = Delivery.to(self.device(), settings.options, settings.observer)
@@ -178,3 +174,8 @@ class ConversationKind(Kind):
         if self.device().type != "cpu":
             lines.append(TRANSFER)
         return [*lines, steps_line(plan, "row")]
+
+
+def _looked_at(documents: Conversations) -> list[str]:
+    """Return some of the shards, which are compared when a loader begins."""
+    return [documents.shard(number).stored.path for number in spread(documents.num_shards, LOOKED_AT)]

@@ -24,11 +24,11 @@ from datapipe.fetch.files import Files
 from datapipe.index.entries import Entries
 from datapipe.kernel.kind import BadRow
 from datapipe.kinds.images.cache.store import Gap
-from datapipe.kinds.images.cutting import Cut, ScaledCut
+from datapipe.kinds.images.cutting import Cut, ExactCut, ScaledCut
 from datapipe.kinds.images.kept_images import KeptImage, KeptImages
 from datapipe.order.draws import Draws
 from datapipe.transforms import Recipe
-from datapipe.transforms.execute import BlockRow, RowCut, cut_through, refuse_large, row_cuts, rows_of
+from datapipe.transforms.execute import BlockRow, RowCut, refuse_large, row_cuts, rows_of
 from datapipe.transforms.protocols import Cuts
 
 MAX_CACHED = 8  # images whose pixels stay in a core's cache while they are processed
@@ -84,7 +84,7 @@ class BlockWorker:
         self._files = files
         self._kept = kept
         self._decoder: Decoder = open_decoder(decoder)
-        self._cut: Cut = ScaledCut(self._decoder) if decode == "scaled" else self._cut_exactly
+        self._cut: Cut = ScaledCut(self._decoder) if decode == "scaled" else ExactCut(self._decoder)
         self._scratch = torch.empty((0, 0, 0, 3), dtype=torch.uint8)
         self._rows: list[BlockRow] = []  # of the scratch memory
 
@@ -196,9 +196,6 @@ class BlockWorker:
             self._cut(data, header, steps, out)
         except DecodeError as exc:
             report.bad.append(BadRow(row, exc))
-
-    def _cut_exactly(self, data: bytes, header: ImageHeader, steps: Sequence[RowCut], out: NDArray[np.uint8] | BlockRow) -> None:
-        cut_through(self._decoder(data, header, steps[0].region), steps, out)
 
     def _read_in_parts(
         self, entries: Entries, rows: range, report: BlockReport, *, leave_out: Container[int]

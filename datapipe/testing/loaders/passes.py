@@ -173,6 +173,23 @@ class PassSuite(Promises):
             gc.enable()
         _exhaust(loader)
 
+    @pytest.mark.parametrize("num_workers", [0, 2])
+    def test_a_dropped_loader_has_no_file_open(self, kind: LoaderOf, path: Path, num_workers: int) -> None:
+        """And no collection of garbage is needed: a program that makes many loaders does not run out of descriptors."""
+        _exhaust(kind.open(path, batch_size=4, num_workers=num_workers))
+        gc.collect()
+        gc.disable()
+        try:
+            before = _num_open_files()
+            for _ in range(3):
+                _exhaust(kind.open(path, batch_size=4, num_workers=num_workers))
+            deadline = time.monotonic() + 30  # as connections to other machines are closed by threads of their own
+            while _num_open_files() > before:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+        finally:
+            gc.enable()
+
     @pytest.mark.promise("loader: Errors")
     @pytest.mark.parametrize("num_workers", [0, 2])
     def test_a_batch_that_fails_costs_no_other(self, kind: LoaderOf, path: Path, num_workers: int) -> None:
