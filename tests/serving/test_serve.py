@@ -57,7 +57,7 @@ def test_it_says_what_it_is(connection: Connection) -> None:
         socket.gethostname(),
         1,
         2,
-        ["images", "clips", "conversations"],
+        ["images", "clips", "conversations", "audio"],
     )
     assert hello.versions["processor"]
 

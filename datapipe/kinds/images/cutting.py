@@ -1,4 +1,4 @@
-"""Decode an image, in full or at the scale at which libjpeg makes it smaller, and cut it."""
+"""Decode an image at the scale at which libjpeg makes it smaller, and cut it."""
 
 from __future__ import annotations
 
@@ -16,16 +16,6 @@ Cut = Callable[[bytes, ImageHeader, Sequence[RowCut], NDArray[np.uint8] | BlockR
 
 _SCALES = (8, 4, 2)  # at which libjpeg saves time
 _LEAST_SHARE = 0.4  # of an image, that a region must be for the whole at a scale to cost less than the region in full
-
-
-class ExactCut:
-    """A `Cut` of images that `decoder` decodes in full, or a region of them. For one thread."""
-
-    def __init__(self, decoder: Decoder) -> None:
-        self._decoder = decoder
-
-    def __call__(self, data: bytes, header: ImageHeader, steps: Sequence[RowCut], out: NDArray[np.uint8] | BlockRow) -> None:
-        cut_through(self._decoder(data, header, steps[0].region), steps, out)
 
 
 class ScaledCut:

@@ -24,11 +24,11 @@ from datapipe.fetch.files import Files
 from datapipe.index.entries import Entries
 from datapipe.kernel.kind import BadRow
 from datapipe.kinds.images.cache.store import Gap
-from datapipe.kinds.images.cutting import Cut, ExactCut, ScaledCut
+from datapipe.kinds.images.cutting import Cut, ScaledCut
 from datapipe.kinds.images.kept_images import KeptImage, KeptImages
 from datapipe.order.draws import Draws
 from datapipe.transforms import Recipe
-from datapipe.transforms.execute import BlockRow, RowCut, refuse_large, row_cuts, rows_of
+from datapipe.transforms.execute import BlockRow, RowCut, cut_through, refuse_large, row_cuts, rows_of
 from datapipe.transforms.protocols import Cuts
 
 MAX_CACHED = 8  # images whose pixels stay in a core's cache while they are processed
@@ -70,6 +70,16 @@ class CachedImages:
         return {sample.row for sample in self.samples}
 
 
+class _ExactCut:
+    """A `Cut` of images that `decoder` decodes in full, or a region of them. For one thread."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+
+    def __call__(self, data: bytes, header: ImageHeader, steps: Sequence[RowCut], out: NDArray[np.uint8] | BlockRow) -> None:
+        cut_through(self._decoder(data, header, steps[0].region), steps, out)
+
+
 class BlockWorker:
     """Loads blocks for one thread, with its own decoder and a block of scratch memory.
 
@@ -84,7 +94,7 @@ class BlockWorker:
         self._files = files
         self._kept = kept
         self._decoder: Decoder = open_decoder(decoder)
-        self._cut: Cut = ScaledCut(self._decoder) if decode == "scaled" else ExactCut(self._decoder)
+        self._cut: Cut = ScaledCut(self._decoder) if decode == "scaled" else _ExactCut(self._decoder)
         self._scratch = torch.empty((0, 0, 0, 3), dtype=torch.uint8)
         self._rows: list[BlockRow] = []  # of the scratch memory
 
