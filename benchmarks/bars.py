@@ -353,11 +353,35 @@ BARS = (
         True,
         lambda found: float(found["remote"]["first_batch_of_many_shards_s"]["median"]),
     ),
+    Bar(
+        "decoding elsewhere, the trainer's CPU time for a photograph of 224 x 224",
+        120,
+        " us",
+        True,
+        lambda found: float(found["elsewhere"]["cases"]["images"]["cpu_us"]["elsewhere"]),
+    ),
+    _times(
+        "decoding clips elsewhere, the trainer's CPU time, against here",
+        8,
+        lambda found: float(found["elsewhere"]["cases"]["clips"]["cpu_ratio"]["ratio"]),
+    ),
+    _times(
+        "a worker's core, against the same core without a network",
+        0.9,
+        lambda found: float(found["elsewhere"]["cases"]["images"]["rate_ratio"]["ratio"]),
+    ),
+    Bar(
+        "workers killed every 10 s, lost beyond their share",
+        5,
+        "%",
+        True,
+        lambda found: 100 * float(found["elsewhere"]["kills"]["lost"]),
+    ),
 )
 _NEEDED = (
     "images-photos", "images-256", "images-raw", "images-dali", "images-dali-uint8", "convert", "open-large", "gil", "stages-256",
     "containers", "images-from-torch", "images-any-dataset", "attach-cost", "tables", "tokens", "video", "audio", "remote",
-    "conversations",
+    "conversations", "elsewhere",
     "diagnostics-real", "diagnostics-scripts", "diagnostics-ranks", "convert-sources", "recording", "monitor-cost",
     "video-episodes", "video-stages",
 )  # fmt: skip

@@ -92,6 +92,7 @@ def main() -> None:
         idle = _idle(workers, 0.2 if is_dry else 10.0)
         service.kill()
         kills = _killed(loaders["images"], top, 2.0 if is_dry else 60.0)
+        os.sched_setaffinity(0, _CORES)  # those that were there
     settings = {"num_rounds": arguments.rounds, "batch_size": 64, "kill_every_s": _KILL_EVERY_S}
     result = {"settings": settings, "cases": cases, "idle": idle, "kills": kills}
     if not is_dry:

@@ -184,6 +184,13 @@ def add_bench(subparsers: Commands) -> None:
         type=float,
         help="samples/s that the model takes, to compare with the ceilings",
     )
+    parser.add_argument(
+        "--workers",
+        metavar="PLACES",
+        help="measure instead what other machines bring that decode too: grpc+tls://HOST:7071,HOST:7071 of `datapipe serve`, "
+        "whose token is in DATAPIPE_TOKEN, or ray:N, N cores of the Ray cluster that this machine belongs to",
+    )
+    parser.add_argument("--certificate", metavar="PEM", help="with --workers, the certificates that are trusted")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     add_form_options(parser, "what the data is")
     parser.set_defaults(run="datapipe.cli.bench:run")

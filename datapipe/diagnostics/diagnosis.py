@@ -194,10 +194,15 @@ def remedies_of(ranking: Ranking, candidates: Candidates, *, starved: bool) -> R
     sure = [one for one in ranking.worth_it if one.gain.low > 0]
     best = ranking.best
     if best not in sure:
-        best = next((one for one in sure if not one.remedy.changes_results), ranking.now)
+        best = next((one for one in sure if one.remedy.is_free), ranking.now)
     name = NO_REMEDY if starved and best is ranking.now else best.remedy.name
     chosen = (
-        _outlook(one, needs_edit=one.remedy.name not in candidates.applied, changes_results=one.remedy.changes_results)
+        msgspec.structs.replace(
+            _outlook(one),
+            needs_edit=one.remedy.name not in candidates.applied,
+            changes_results=one.remedy.changes_results,
+            needs_machines=one.remedy.needs_machines,
+        )
         for one in sure
     )
     return Remedies(
@@ -211,15 +216,13 @@ def remedies_of(ranking: Ranking, candidates: Candidates, *, starved: bool) -> R
     )
 
 
-def _outlook(prediction: Prediction, *, needs_edit: bool | None = None, changes_results: bool | None = None) -> Outlook:
+def _outlook(prediction: Prediction) -> Outlook:
     return Outlook(
         name=prediction.remedy.name,
         **guide_of(prediction.remedy.how),
         step_s=prediction.step_s,
         gain=prediction.gain,
         starvation=prediction.starvation,
-        needs_edit=needs_edit,
-        changes_results=changes_results,
     )
 
 
@@ -286,7 +289,7 @@ def ranked_again(remedies: Remedies, name: str, measured_s: float) -> Remedies:
         else:
             kept.append(one)
     kept.sort(key=lambda one: one.step_s.value)
-    best = next((one.name for one in kept if not one.changes_results), NO_REMEDY)
+    best = next((one.name for one in kept if not (one.changes_results or one.needs_machines)), NO_REMEDY)
     kept.sort(key=lambda one: one.name != best)
     return msgspec.structs.replace(remedies, best=best, predictions=tuple(kept), within_noise=(*refuted, *remedies.within_noise))
 

@@ -57,6 +57,7 @@ class Outlook(Guided, frozen=True, kw_only=True):
     starvation: Interval | None = None
     needs_edit: bool | None = None  # of the script; None: unknown
     changes_results: bool | None = None  # other pixels or steps; then it is never chosen as best
+    needs_machines: bool | None = None  # others than this one; then it is never chosen as best
     refuted: str | None = (
         None  # why it is not recommended although a gain was predicted: applying it, or one like it, gained nothing
     )

@@ -211,6 +211,7 @@ class Kind(Protocol):
     identity: Identity | None = None
     has_free_ranks: bool = False  # whether a state resumes on other ranks too if `batch_size` stays, with steps of other sizes
     block_sizes: tuple[int, int] = (1, MAX_BLOCK)  # the fewest and the most samples that are best filled at once
+    elsewhere: Any = None  # the workers of other machines; None: they cannot make this kind of data
 
     @property
     def choice(self) -> Any:

@@ -174,6 +174,11 @@ class Loader:
         return self._passes.kind.choice
 
     @property
+    def elsewhere(self) -> Any:
+        """The workers of other machines, and what they have made; None: they cannot make this kind of data."""
+        return self._passes.kind.elsewhere
+
+    @property
     def cache_stats(self) -> Any:
         """The cache's hits in this process, and what it holds; None without a cache."""
         return self._passes.kind.cache_stats

@@ -26,7 +26,7 @@ from datapipe.kernel.options import default_num_workers
 from datapipe.remote_workers.connection import Address, Connection, LateError, LostError, UnableError
 from datapipe.remote_workers.ray_workers import begun
 from datapipe.remote_workers.settings import Workers, addresses
-from datapipe.remote_workers.wire import SEATS, Hello
+from datapipe.remote_workers.wire import SEATS, ZEROS, Hello, Zeros, num_bad, packed_request
 
 _HELLO_S = 10.0  # to answer when a loader begins
 _BEGIN_S = 30.0  # for Ray to begin a worker meanwhile, which takes some 5 s where a node has free cores
@@ -39,6 +39,7 @@ _AGAIN_S, _SELDOM_S = 0.5, 30.0  # between attempts to find a worker again: at l
 _SHARE = 0.1  # of the time for which it has been gone, between attempts
 _SAME_DATA = "it must see the same data at the same path, below one of the roots that `datapipe serve` was started with"
 _MOST_TRIES = 3  # workers that are asked for one piece
+_ZEROS = (8, 1 << 20)  # rows, and bytes of each, of a request by which the network is measured
 
 T = TypeVar("T")
 
@@ -87,7 +88,8 @@ class Worker:
         self.num_taken = 0  # seats
         self.slowest_s = 0.0  # lately; 0: it has made nothing yet
         self.patience = _PATIENCE
-        self.num_pieces = 0  # made for this loader
+        # Made for this loader:
+        self.num_pieces = self.num_rows = self.num_nbytes = 0
 
     @property
     def timeout_s(self) -> float:
@@ -146,6 +148,28 @@ class Fleet:
         """The pieces that they have made for this loader."""
         return sum(worker.num_pieces for worker in self.workers)
 
+    @property
+    def nbytes_of_row(self) -> float:
+        """The mean bytes of a row that came from them; 0: none has come."""
+        return sum(worker.num_nbytes for worker in self.workers) / max(1, sum(worker.num_rows for worker in self.workers))
+
+    def network_rate(self, seconds: float) -> float:
+        """Return the bytes per second that come from all workers that are there, if they make nothing but zeros.
+
+        Uses as many threads as there are seats. Disturbs loaders that use the workers.
+        """
+        request = packed_request(ZEROS, Zeros(*_ZEROS))
+
+        def receive(_: int) -> int:
+            received, out = 0, torch.empty(_ZEROS, dtype=torch.uint8)
+            while time.monotonic() < until:
+                received += out.nbytes if self.fill(out, request, num_bad) == 0 else 0
+            return received
+
+        until = time.monotonic() + seconds
+        with ThreadPoolExecutor(self.num_seats) as threads:
+            return sum(threads.map(receive, range(self.num_seats))) / seconds
+
     def describe(self) -> str:
         """Return the workers in words, for `explain`."""
         facts = ("not there" if worker.hello is None else counted(worker.hello.cores, "core") for worker in self.workers)
@@ -177,7 +201,7 @@ class Fleet:
             except BaseException:
                 self._lose(worker, generation, LostError(f"{worker.place.name} was asked, which was interrupted"))
                 raise
-            self._give_back(worker, seat, generation, took_s=time.monotonic() - began)
+            self._give_back(worker, seat, generation, took_s=time.monotonic() - began, made=out)
             return answer
         return None
 
@@ -201,14 +225,18 @@ class Fleet:
                     return worker, worker.free.pop(), worker.generation
                 self._changed.wait()
 
-    def _give_back(self, worker: Worker, seat: Connection, generation: int, *, took_s: float = 0.0) -> None:
+    def _give_back(
+        self, worker: Worker, seat: Connection, generation: int, *, took_s: float = 0.0, made: torch.Tensor | None = None
+    ) -> None:
         with self._changed:
             if generation != worker.generation or not worker.is_here:
                 return
             worker.num_taken -= 1
             worker.free.append(seat)
-            if took_s:
+            if made is not None:
                 worker.num_pieces += 1
+                worker.num_rows += len(made)
+                worker.num_nbytes += made.nbytes
                 worker.slowest_s = max(took_s, _FORGETTING * worker.slowest_s)
             self._changed.notify()
 

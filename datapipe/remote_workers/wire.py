@@ -27,6 +27,7 @@ _pack = msgspec.msgpack.Encoder()
 
 SEATS = 2  # of a core, so that it is never idle while rows are on their way
 HELLO, LOOK = "hello", "look"  # actions of a worker
+ZEROS = "zeros"  # no kind of data
 
 
 class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -76,6 +77,13 @@ class DrawsForm(msgspec.Struct, frozen=True, array_like=True):
     seed: bytes  # of any size, as decimal digits
     epoch: int
     ids: bytes
+
+
+class Zeros(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is asked of the kind `ZEROS`: rows of zeros, by which the network's rate is measured."""
+
+    num_rows: int
+    nbytes: int  # of each
 
 
 class Bad(msgspec.Struct, frozen=True):

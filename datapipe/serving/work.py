@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
+import msgspec
 import torch
 
 from datapipe.core.regular_files import open_descriptor
@@ -14,11 +14,13 @@ from datapipe.errors import DatapipeError, FormatError
 from datapipe.kernel.process_main import Handler, Scratch
 from datapipe.kinds.registry import KINDS, part
 from datapipe.remote_workers.desk import Desk
-from datapipe.remote_workers.wire import LOOK, Look, Request, Seen, packed, placed, unpacked
+from datapipe.remote_workers.wire import LOOK, ZEROS, Bad, Look, Request, Seen, Zeros, packed, placed, unpacked
 
 SERVED = ("images", "clips", "conversations", "audio")  # the kinds that have a module `served`
 IMPORTS = (__name__, *(f"{KINDS[kind]}.served" for kind in SERVED))  # by processes
 _MOST_LOOKED_AT = 1000
+
+Serve = Callable[[msgspec.Raw, Desk], tuple[torch.Tensor, bytes]]  # makes the rows of a request, and the answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +59,17 @@ class ServedWork:
 
 def _rows(body: bytes, desk: Desk) -> tuple[int, int, bytes]:
     request = unpacked(body, Request)
-    if request.kind not in SERVED:
+    if request.kind != ZEROS and request.kind not in SERVED:
         raise FormatError(f"data of the kind {request.kind!r:.40} is not served")
-    serve: Callable[[Any, Desk], tuple[torch.Tensor, bytes]] = part(request.kind, "served").serve
+    serve: Serve = _zeros if request.kind == ZEROS else part(request.kind, "served").serve
     rows, answer = serve(request.body, desk)
     return len(rows), rows[0].nbytes if len(rows) else 0, answer
+
+
+def _zeros(body: msgspec.Raw, desk: Desk) -> tuple[torch.Tensor, bytes]:
+    """Return as many zeros as are asked for."""
+    size = unpacked(body, Zeros)
+    return desk.rows((size.num_rows, size.nbytes), torch.uint8).zero_(), packed(Bad([]))
 
 
 def _looked(body: bytes, desk: Desk) -> bytes:

@@ -57,6 +57,43 @@ def test_waiting_for_a_disk_has_none_of_them() -> None:
     assert "shuffle='windows'" not in left_out
 
 
+def test_cores_elsewhere_are_said_to_help_where_images_take_them() -> None:
+    """A thread of this machine takes 40 ms for a batch, and 36 ms with what it receives."""
+    found = waiting_for(Stage.DECODE)
+    assert found.loader is not None
+    of_images = replace(found, loader=replace(found.loader, dataset="datapipe.kinds.images.data.Images"))
+    steps, _ = remedies_of(of_images)
+    assert steps["8 cores elsewhere"] < 10 < 40, "a batch comes every 5 ms or less, and the step decides"
+    assert steps["32 cores elsewhere"] <= steps["8 cores elsewhere"]
+    assert not any("elsewhere" in name for name in remedies_of(found)[0]), "tables are not made elsewhere"
+
+
+def test_cores_elsewhere_are_never_chosen_by_themselves() -> None:
+    found = waiting_for(Stage.DECODE)
+    assert found.loader is not None
+    workload = workload_from(replace(found, loader=replace(found.loader, dataset="datapipe.kinds.images.data.Images")))
+    assert isinstance(workload, Workload)
+    found = replace(found, loader=replace(found.loader, dataset="datapipe.kinds.images.data.Images"))
+    candidates = candidates_for(found, workload, Trials())
+    only = [one for one in candidates.remedies if one.needs_machines]
+    assert [one.name for one in only] == ["8 cores elsewhere", "32 cores elsewhere"]
+    assert rank_remedies(workload, only).best.remedy.name == "change nothing"
+    assert "num_cpus=8" in only[0].how.sentence()
+
+
+def test_a_machine_that_only_receives_has_its_limit() -> None:
+    """Four cores receive what twenty make."""
+    found = waiting_for(Stage.DECODE)
+    assert found.loader is not None
+    found = replace(found, loader=replace(found.loader, dataset="datapipe.kinds.images.data.Images"))
+    workload = workload_from(found)
+    assert isinstance(workload, Workload)
+    workload = replace(workload, setup=replace(workload.setup, num_cores=4.0))
+    setups = {one.name: one.change.setup for one in candidates_for(found, workload, Trials()).remedies if one.needs_machines}
+    assert setups["8 cores elsewhere"].num_cores == pytest.approx(4 - 0.2 * 7.2 + 7.2)
+    assert setups["32 cores elsewhere"].num_cores == pytest.approx(20)
+
+
 def test_a_little_waiting_is_no_reason() -> None:
     steps, _ = remedies_of(waiting_for(Stage.NETWORK, waited_ms=1, decoded_ms=39))
     assert "shards kept on a local disk" not in steps

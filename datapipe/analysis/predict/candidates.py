@@ -26,6 +26,16 @@ from datapipe.instruments.trials.results import CACHED, CONVERTED, OURS, RESIZED
 _DEEPER = 4
 _SYNCED = 0.05  # share of the steps
 _NOTICED = 0.05  # share of the time to make a batch from which waiting for a store is worth a remedy
+# Cores of other machines that decode too: what was measured, with room (benchmarks/results/elsewhere.json).
+MADE_ELSEWHERE = tuple(f"datapipe.kinds.{kind}" for kind in ("images.data.Images", "clips.data.Clips", "audio.data.Audio"))
+_CORES_ELSEWHERE = (8, 32)
+_RATE_ELSEWHERE = 0.9  # of a core there, over that of a core here
+_CPU_OF_RECEIVING = 0.2  # of a sample from there, over that of making it here
+_ELSEWHERE = (
+    "in DataLoader(...): nodes of a Ray cluster, or machines that run `datapipe serve`; assumed, not measured: their cores are "
+    "as fast as these, the network is fast enough, and what comes from there takes a fifth of the CPU time that it takes here; "
+    "`datapipe bench PATH --workers` measures it"
+)
 _LEAST_WORK = 0.01  # share of the time that is always left
 _NOT_STREAMED = "how fast the store sends whole shards was not measured; with a cache_dir, windows read each shard as one stream"
 
@@ -40,10 +50,17 @@ class Candidates:
     contention: Contention | None = None  # of more workers; None: the loader has none
 
     def add(
-        self, name: str, change: Change, how: Instruction, *, applied: Applied | None = None, changes_results: bool = False
+        self,
+        name: str,
+        change: Change,
+        how: Instruction,
+        *,
+        applied: Applied | None = None,
+        changes_results: bool = False,
+        needs_machines: bool = False,
     ) -> None:
         """Add a remedy. `applied`: the same without an edit of the script; None: there is no such way."""
-        self.remedies.append(Remedy(name, change, how, changes_results))
+        self.remedies.append(Remedy(name, change, how, changes_results, needs_machines))
         if applied is not None:
             self.applied[name] = applied
 
@@ -70,6 +87,8 @@ def candidates_for(found: Analysis, workload: Workload, trials: Trials) -> Candi
         result.add("do not wait for the device", Change(drops_syncs=True), Instruction(note=note))
     _add_batch(result, found.loader)
     if is_ours:
+        if found.loader.dataset in MADE_ELSEWHERE:
+            _add_elsewhere(result, found.loader, workload)
         result.left_out["another loader"] = "the loader is already datapipe's"
     else:
         _add_tried(result, found, workload, trials)
@@ -120,6 +139,24 @@ def _add_workers(result: Candidates, loader: LoaderFacts, workload: Workload, *,
                 note += f"; if workers do not wait for each other, which is not known: {contention.why_unknown}"
             applied = Applied(loader.site, num_workers=num)
         result.add(name, change, argument_of(loader, name, note), applied=applied)
+
+
+def _add_elsewhere(result: Candidates, loader: LoaderFacts, workload: Workload) -> None:
+    """Add cores of other machines that decode too, as `Workers`.
+
+    What comes from there takes some CPU time here, which those that decode here lack.
+    """
+    setup = workload.setup
+    for cores in _CORES_ELSEWHERE:
+        there, here = _RATE_ELSEWHERE * cores, setup.num_cores
+        if here is not None:
+            there = min(there, here / _CPU_OF_RECEIVING)
+            here = max(0.0, here - _CPU_OF_RECEIVING * there) if setup.num_workers else 0.0
+        both = None if here is None else here + there
+        change = Change(replace(setup, num_workers=setup.num_workers + max(1, int(there)), num_cores=both), production_spread=0.1)
+        code = Snippet("python", f'workers=datapipe.Workers("ray", num_cpus={cores})')
+        how = Instruction((code,), where_made(loader), _ELSEWHERE)
+        result.add(f"{cores} cores elsewhere", change, how, needs_machines=True)
 
 
 def network_share(events: Iterable[StageEvent]) -> float:

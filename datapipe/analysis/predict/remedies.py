@@ -36,7 +36,14 @@ class Remedy:
     name: str
     change: Change
     how: Instruction = field(default_factory=Instruction)
-    changes_results: bool = False  # other pixels or other steps: the user must decide, and it is never chosen as best
+    # The user must decide, and it is never chosen as best:
+    changes_results: bool = False  # other pixels or other steps
+    needs_machines: bool = False  # others than this one
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it costs nothing but the change."""
+        return not (self.changes_results or self.needs_machines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +127,7 @@ def rank_remedies(workload: Workload, remedies: Sequence[Remedy], *, measured_st
     predictions = [predicted(remedy) for remedy in remedies]
     ordered = tuple(sorted(predictions, key=lambda one: one.expected_s))
     worth_it = tuple(one for one in ordered if one.least_gain > 0 and one.gain.value >= max(WORTH_IT, doubt))
-    best, harmless = now, [one for one in predictions if one in worth_it and not one.remedy.changes_results]
+    best, harmless = now, [one for one in predictions if one in worth_it and one.remedy.is_free]
     if harmless:
         shortest_s = min(one.expected_s for one in harmless)
         best = next(one for one in harmless if one.expected_s <= (1 + WORTH_IT) * shortest_s)

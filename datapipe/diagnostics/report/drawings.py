@@ -154,6 +154,7 @@ def remedy_rows(remedies: Remedies, applied: AppliedRemedy | None, waiting: Inte
             "not recommended" if is_noise else None,
             "--apply tries it without an edit" if one.needs_edit is False else None,
             "changes what is trained" if one.changes_results else None,
+            "takes other machines" if one.needs_machines else None,
         ]
         bar = _remedy_bar(axis, one.step_s.value, one.step_s, name, mark_s, waiting=one.starvation)
         gain = "" if one.gain is None else words.change(one.gain)

@@ -11,7 +11,9 @@ from datapipe.analysis.predict.remedies import WORTH_IT
 from datapipe.diagnostics.document import Outlook
 
 _NUMBERED = re.compile(r"(\w+=)(\d+)")  # num_workers=4
-_DIFFERENCES = attrgetter("refuted", "needs_edit", "changes_results")  # in which remedies of one row must be alike
+_DIFFERENCES = attrgetter(
+    "refuted", "needs_edit", "changes_results", "needs_machines"
+)  # in which remedies of one row must be alike
 
 
 @dataclass(frozen=True, slots=True)

@@ -194,7 +194,8 @@ def _remedy(number: int, group: RemedyGroup) -> str:
     outlook = group.first
     text = f"{number:>3}. {_cut(words.plain(group.name), _LABEL):<{_LABEL}} {words.seconds(outlook.step_s.value):>8}"
     text += "" if outlook.gain is None else f"  {words.change(outlook.gain)}"
-    return _cut(f"{text}, changes what is trained" if outlook.changes_results else text)
+    text += ", changes what is trained" if outlook.changes_results else ", takes other machines" if outlook.needs_machines else ""
+    return _cut(text)
 
 
 def _how(how: Instruction) -> list[str]:

@@ -31,6 +31,7 @@ def loader(found: Utterances, args: argparse.Namespace, **samples: Any) -> DataL
         seed=0,
         num_workers=args.num_workers,
         device=args.device,
+        workers=args.workers,
     )
 
 

@@ -36,6 +36,7 @@ def loader(parts: VideoParts, args: argparse.Namespace, per_visit: int = _PER_VI
         num_workers=args.num_workers,
         device=args.device,
         transform=[transforms.RandomResizedCrop(args.size)],
+        workers=args.workers,
     )
 
 

@@ -27,7 +27,7 @@ def _data(args: argparse.Namespace) -> Conversations:
 
 def loader(index: TokenIndex, args: argparse.Namespace) -> DataLoader:
     """Return a loader of shuffled rows of a set. Raises OptionError without a processor."""
-    return DataLoader(_data(args), 1, True, seed=0, num_workers=args.num_workers, device=args.device)
+    return DataLoader(_data(args), 1, True, seed=0, num_workers=args.num_workers, device=args.device, workers=args.workers)
 
 
 def measure(index: TokenIndex, args: argparse.Namespace) -> dict[str, Any]:

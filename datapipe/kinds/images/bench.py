@@ -50,6 +50,7 @@ def loader(index: SampleIndex, args: argparse.Namespace) -> DataLoader:
         transform=[*crop, ToDtype(torch.float32, scale=True), Normalize(IMAGENET_MEAN, IMAGENET_STD)],
         device=args.device,
         backend=args.backend,
+        workers=args.workers,
     )
 
 
