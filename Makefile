@@ -49,7 +49,7 @@ test test-all test-night cpu-kinds versions: export PYTHONDONTWRITEBYTECODE :=
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 NEEDS := pyproject.toml constraints.txt
-EXTRAS := cpu nvimgcodec remote lmdb tokens video nvdec audio video,tokens,remote ray dali-cu12 dali-cu13 cudf-cu12 cudf-cu13 gpu-cu12 gpu-cu13 train bench docs release dev
+EXTRAS := cpu nvimgcodec remote lmdb tokens video nvdec audio video,tokens,remote code ray dali-cu12 dali-cu13 cudf-cu12 cudf-cu13 gpu-cu12 gpu-cu13 train bench docs release dev
 
 .PHONY: setup demo test test-all test-night cpu-kinds versions arm docs lint types bench fuzz gpu-check gpu-check-dry resolve constraints check-wheel check-clean
 

@@ -24,6 +24,7 @@ from datapipe.kernel.options import OnError
 from datapipe.kernel.ranks import resolve_device
 from datapipe.kernel.seeding import SeedSource
 from datapipe.kinds.images.choice import Backend
+from datapipe.remote_workers.settings import Workers
 from datapipe.transforms import Recipe
 
 _STAGES = "its WebLoader has stages or epochs of its own, which run after its batches; in the dataset they could be seen"
@@ -113,6 +114,7 @@ class TakeoverSettings:
     shares: bool
     data: Any
     is_faithful: bool
+    workers: Workers | None = None
 
     @property
     def reseeds(self) -> bool:

@@ -26,6 +26,7 @@ from datapipe.datasets import DatasetFiles, converted_index, episode_source
 from datapipe.deferral.own_code import reads_batches
 from datapipe.errors import OptionError
 from datapipe.kinds.clips.data import Clips
+from datapipe.kinds.images.choice import asks_for_dali
 from datapipe.kinds.images.data import Images, of_torch_dataset
 from datapipe.kinds.images.samples import ImageSettings
 from datapipe.kinds.loader import DataLoader
@@ -148,6 +149,7 @@ def gather_batches(facts: LoaderFacts, settings: TakeoverSettings, why: str) -> 
         return "its collate_fn takes samples one by one"
     if rows is None:
         return "its samples are no rows of tensors or columns, nor slices of arrays that cost less gathered"
+    _refuse_workers(settings, "whole batches are gathered from its memory in this process")
     _refuse_backend(settings, why)
     return gathering_loader(facts, settings, rows)
 
@@ -156,7 +158,13 @@ def run_own_code(facts: LoaderFacts, settings: TakeoverSettings, why: str) -> An
     """Run the Dataset's own code in torch's workers; images that it opens with Pillow are made together, unless switched off."""
     if facts.is_stream:
         return why
+    if settings.is_faithful:
+        _refuse_workers(settings, "faithful=True leaves the random state to torch's workers")
     decoding = choose_decoder(facts.loader, settings.backend, settings.place) if settings.defers else None
+    if decoding is not None and decoding.dali is not None and settings.workers is not None:
+        if asks_for_dali(settings.backend):
+            raise OptionError("backend='dali' decodes here, and workers= elsewhere; leave one of them out")
+        decoding = dataclasses.replace(decoding, dali=None, reason="workers on other machines decode on CPUs")
     if decoding is None:
         _refuse_backend(settings, why)
     return own_code_loader(facts, settings, why, decoding)
@@ -165,6 +173,7 @@ def run_own_code(facts: LoaderFacts, settings: TakeoverSettings, why: str) -> An
 def leave_unchanged(facts: LoaderFacts, settings: TakeoverSettings, why: str) -> AnyLoader | str:
     """Return the loader itself."""
     _refuse_backend(settings, why)
+    _refuse_workers(settings, f"its batches are left to torch ({why})")
     return unchanged_loader(facts, settings, why)
 
 
@@ -234,6 +243,11 @@ def _check_arguments(facts: LoaderFacts, settings: TakeoverSettings, why: str) -
         raise OptionError("on_error='replace' takes another sample by the seed of the bad one; leave faithful=True out")
 
 
+def _refuse_workers(settings: TakeoverSettings, why: str) -> None:
+    if settings.workers is not None:
+        raise OptionError(f"workers: other machines cannot help, as {why}; leave it out")
+
+
 def _refuse_backend(settings: TakeoverSettings, why: str) -> None:
     settings.refuse(why if settings.defers or settings.is_faithful else "their images are not deferred", "backend")
 
@@ -263,7 +277,8 @@ def _of_images(
 
 def _ours(facts: LoaderFacts, settings: TakeoverSettings, data: Images | Clips, *parts: str, **arguments: Any) -> DataLoader:
     """Return datapipe's loader in place of torch's. `parts`: what was taken over, and how."""
-    ours = DataLoader(data, device=settings.device, backend=settings.backend, on_error=settings.on_error, **arguments)
+    given: dict[str, Any] = {name: getattr(settings, name) for name in ("device", "backend", "on_error", "workers")}
+    ours = DataLoader(data, **given, **arguments)
     uncalled = ["worker_init_fn is not called"] if facts.loader.worker_init_fn and facts.loader.num_workers else []
     ours.origin = facts.origin(*parts, *uncalled)
     return ours

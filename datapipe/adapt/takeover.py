@@ -20,6 +20,7 @@ from datapipe.kernel.prefetching import PrefetchedLoader
 from datapipe.kernel.seeding import seed_source
 from datapipe.kinds.images.choice import Backend
 from datapipe.kinds.images.data import Images
+from datapipe.remote_workers.settings import Workers, workers_or_none
 
 
 def from_torch(
@@ -32,6 +33,7 @@ def from_torch(
     share_among_ranks: bool = False,
     data: str | os.PathLike[str] | Images | None = None,
     faithful: bool = False,
+    workers: Workers | None = None,
 ) -> AnyLoader:
     """Return a loader of the same batches as `loader`, made by datapipe as far as it can see how they are made.
 
@@ -79,6 +81,10 @@ def from_torch(
     raises for. `data`: what `datapipe convert` made of the folder that the dataset reads, to be read in its place: its path, or
     `Images` of it; or `Images(loader.dataset, ...)` of the same dataset. These may have a `cache` and a `memory_format`.
 
+    `workers`: machines that make batches with this one, `datapipe.Workers(...)`. Where the Dataset's own code runs, it is sent
+    there, with its `collate_fn` and `worker_init_fn` (`datapipe serve --allow-code`, or Ray), and here processes of datapipe's
+    stand for torch's workers; in all of them `torch.utils.data.get_worker_info()` is None, except in `worker_init_fn`.
+
     Raises OptionError for an object that is not a loader, for a subclass of torch's with batches of its own, and for arguments
     that such a loader does not support.
     """
@@ -95,6 +101,7 @@ def from_torch(
         shares=share_among_ranks,
         data=data,
         is_faithful=faithful,
+        workers=workers_or_none(workers),
     )
     why, reasons = "", []
     for strategy in STRATEGIES:

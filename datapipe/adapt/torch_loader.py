@@ -17,6 +17,7 @@ import torch
 import torch.utils.data
 
 from datapipe.adapt.array_rows import ArrayRows
+from datapipe.adapt.elsewhere import CodeElsewhere
 from datapipe.adapt.explaining import lines_about, lines_about_rows
 from datapipe.adapt.keys import KeyPass, KeySource, SampleDataset
 from datapipe.adapt.loaders import TorchDataLoader, batch_size_of, length_of, rebuilt_loader, sampler_of
@@ -37,6 +38,7 @@ from datapipe.kernel.shown import refuse_position, shown_loader
 from datapipe.kernel.state import Epochs, LoaderState
 from datapipe.kernel.torch_compat import OwnBatches, added_attributes, names_of
 from datapipe.kinds.images.choice import Choice
+from datapipe.remote_workers.settings import Workers
 
 
 class TorchLoader:
@@ -61,8 +63,10 @@ class TorchLoader:
         strategy_lines: tuple[str, ...] = (),
         is_seeded: bool = True,
         decoding: Choice | None = None,
+        workers: Workers | None = None,
     ) -> None:
         self._inner = inner
+        self._workers = workers  # of other machines
         self.decoding = decoding  # which backend makes deferred images; None if none are deferred
         self._is_seeded = is_seeded  # whether the draws of samples depend on the seed alone
         self._dataset = dataset
@@ -82,6 +86,7 @@ class TorchLoader:
         if isinstance(dataset, DeferringDataset):
             for name in ("collate_fn", "worker_init_fn"):
                 setattr(self._loader, name, self._as_read(name, getattr(inner, name)))
+        self._elsewhere = self._open_elsewhere()
         self._names = names_of(self)
 
     def __repr__(self) -> str:
@@ -117,6 +122,10 @@ class TorchLoader:
         setattr(self._inner, name, value)  # torch refuses what may not change
         if not gathers:
             setattr(self._loader, name, self._as_read(name, value))
+            self._elsewhere = self._open_elsewhere()
+
+    def _open_elsewhere(self) -> CodeElsewhere | None:
+        return None if self._workers is None else CodeElsewhere(self._loader, self._workers)
 
     def _as_read(self, name: str, value: Any) -> Any:
         """Return the value of an attribute for the loader that reads `self._dataset`."""
@@ -143,6 +152,7 @@ class TorchLoader:
             strategy_lines=self.strategy_lines,
             is_seeded=self._is_seeded,
             decoding=self.decoding,
+            workers=self._workers,
         )
         return make, (self._inner,), added_attributes(self)
 
@@ -180,7 +190,8 @@ class TorchLoader:
         if isinstance(self._dataset, NumberRows | ArrayRows):
             return [*seed, *lines_about_rows(self._dataset)]
         deferral = self._tally if isinstance(self._dataset, DeferringDataset) and self._dataset.defers else None
-        return [*seed, *lines_about(self._inner, recipe, deferral, self.decoding)]
+        elsewhere = [] if self._elsewhere is None else self._elsewhere.explain()
+        return [*seed, *lines_about(self._inner, recipe, deferral, self.decoding), *elsewhere]
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next pass one over this epoch. Calls `set_epoch` of a sampler that has one."""
@@ -238,7 +249,7 @@ class TorchLoader:
             tell, num_ahead = self._dataset.announce, self._inner.num_workers * (self._inner.prefetch_factor or 2)
             keys = announced(keys, lambda pair: tell(pair[0]), num_ahead=num_ahead)
         walk = self._batches.walk = KeyPass(keys, start.epoch)
-        return iter(self._loader), walk
+        return iter(self._loader) if self._elsewhere is None else self._elsewhere.fetch_all(iter(walk)), walk
 
     def _most_samples(self, source: KeySource) -> float:
         """Return how many samples a pass has at most, as far as that is known."""

@@ -145,6 +145,11 @@ def add_serve(subparsers: Commands) -> None:
     parser.add_argument("--token-file", type=Path, metavar="FILE", help="holds the token (DATAPIPE_TOKEN, or a new one, printed)")
     parser.add_argument("--certificate", type=Path, metavar="PEM", help="encrypt with this certificate")
     parser.add_argument("--key", type=Path, metavar="PEM", help="the certificate's key")
+    parser.add_argument(
+        "--allow-code",
+        action="store_true",
+        help="also run the Datasets of loaders that from_torch took over: whoever has the token may run any code here",
+    )
     parser.set_defaults(run="datapipe.cli.serve:run")
 
 

@@ -34,12 +34,15 @@ def run(args: argparse.Namespace) -> int:
     if cores < 1:
         raise OptionError(f"--cores is {cores}; it must be at least 1")
     scheme = "grpc+tcp" if encryption is None else "grpc+tls"
-    service = Service(f"{scheme}://{host}:{port}", token=token, roots=roots, cores=cores, encryption=encryption)
+    url = f"{scheme}://{host}:{port}"
+    service = Service(url, token=token, roots=roots, cores=cores, encryption=encryption, allows_code=args.allow_code)
     stopped = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopped.set())
     shown = scheme.removesuffix("+tcp")
     say(f"serves {', '.join(roots)} with {counted(cores, 'core')} at {shown}://{host}:{service.port}")
+    if args.allow_code:
+        say("whoever has the token may run any code here, as this user (--allow-code)")
     if is_new:
         say(f"token: {token}    (--token-file, or the variable {TOKEN}, for one of your own)")
     try:

@@ -15,9 +15,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.flight as flight
 import torch
+from numpy.typing import NDArray
 
 from datapipe.errors import OptionError
-from datapipe.remote_workers.wire import HELLO, LOOK, Hello, Look, Seen, packed, place_of, unpacked
+from datapipe.remote_workers.wire import HELLO, LOOK, OFFER, Hello, Look, Seen, packed, place_of, unpacked
 
 HEADER = "authorization"
 _BEFORE = re.compile(r"^Flight returned [\w ]+ error, with message: ")
@@ -83,24 +84,39 @@ class Connection:
         """Return what the worker finds at these paths. Raises LostError and UnableError."""
         return unpacked(self._act(LOOK, packed(Look([place_of(path) for path in paths])), timeout_s), Seen)
 
+    def offer(self, code: bytes, timeout_s: float) -> None:
+        """Send code to a worker, which loads it. Raises LostError, and UnableError where it is refused."""
+        self._act(OFFER, code, timeout_s)
+
     def fill(self, out: torch.Tensor, request: bytes, timeout_s: float) -> bytes:
         """Fill a contiguous tensor with the rows that a worker makes as a request asks; return its answer.
 
         Raises LostError and UnableError.
         """
-        try:
-            reader = self._client.do_get(flight.Ticket(request), self._options(timeout_s))
-            chunk = reader.read_chunk()
-        except Exception as exc:
-            raise self._told(exc) from exc
-        column = chunk.data.column(0) if chunk.data.num_columns == 1 else None
+        column, answer = self._get(request, timeout_s)
         width = out[0].nbytes if len(out) else 0
-        if column is None or column.type != pa.binary(width) or len(column) != len(out) or chunk.app_metadata is None:
+        if column.type != pa.binary(width) or len(column) != len(out):
             raise LostError(f"{self._who} sent other rows than were asked for")
         if out.nbytes:
-            rows = column.buffers()[1].slice(column.offset * width, out.nbytes)
-            np.copyto(out.view(-1).view(torch.uint8).numpy(), np.frombuffer(rows, np.uint8))
-        return chunk.app_metadata.to_pybytes()  # type: ignore[no-any-return]
+            np.copyto(out.view(-1).view(torch.uint8).numpy(), _bytes_of(column, out.nbytes))
+        return answer
+
+    def row(self, request: bytes, timeout_s: float) -> NDArray[np.uint8]:
+        """Return the bytes of the one row that a worker makes as a request asks. Raises LostError and UnableError."""
+        column, _ = self._get(request, timeout_s)
+        if not pa.types.is_fixed_size_binary(column.type) or len(column) != 1:
+            raise LostError(f"{self._who} sent other rows than were asked for")
+        return _bytes_of(column, column.type.byte_width).copy()
+
+    def _get(self, request: bytes, timeout_s: float) -> tuple[Any, bytes]:
+        """Return the column that a worker sends, and its answer."""
+        try:
+            chunk = self._client.do_get(flight.Ticket(request), self._options(timeout_s)).read_chunk()
+        except Exception as exc:
+            raise self._told(exc) from exc
+        if chunk.data.num_columns != 1 or chunk.app_metadata is None:
+            raise LostError(f"{self._who} sent other rows than were asked for")
+        return chunk.data.column(0), chunk.app_metadata.to_pybytes()
 
     def _act(self, action: str, body: bytes, timeout_s: float) -> bytes:
         try:
@@ -122,6 +138,11 @@ class Connection:
         if isinstance(exc, flight.FlightTimedOutError):
             return LateError(f"{who} does not answer in time")
         return LostError(f"{who} does not answer ({text:.300})")
+
+
+def _bytes_of(column: Any, nbytes: int) -> NDArray[np.uint8]:
+    """Return the bytes of a column of fixed-size binaries, not copied."""
+    return np.frombuffer(column.buffers()[1].slice(column.offset * column.type.byte_width, nbytes), np.uint8)
 
 
 _clients: weakref.WeakSet[flight.FlightClient] = weakref.WeakSet()

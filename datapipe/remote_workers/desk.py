@@ -29,9 +29,11 @@ class Desk:
     """Serves one request after the other.
 
     `roots`: folders, with all links followed, and URLs. What lies below none of them is not opened. None: everything is.
+    `code`: the folder of code that loaders have sent; None: no code of others runs here.
     """
 
-    def __init__(self, roots: Sequence[str] | None) -> None:
+    def __init__(self, roots: Sequence[str] | None, code: str | None = None) -> None:
+        self.code = code
         self._is_free, roots = roots is None, roots or ()
         self._folders = [os.fsencode(os.path.realpath(root)) for root in roots if not is_url(root)]
         self._prefixes = [parse_location(root) for root in roots if is_url(root)]
@@ -96,6 +98,18 @@ class Desk:
         assert self._scratch is not None
         nbytes = math.prod(shape) * dtype.itemsize
         return torch.from_numpy(np.frombuffer(self._scratch.take(nbytes), np.uint8, nbytes)).view(dtype).view(*shape)
+
+    def take(self, nbytes: int) -> memoryview:
+        """Return memory for so many bytes of the answer. Raises FormatError for too many."""
+        if nbytes > MAX_NBYTES:
+            raise FormatError(f"a batch has {nbytes:,} bytes, more than {MAX_NBYTES:,}, which is too much at once")
+        assert self._scratch is not None
+        return self._scratch.take(nbytes)
+
+    def taken(self, nbytes: int) -> torch.Tensor:
+        """Return the bytes that were taken and filled as one row."""
+        assert self._scratch is not None
+        return torch.from_numpy(np.frombuffer(self._scratch.take(nbytes), np.uint8, nbytes)).view(1, nbytes)
 
     def opened(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """Return what `make` returned for this key, lately."""

@@ -20,11 +20,12 @@ LOOKED_AT = 8  # samples, whose files are compared when a worker is greeted
 class Elsewhere:
     """The workers of one loader: which are asked for, and their fleet, which is greeted when it is first needed.
 
-    `paths`: returns files that workers must find as they are here. For the consumer's thread.
+    `paths`: returns files that workers must find as they are here. `code`: returns a user's code that they are to run. For the
+    consumer's thread.
     """
 
-    def __init__(self, paths: Callable[[], Sequence[str]]) -> None:
-        self._paths = paths
+    def __init__(self, paths: Callable[[], Sequence[str]] = tuple, code: Callable[[], bytes] | None = None) -> None:
+        self._paths, self._code = paths, code
         self._workers: Workers | None = None
         self._fleet: Fleet | None = None
 
@@ -42,7 +43,8 @@ class Elsewhere:
         """The workers, greeted; None: there are none. Raises what `Fleet` raises."""
         if self._fleet is None and self._workers is not None:
             # Arrow Flight takes some 40 ms to import, and few loaders have workers.
-            self._fleet = importlib.import_module("datapipe.remote_workers.fleet").Fleet(self._workers, self._paths())
+            fleets = importlib.import_module("datapipe.remote_workers.fleet")
+            self._fleet = fleets.Fleet(self._workers, self._paths(), None if self._code is None else self._code())
         return self._fleet
 
     @property

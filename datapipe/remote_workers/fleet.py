@@ -17,7 +17,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from datapipe.core.printable import counted, get_logger
 from datapipe.core.versions import DECODING, differing, versions
@@ -107,12 +109,13 @@ class Worker:
 class Fleet:
     """The workers of a loader. Thread-safe. In a forked child there are none.
 
-    `paths`: files that workers must find as they are here. Greets all workers. Raises BackendError if none answers,
-    DependencyError for other versions, OptionError where the token is refused, or a file is not the same.
+    `paths`: files that workers must find as they are here. `code`: a user's code that they are to run. Greets all workers.
+    Raises BackendError if none answers, DependencyError for other versions, OptionError where the token or the code is refused,
+    or a file is not the same.
     """
 
-    def __init__(self, workers: Workers, paths: Sequence[str]) -> None:
-        self._paths = sorted({*paths})
+    def __init__(self, workers: Workers, paths: Sequence[str], code: bytes | None = None) -> None:
+        self._paths, self._code = sorted({*paths}), code
         self._hello_s = _BEGIN_S if workers.are_rays else _HELLO_S
         self.workers = [Worker(place) for place in _places(workers)]
         self._changed = threading.Condition(threading.Lock())
@@ -181,6 +184,23 @@ class Fleet:
         None: the caller is to make the rows. Waits for a seat as long as a worker is there. `read` raises FormatError for an
         answer that is none.
         """
+
+        def ask(seat: Connection, timeout_s: float) -> tuple[T, int, int]:
+            return read(seat.fill(out, request, timeout_s)), len(out), out.nbytes
+
+        return self._asked(ask)
+
+    def row(self, request: bytes) -> NDArray[np.uint8] | None:
+        """Return the bytes of the one row that a worker makes; None: the caller is to make it. Waits as `fill` does."""
+
+        def ask(seat: Connection, timeout_s: float) -> tuple[NDArray[np.uint8], int, int]:
+            made = seat.row(request, timeout_s)
+            return made, 1, made.nbytes
+
+        return self._asked(ask)
+
+    def _asked(self, ask: Callable[[Connection, float], tuple[T, int, int]]) -> T | None:
+        """Ask a worker; return what it made. `ask` also returns how many rows and bytes that is."""
         if os.getpid() != self._owner:
             return None
         for _ in range(_MOST_TRIES):
@@ -190,7 +210,7 @@ class Fleet:
             worker, seat, generation = taken
             began = time.monotonic()
             try:
-                answer = read(seat.fill(out, request, worker.timeout_s))
+                made, num_rows, nbytes = ask(seat, worker.timeout_s)
             except LostError as exc:
                 self._lose(worker, generation, exc)
                 continue
@@ -201,8 +221,8 @@ class Fleet:
             except BaseException:
                 self._lose(worker, generation, LostError(f"{worker.place.name} was asked, which was interrupted"))
                 raise
-            self._give_back(worker, seat, generation, took_s=time.monotonic() - began, made=out)
-            return answer
+            self._give_back(worker, seat, generation, took_s=time.monotonic() - began, made=(num_rows, nbytes))
+            return made
         return None
 
     def here(self) -> threading.Semaphore:
@@ -226,7 +246,7 @@ class Fleet:
                 self._changed.wait()
 
     def _give_back(
-        self, worker: Worker, seat: Connection, generation: int, *, took_s: float = 0.0, made: torch.Tensor | None = None
+        self, worker: Worker, seat: Connection, generation: int, *, took_s: float = 0.0, made: tuple[int, int] | None = None
     ) -> None:
         with self._changed:
             if generation != worker.generation or not worker.is_here:
@@ -235,8 +255,8 @@ class Fleet:
             worker.free.append(seat)
             if made is not None:
                 worker.num_pieces += 1
-                worker.num_rows += len(made)
-                worker.num_nbytes += made.nbytes
+                worker.num_rows += made[0]
+                worker.num_nbytes += made[1]
                 worker.slowest_s = max(took_s, _FORGETTING * worker.slowest_s)
             self._changed.notify()
 
@@ -283,6 +303,11 @@ class Fleet:
         if skew is not None:
             raise DependencyError(f"{skew}; install the same versions on both, as pixels may depend on them")
         self._look(address.place, first)
+        if self._code is not None:
+            try:
+                first.offer(self._code, _FIRST_S)
+            except UnableError as exc:
+                raise OptionError(str(exc)) from exc
         seats = [first, *(Connection(address) for _ in range(_seats(hello) - 1))]
         with self._changed:
             worker.hello, worker.free, worker.num_taken, worker.is_here = hello, seats, 0, True

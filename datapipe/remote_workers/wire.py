@@ -26,7 +26,7 @@ T = TypeVar("T")
 _pack = msgspec.msgpack.Encoder()
 
 SEATS = 2  # of a core, so that it is never idle while rows are on their way
-HELLO, LOOK = "hello", "look"  # actions of a worker
+HELLO, LOOK, OFFER = "hello", "look", "offer"  # actions of a worker
 ZEROS = "zeros"  # no kind of data
 
 

@@ -14,7 +14,9 @@ class Decoder:
         host = ray.util.get_node_ip_address()
         self._host = f"[{host}]" if ":" in host else host
         encryption = Encryption(certificate, key)
-        self._service = Service(f"grpc+tls://{self._host}:0", token=token, roots=None, cores=cores, encryption=encryption)
+        self._service = Service(
+            f"grpc+tls://{self._host}:0", token=token, roots=None, cores=cores, encryption=encryption, allows_code=True
+        )
 
     def url(self) -> str:
         """Return where it listens."""

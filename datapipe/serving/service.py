@@ -6,11 +6,15 @@ file does to a process ends more than that process.
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import queue
 import socket
+import tempfile
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,13 +26,14 @@ from datapipe.errors import BackendError
 from datapipe.kernel.pools import SlabPool
 from datapipe.kernel.processes import Launcher, WorkerEndedError, WorkerProcess
 from datapipe.remote_workers.connection import HEADER, authorization
-from datapipe.remote_workers.wire import HELLO, LOOK, SEATS, Hello, packed
+from datapipe.remote_workers.wire import HELLO, LOOK, OFFER, SEATS, Hello, packed
 from datapipe.serving.work import IMPORTS, SERVED, Refusal, ServedWork
 
 _START_S = 60.0
 _POLL_S = 0.5  # between looks whether who asked is still there
 _LEAST_NBYTES = 1 << 20  # of memory for answers, whose sizes are powers of two, so that few sizes are pooled
 _MAX_FREE = 4  # slabs of a size that are kept
+_MOST_CODES = 16  # of loaders, that are kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +47,25 @@ class Encryption:
 class Service(flight.FlightServerBase):  # type: ignore[misc]
     """Serves until `shutdown`. `url`: where it listens; port 0 is any free one. `roots`: what may be read; None: everything.
 
+    `allows_code`: whether who has the token may have code run here.
+
     Raises BackendError if its processes cannot be begun, or it cannot listen.
     """
 
     def __init__(
-        self, url: str, *, token: str, roots: Sequence[str] | None, cores: int, encryption: Encryption | None = None
+        self,
+        url: str,
+        *,
+        token: str,
+        roots: Sequence[str] | None,
+        cores: int,
+        encryption: Encryption | None = None,
+        allows_code: bool = False,
     ) -> None:
         self._cores, self._num = cores, cores * SEATS
-        self._work = ServedWork(None if roots is None else tuple(roots))
+        self._code = tempfile.TemporaryDirectory(prefix="datapipe-code-") if allows_code else None
+        self._keeping = threading.Lock()
+        self._work = ServedWork(None if roots is None else tuple(roots), None if self._code is None else self._code.name)
         self._launcher = Launcher(IMPORTS)
         if not self._launcher.wait(_START_S):
             raise BackendError("the processes that decode cannot be begun: their launcher did not start; `datapipe doctor`")
@@ -71,6 +87,9 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]
         if action.type == LOOK:
             _, _, answer, _ = self._ask(context, (LOOK, action.body.to_pybytes()))
             return [answer]
+        if action.type == OFFER:
+            self._ask(context, (OFFER, self._kept(action.body)))
+            return [b""]
         raise flight.FlightServerError(f"the action {action.type!r:.40} is not known")
 
     def do_get(self, context: Any, ticket: Any) -> Any:
@@ -84,6 +103,22 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]
         """End the service and its processes."""
         self.shutdown()
         self._launcher.end()
+        if self._code is not None:
+            self._code.cleanup()
+
+    def _kept(self, code: pa.Buffer) -> bytes:
+        """Keep code that was sent, for the processes; return its name. The oldest is dropped where there is much."""
+        name = hashlib.sha256(code).hexdigest()
+        if self._code is not None:
+            folder = Path(self._code.name)
+            with self._keeping:
+                if not (folder / name).exists():
+                    kept = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime_ns)
+                    for path in kept[: max(0, len(kept) - _MOST_CODES + 1)]:
+                        path.unlink()
+                    (folder / f".{name}").write_bytes(code)
+                    (folder / f".{name}").rename(folder / name)
+        return name.encode()
 
     def _ask(self, context: Any, request: tuple[str, bytes]) -> tuple[int, int, bytes, Any]:
         """Return what a process answers, and the rows in memory that is theirs until they are sent."""

@@ -13,8 +13,9 @@ from datapipe.core.regular_files import open_descriptor
 from datapipe.errors import DatapipeError, FormatError
 from datapipe.kernel.process_main import Handler, Scratch
 from datapipe.kinds.registry import KINDS, part
+from datapipe.remote_workers import own_code
 from datapipe.remote_workers.desk import Desk
-from datapipe.remote_workers.wire import LOOK, ZEROS, Bad, Look, Request, Seen, Zeros, packed, placed, unpacked
+from datapipe.remote_workers.wire import LOOK, OFFER, ZEROS, Bad, Look, Request, Seen, Zeros, packed, placed, unpacked
 
 SERVED = ("images", "clips", "conversations", "audio")  # the kinds that have a module `served`
 IMPORTS = (__name__, *(f"{KINDS[kind]}.served" for kind in SERVED))  # by processes
@@ -35,19 +36,24 @@ class Refusal:
 class ServedWork:
     """Makes the handler of a process.
 
-    Requests are (what, body), `what` being `LOOK` or ""; answers are (rows, bytes of each, answer to the loader), or a `Refusal`.
+    Requests are (what, body), `what` being `LOOK`, `OFFER` or ""; answers are (rows, bytes of each, answer to the loader), or a
+    `Refusal`.
     """
 
     roots: tuple[str, ...] | None  # None: all files
+    code: str | None = None  # the folder of code that was sent; None: none is run
 
     def __call__(self) -> Handler:
         torch.set_num_threads(1)
-        desk = Desk(self.roots)
+        desk = Desk(self.roots, self.code)
 
         def handle(request: tuple[str, bytes], scratch: Scratch) -> tuple[int, int, bytes] | Refusal:
             what, body = request
             desk.use(scratch)
             try:
+                if what == OFFER:
+                    own_code.load(body.decode(errors="replace"), desk)
+                    return 0, 0, b""
                 return (0, 0, _looked(body, desk)) if what == LOOK else _rows(body, desk)
             except DatapipeError as exc:
                 return Refusal(f"{type(exc).__name__}: {exc}", isinstance(exc, ValueError) and not isinstance(exc, OSError))
@@ -59,9 +65,10 @@ class ServedWork:
 
 def _rows(body: bytes, desk: Desk) -> tuple[int, int, bytes]:
     request = unpacked(body, Request)
-    if request.kind != ZEROS and request.kind not in SERVED:
+    serve = _OTHERS.get(request.kind)
+    if serve is None and request.kind not in SERVED:
         raise FormatError(f"data of the kind {request.kind!r:.40} is not served")
-    serve: Serve = _zeros if request.kind == ZEROS else part(request.kind, "served").serve
+    serve = serve or part(request.kind, "served").serve
     rows, answer = serve(request.body, desk)
     return len(rows), rows[0].nbytes if len(rows) else 0, answer
 
@@ -70,6 +77,9 @@ def _zeros(body: msgspec.Raw, desk: Desk) -> tuple[torch.Tensor, bytes]:
     """Return as many zeros as are asked for."""
     size = unpacked(body, Zeros)
     return desk.rows((size.num_rows, size.nbytes), torch.uint8).zero_(), packed(Bad([]))
+
+
+_OTHERS: dict[str, Serve] = {ZEROS: _zeros, own_code.CODE: own_code.serve}  # that are no kinds of data
 
 
 def _looked(body: bytes, desk: Desk) -> bytes:

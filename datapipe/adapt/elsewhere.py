@@ -1,0 +1,206 @@
+"""Make the batches of a torch loader with other machines: whoever is free makes the next one, here in a process, or there.
+
+A batch depends on its request alone, as its samples are seeded, so it is the same wherever it is made. What a worker does not
+make (it died, or is late) is made here.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pickle
+import queue
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch.utils.data._utils.pin_memory import pin_memory
+
+from datapipe.adapt.loaders import TorchDataLoader
+from datapipe.errors import BackendError
+from datapipe.kernel.accelerators import accelerator
+from datapipe.kernel.processes import Launcher, WorkerEndedError, WorkerProcess
+from datapipe.remote_workers.elsewhere import Elsewhere
+from datapipe.remote_workers.settings import Workers
+
+if TYPE_CHECKING:
+    from datapipe.remote_workers.fleet import Fleet
+    from datapipe.remote_workers.own_code import Code
+
+_START_S = 60.0  # for the launcher of processes
+_AHEAD = 2  # batches for each that makes them
+
+Fetched = tuple[int, Any, BaseException | None]  # the batch's number, the batch, its error
+
+
+class CodeElsewhere:
+    """The user's code of one loader on this machine and on others: made when it is first needed, and kept over passes.
+
+    For the consumer's thread, but for what `Makers` are given.
+    """
+
+    def __init__(self, loader: TorchDataLoader, workers: Workers) -> None:
+        self._loader = loader
+        self.workers = workers
+        self._elsewhere = Elsewhere(code=lambda: self._code.data)
+        self._elsewhere.use(workers)
+
+    @functools.cached_property
+    def _here(self) -> _Here:
+        return _Here(Launcher(("torch.utils.data", "datapipe.remote_workers.own_code")), self._code.data)
+
+    @functools.cached_property
+    def _code(self) -> Code:
+        own_code = importlib.import_module("datapipe.remote_workers.own_code")
+        loader = self._loader
+        fetch = own_code.Fetch(loader.dataset, loader.collate_fn, loader.worker_init_fn, loader.num_workers)
+        code: Code = own_code.code_of(fetch)
+        return code
+
+    def explain(self) -> list[str]:
+        """Return the line of `explain` about the workers."""
+        return self._elsewhere.explain("batch")
+
+    def fetch_all(self, keys: Iterator[Any]) -> FetchIterator:
+        """Return the batches of a pass. Raises what `Fleet` raises, and BackendError where no process can be begun."""
+        fleet = self._elsewhere.fleet
+        assert fleet is not None
+        makers: list[_Maker] = [self._here.make for _ in range(self._loader.num_workers)]
+        makers += [_Seat(fleet, self._code, self._here).make for _ in range(self._elsewhere.num_seats)]
+        return FetchIterator(keys, makers, self._loader)
+
+
+_Maker = Callable[[int, Any], Any]  # makes the batch of a key, for the worker of a number
+
+
+class _Here:
+    """Processes of this machine that run the code. Thread-safe."""
+
+    def __init__(self, launcher: Launcher, data: bytes) -> None:
+        self._launcher, self._data = launcher, data
+        self._free: queue.SimpleQueue[WorkerProcess] = queue.SimpleQueue()
+
+    def make(self, worker: int, key: Any) -> Any:
+        """Make a batch in a process that is free, or in a new one. Raises what the user's code raises, and BackendError."""
+        own_code = importlib.import_module("datapipe.remote_workers.own_code")
+        try:
+            process = self._taken(own_code)
+            nbytes, memory = process.ask((worker, pickle.dumps(key, pickle.HIGHEST_PROTOCOL)))
+            copied = np.frombuffer(memory, np.uint8, nbytes).copy()
+        except WorkerEndedError as exc:
+            raise BackendError(
+                f"a process that ran the Dataset ended ({exc.__cause__ or exc}): it was killed, perhaps for want of memory"
+            ) from exc
+        self._free.put(process)
+        return own_code.batch_of(copied)
+
+    def _taken(self, own_code: Any) -> WorkerProcess:
+        try:
+            return self._free.get_nowait()
+        except queue.Empty:
+            if not self._launcher.wait(_START_S):
+                raise BackendError("no processes can be begun for the Dataset; `datapipe doctor`") from None
+            return WorkerProcess(self._launcher, own_code.CodeWork(self._data))
+
+
+class _Seat:
+    """Has one batch at a time made by a worker on another machine."""
+
+    def __init__(self, fleet: Fleet, code: Code, here: _Here) -> None:
+        self._fleet, self._code, self._here = fleet, code, here
+
+    def make(self, worker: int, key: Any) -> Any:
+        own_code = importlib.import_module("datapipe.remote_workers.own_code")
+        made = self._fleet.row(own_code.asked(self._code, worker, key))
+        if made is not None:
+            return own_code.batch_of(made)
+        with self._fleet.here():
+            return self._here.make(worker, key)
+
+
+class FetchIterator(Iterator[Any]):
+    """The batches of a pass in the order of their keys, which are asked for in the consumer's thread.
+
+    Its threads end when it is closed, exhausted or collected.
+    """
+
+    def __init__(self, keys: Iterator[Any], makers: list[_Maker], loader: TorchDataLoader) -> None:
+        self._keys: Iterator[Any] | None = keys
+        self._timeout_s = loader.timeout or None
+        self._pins = loader.pin_memory and accelerator() is not None
+        self._num_ahead = (loader.prefetch_factor or _AHEAD) * len(makers)
+        self._asked: queue.SimpleQueue[tuple[int, Any] | None] = queue.SimpleQueue()
+        self._made: queue.SimpleQueue[Fetched] = queue.SimpleQueue()
+        self._early: dict[int, Fetched] = {}  # that came before their turn
+        self._num_asked = 0
+        self._rcvd_idx = 0  # batches that were handed out, failed ones included, as torch's iterators say it
+        self._threads = [
+            threading.Thread(target=_work, args=(number, maker, self._asked, self._made), name="datapipe-batches", daemon=True)
+            for number, maker in enumerate(makers)
+        ]
+        self._end = weakref.finalize(self, _end, self._asked, len(makers))
+        for thread in self._threads:
+            thread.start()
+
+    def __next__(self) -> Any:
+        self._ask()
+        if self._rcvd_idx == self._num_asked:
+            self.close()
+            raise StopIteration
+        while self._rcvd_idx not in self._early:
+            try:
+                found = self._made.get(timeout=self._timeout_s)
+            except queue.Empty:
+                raise RuntimeError(f"DataLoader timed out after {self._timeout_s} seconds") from None
+            self._early[found[0]] = found
+        _, batch, error = self._early.pop(self._rcvd_idx)
+        self._rcvd_idx += 1
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # whose traceback refers to this frame
+        return pin_memory(batch) if self._pins else batch  # type: ignore[no-untyped-call]
+
+    def _ask(self) -> None:
+        """Ask for batches until enough are in the making."""
+        while self._keys is not None and self._num_asked - self._rcvd_idx < self._num_ahead:
+            try:
+                key = next(self._keys)
+            except StopIteration:
+                self._keys = None
+                return
+            self._asked.put((self._num_asked, key))
+            self._num_asked += 1
+
+    def close(self) -> None:
+        """End the threads. May be called again."""
+        self._keys = None
+        self._end()
+
+    def __len__(self) -> int:
+        return self._num_asked
+
+
+def _work(number: int, make: _Maker, asked: queue.SimpleQueue[Any], made: queue.SimpleQueue[Fetched]) -> None:
+    """Make what is asked for, until told to end."""
+    while (found := asked.get()) is not None:
+        place, key = found
+        try:
+            made.put((place, make(number, key), None))
+        except BaseException as exc:
+            made.put((place, None, exc))
+        found = key = None
+
+
+def _end(asked: queue.SimpleQueue[Any], num: int) -> None:
+    """Tell threads to end, after what they make now."""
+    while True:
+        try:
+            asked.get_nowait()
+        except queue.Empty:
+            break
+    for _ in range(num):
+        asked.put(None)
