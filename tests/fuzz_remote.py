@@ -36,6 +36,7 @@ from datapipe.opening.videos.indexing import look_at
 from datapipe.order.draws import Draws
 from datapipe.processors.patches import PatchProcessor
 from datapipe.processors.pixels import Pixels
+from datapipe.remote_workers import own_code
 from datapipe.remote_workers.wire import Request
 from datapipe.serving.work import Refusal, ServedWork
 from datapipe.transforms import Recipe
@@ -105,6 +106,7 @@ def requests() -> list[bytes]:
     found.append(conversations.asked(conversations.packed_recipe(processor, scales=True), extents, shown_by))
     stretches = [Stretch(MediaSource(str(_top() / "sound.flac")), Span(0, 4000, 16_000, 1), first, 900) for first in (0, 500)]
     found.append(audio.asked(8000, torch.empty(2, 1, 1000), stretches))
+    found.append(own_code.asked(own_code.Code(b"", "a" * 64), 0, [1, 2]))  # which no service runs that was not told to
     return [_hidden(request) for request in found]
 
 

@@ -204,6 +204,34 @@ def test_the_example_trains(nodes: TwoNodes, folder: Path) -> None:
 
 
 @pytest.mark.nightly
+def test_a_dataset_of_the_script_runs_there(nodes: TwoNodes, tmp_path: Path) -> None:
+    script = tmp_path / "own.py"
+    script.write_text(
+        textwrap.dedent("""
+        import os
+        import torch
+        from torch.utils.data import DataLoader, Dataset
+        import datapipe as dp
+
+        class Numbers(Dataset):
+            def __len__(self):
+                return 12
+            def __getitem__(self, number):
+                return 10 * number, os.getpid()
+
+        loader = dp.from_torch(DataLoader(Numbers(), batch_size=4), device="cpu", workers=dp.Workers("ray", num_cpus=1))
+        numbers, processes = zip(*loader)
+        assert os.getpid() not in torch.cat(processes)
+        print(torch.cat(numbers).tolist())
+        """)
+    )
+    environment = importing_as_here() | {"RAY_ADDRESS": nodes.address, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{[*range(0, 120, 10)]}\n"
+
+
+@pytest.mark.nightly
 def test_other_versions_are_refused_by_name(nodes: TwoNodes, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleets, "_versions_here", lambda: {**fleets.versions(fleets.DECODING), "pillow": "1.2.3"})
     loader = dp.DataLoader(folder, **ARGUMENTS, workers=WORKERS)
