@@ -122,7 +122,7 @@ example, on a machine with cores to spare and on the one that trains:
   loader = dp.DataLoader("/shared/train", 256, workers=dp.Workers("grpc+tls://decoder:7071", certificate="decoder.pem"))
 
 Both need the same versions of datapipe and of what decodes, and see the data at the same path or URL. Who has the token may
-read what lies below the roots, and nothing else (docs/security.md).
+read what lies below the roots, and nothing else, unless --allow-code is given (docs/security.md).
 """
 
 

@@ -52,7 +52,7 @@ def rates_of(
 
     def rate(candidate: C) -> float:
         try:
-            with contextlib.closing(_endless(open_loader(candidate))) as batches:
+            with contextlib.closing(endless(open_loader(candidate))) as batches:
                 return measure(batches)
         except BackendError as exc:
             logger.warning("%r is left out of the choice of a backend, as it failed when measured: %s", candidate, exc)
@@ -75,7 +75,7 @@ def rates_of(
     return remembered(RATES, about, make=make, parse=lambda rates: [float(rate) for rate in rates], is_kept=all)
 
 
-def arguments_to_measure(arguments: Mapping[str, Any], *, device: torch.device, num_samples: int) -> dict[str, Any]:
+def arguments_to_measure(arguments: Mapping[str, Any], *, device: str | torch.device, num_samples: int) -> dict[str, Any]:
     """Return a loader's arguments for a measurement: of this rank alone, without the user's functions of batches and workers.
 
     `num_samples`: of an epoch, which a batch must not exceed.
@@ -135,7 +135,7 @@ def power_of_two(number: float) -> int:
     return 1 << round(math.log2(max(1, number)))
 
 
-def _endless(loader: Iterable[Any]) -> Generator[Any]:
+def endless(loader: Iterable[Any]) -> Generator[Any]:
     """Yield batches, epoch after epoch. Closing it ends the loader's pass."""
     while True:
         yield from loader

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.utils.data
 
 from datapipe.errors import OptionError
+from datapipe.kernel.calibration import arguments_to_measure
 from datapipe.kernel.kind import Data
 from datapipe.kernel.loader import Loader, check_arguments
 from datapipe.kernel.options import OnError, Output, Shuffle
 from datapipe.kernel.samplers import WeightedSampler
 from datapipe.kinds.registry import open_data
+from datapipe.remote_workers.choosing import AUTO, choose
 from datapipe.remote_workers.settings import Workers, workers_or_none
 
 
@@ -49,7 +51,8 @@ class DataLoader(Loader):
     output: for images "tuple" of the fields, "dict" by their names and "id", or a dict's new names, {"image": "pixel_values"}.
     ranks: (rank, world_size); None: those of torch.distributed, or RANK and WORLD_SIZE, read at the first `len` or `iter`.
     workers: machines that decode images, clips, sound or conversations with this one, `datapipe.Workers(...)`: the same batches.
-      With num_workers=0 they alone decode.
+      With num_workers=0 they alone decode. "auto": those that DATAPIPE_WORKERS_AT names, or that a Ray cluster has room for, if
+      this loader, which is measured for some seconds, is faster with them.
 
     Images are (b, 3, h, w), uint8 unless a transform converts them; labels int64. `Images` and `Table` say what else batches
     hold. A batch belongs to whoever holds it: datapipe never overwrites a delivered batch. Do not share the loader itself between
@@ -86,14 +89,22 @@ class DataLoader(Loader):
         on_error: OnError = "raise",
         output: Output = "tuple",
         ranks: tuple[int, int] | None = None,
-        workers: Workers | None = None,
+        workers: Workers | Literal["auto"] | None = None,
     ) -> None:
         arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         check_arguments(arguments)  # before anything is opened
-        workers_or_none(workers)
+        if workers != AUTO:
+            workers_or_none(workers)
         data = open_data(dataset)
         if data is not dataset and data.own_transform is not None:  # a torch Dataset's
             if transform is not None:
                 raise OptionError("dataset has a transform of its own, and transform= is given too; leave one of them out")
             data, transform = data.without_transform(), data.own_transform
+        chosen = None
+        if workers == AUTO:
+            plain = arguments_to_measure(arguments, device=device, num_samples=max(1, len(data)))
+            chosen = choose(lambda some: DataLoader(**{**plain, "workers": some}))
+            arguments["workers"] = chosen.workers
         super().__init__(data, arguments, open_loader=DataLoader, transform=transform)
+        if chosen is not None and self.elsewhere is not None:
+            self.elsewhere.why = chosen.why

@@ -27,6 +27,7 @@ class Elsewhere:
     def __init__(self, paths: Callable[[], Sequence[str]] = tuple, code: Callable[[], bytes] | None = None) -> None:
         self._paths, self._code = paths, code
         self._workers: Workers | None = None
+        self.why = ""  # these workers, or none, were chosen
         self._fleet: Fleet | None = None
 
     @property
@@ -58,7 +59,8 @@ class Elsewhere:
 
     def explain(self, piece: str) -> list[str]:
         """Return the line of `explain` about them. `piece`: what a seat makes at once, such as "block"."""
+        why = f" ({self.why})" if self.why else ""
         if self.fleet is None:
-            return []
+            return [f"elsewhere none{why}"] if why else []
         so_far = f"; {counted(self.fleet.num_pieces, piece)} so far" if self.fleet.num_pieces else ""
-        return [f"elsewhere {self.fleet.describe()}: {counted(self.num_seats, piece)} at once{so_far}"]
+        return [f"elsewhere {self.fleet.describe()}: {counted(self.num_seats, piece)} at once{so_far}{why}"]

@@ -118,7 +118,7 @@ def workers_or_none(workers: object) -> Workers | None:
     """Return what was passed as `workers=`. Raises OptionError for anything but `Workers` and None."""
     if workers is None or isinstance(workers, Workers):
         return workers
-    raise OptionError(f"workers is {workers!r:.60}; pass datapipe.Workers('grpc+tls://HOST:PORT', token=...)")
+    raise OptionError(f"workers is {workers!r:.60}; pass datapipe.Workers('grpc+tls://HOST:PORT', token=...), or of Ray")
 
 
 def addresses(places: str) -> list[str]:
