@@ -160,7 +160,9 @@ class Launcher:
 
     def end(self) -> None:
         """Let the launcher end; its workers end by themselves."""
-        if not self._is_ready:
+        with self._lock:  # a thread that waits for it meanwhile is not told of a launcher that ended by itself
+            was_ready, self._is_ready = self._is_ready, False
+        if not was_ready:
             self._started.kill()  # it has none yet, and would import to the end
         self._control.close()
         with contextlib.suppress(subprocess.TimeoutExpired):

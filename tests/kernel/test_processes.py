@@ -139,6 +139,15 @@ def test_without_descriptors_a_worker_counts_as_ended(launcher: Launcher) -> Non
             os.close(descriptor)
 
 
+def test_a_launcher_that_was_told_to_end_is_no_surprise(caplog: pytest.LogCaptureFixture) -> None:
+    """A thread may ask for it while the interpreter ends."""
+    begun = Launcher(("torch",))
+    begun.end()
+    assert not begun.is_ready
+    assert not begun.wait(0.1)
+    assert not caplog.text
+
+
 def test_descriptors_beyond_1024_are_as_good_as_others() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < 4096:
