@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 
@@ -12,13 +13,17 @@ from decoders import TOKEN, Decoder
 from fixtures import make_folder
 
 from datapipe.cli.main import main
+from datapipe.diagnostics.ceilings import of_workers
 
 FEW = ("--images", "16", "--rounds", "1", "--size", "24", "--batch-size", "4", "--num-workers", "1")
 
 
 @pytest.fixture(autouse=True)
-def _token(monkeypatch: pytest.MonkeyPatch) -> None:
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is measured is of no interest here."""
     monkeypatch.setenv("DATAPIPE_TOKEN", TOKEN)
+    monkeypatch.setattr(of_workers, "_NETWORK_S", 0.2)
+    monkeypatch.setattr(of_workers, "costs_of", functools.partial(of_workers.costs_of, least_s=0.1))
 
 
 def test_images(decoder: Decoder, capsys: pytest.CaptureFixture[str]) -> None:

@@ -181,6 +181,7 @@ def test_a_worker_that_goes_loses_nothing_and_is_used_again(
     assert service.stop(signal.SIGTERM) == 0
 
 
+@pytest.mark.nightly
 def test_of_two_workers_one_makes_what_the_other_cannot(top: Path, folder: Path, decoder: Decoder, made_here: list[int]) -> None:
     expected = batches(folder)
     other = Decoder(top)
@@ -208,6 +209,7 @@ def test_a_process_of_a_worker_that_is_killed_is_replaced(
     assert "a process of the service ended" in caplog.text
 
 
+@pytest.mark.nightly
 def test_a_worker_that_is_late_at_the_start_is_used_when_it_answers(
     top: Path, folder: Path, decoder: Decoder, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -222,6 +222,7 @@ def test_a_port_that_is_taken_is_named(decoder: Decoder, tmp_path: Path, capsys:
     assert f"grpc+tcp://127.0.0.1:{port}: cannot be listened on" in capsys.readouterr().err
 
 
+@pytest.mark.nightly
 def test_a_token_is_made_if_none_is_given(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "DATAPIPE_TOKEN"}
     command = [sys.executable, "-m", "datapipe", "serve", "--root", str(tmp_path), "--listen", "127.0.0.1:0", "--cores", "1"]
