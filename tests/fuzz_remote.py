@@ -130,7 +130,7 @@ def look_at_request(data: bytes, scratch: Path) -> object:
         return opened(path, *arguments, **options)
 
     with mock.patch.object(regular_files.os, "open", checked):
-        answer = _handler()(("", _shown(data)), Scratch())
+        answer = _handler()(("", _shown(data), None), Scratch())
     if isinstance(answer, Refusal):
         if "AssertionError" in answer.text:
             raise AssertionError(answer.text)

@@ -7,7 +7,7 @@ import math
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -22,6 +22,8 @@ from datapipe.remote_workers.wire import MAX_NBYTES, MAX_ROWS
 from datapipe.stores.location import is_url, parse_location
 from datapipe.stores.settings import Remote
 
+Codes: TypeAlias = dict[str, str] | None  # files of code that loaders have sent, by digest; None: no code of others runs here
+
 _OPENED = 8  # recipes that are kept ready
 
 
@@ -29,11 +31,10 @@ class Desk:
     """Serves one request after the other.
 
     `roots`: folders, with all links followed, and URLs. What lies below none of them is not opened. None: everything is.
-    `code`: the folder of code that loaders have sent; None: no code of others runs here.
     """
 
-    def __init__(self, roots: Sequence[str] | None, code: str | None = None) -> None:
-        self.code = code
+    def __init__(self, roots: Sequence[str] | None) -> None:
+        self.codes: Codes = None
         self._is_free, roots = roots is None, roots or ()
         self._folders = [os.fsencode(os.path.realpath(root)) for root in roots if not is_url(root)]
         self._prefixes = [parse_location(root) for root in roots if is_url(root)]
@@ -87,9 +88,9 @@ class Desk:
         found = os.path.join(self._real_folder(folder), name)
         return os.fsencode(os.path.realpath(found) if os.path.islink(found) else found)
 
-    def use(self, scratch: Scratch) -> None:
-        """Make rows in this memory from now on."""
-        self._scratch = scratch
+    def use(self, scratch: Scratch, codes: Codes = None) -> None:
+        """Make rows in this memory, and find code at these places, from now on."""
+        self._scratch, self.codes = scratch, codes
 
     def rows(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Return memory for the rows of the answer, uninitialised. Raises FormatError for too many."""

@@ -21,7 +21,6 @@ import torch.utils.data
 from torch._utils import ExceptionWrapper
 
 from datapipe.core.environment import install_command
-from datapipe.core.regular_files import read_bytes
 from datapipe.errors import FormatError, OptionError
 from datapipe.kernel.process_main import Handler, Scratch
 from datapipe.remote_workers.desk import Desk
@@ -29,7 +28,6 @@ from datapipe.remote_workers.objects import pack, unpack
 from datapipe.remote_workers.wire import Bad, packed, packed_request, unpacked
 
 CODE = "code"  # the kind of these requests
-_HEX = frozenset("0123456789abcdef")
 
 
 class CodeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -117,22 +115,21 @@ def batch_of(memory: np.ndarray[Any, np.dtype[np.uint8]]) -> Any:
 
 def load(digest: str, desk: Desk) -> Fetch:
     """Return code that was sent before. Raises OptionError where it is not allowed, FormatError for what was not sent."""
-    if desk.code is None:
+    if desk.codes is None:
         raise OptionError(
             "this worker runs no code of others; start `datapipe serve` with --allow-code, if you trust who has the token"
         )
-    if len(digest) != 64 or not _HEX.issuperset(digest):
-        raise FormatError(f"code is asked for by {digest!r:.80}, which is no digest")
-    found: Fetch = desk.opened((CODE, digest), functools.partial(_opened, Path(desk.code, digest)))
+    if digest not in desk.codes:
+        raise FormatError(f"the code {digest:.8} is not here (any more)")
+    found: Fetch = desk.opened((CODE, digest), functools.partial(_opened, desk.codes[digest]))
     return found
 
 
-def _opened(path: Path) -> Fetch:
+def _opened(path: str) -> Fetch:
     try:
-        data = read_bytes(path)
+        return unpickled(Path(path).read_bytes())
     except OSError as exc:
-        raise FormatError(f"the code {path.name:.8} is not here (any more)") from exc
-    return unpickled(data)
+        raise FormatError(f"the code at {path} is not here any more") from exc
 
 
 def unpickled(data: bytes) -> Fetch:

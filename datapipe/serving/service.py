@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import os
 import queue
 import socket
-import tempfile
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.flight as flight
 
+from datapipe.core.regular_files import bytes_in_memory
 from datapipe.core.versions import DECODING, versions
 from datapipe.errors import BackendError
 from datapipe.kernel.pools import SlabPool
@@ -63,9 +63,8 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]
         allows_code: bool = False,
     ) -> None:
         self._cores, self._num = cores, cores * SEATS
-        self._code = tempfile.TemporaryDirectory(prefix="datapipe-code-") if allows_code else None
-        self._keeping = threading.Lock()
-        self._work = ServedWork(None if roots is None else tuple(roots), None if self._code is None else self._code.name)
+        self._work = ServedWork(None if roots is None else tuple(roots))
+        self._codes = _Codes() if allows_code else None
         self._launcher = Launcher(IMPORTS)
         if not self._launcher.wait(_START_S):
             raise BackendError("the processes that decode cannot be begun: their launcher did not start; `datapipe doctor`")
@@ -88,7 +87,7 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]
             _, _, answer, _ = self._ask(context, (LOOK, action.body.to_pybytes()))
             return [answer]
         if action.type == OFFER:
-            self._ask(context, (OFFER, self._kept(action.body)))
+            self._ask(context, (OFFER, b"" if self._codes is None else self._codes.keep(action.body).encode()))
             return [b""]
         raise flight.FlightServerError(f"the action {action.type!r:.40} is not known")
 
@@ -103,22 +102,6 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]
         """End the service and its processes."""
         self.shutdown()
         self._launcher.end()
-        if self._code is not None:
-            self._code.cleanup()
-
-    def _kept(self, code: pa.Buffer) -> bytes:
-        """Keep code that was sent, for the processes; return its name. The oldest is dropped where there is much."""
-        name = hashlib.sha256(code).hexdigest()
-        if self._code is not None:
-            folder = Path(self._code.name)
-            with self._keeping:
-                if not (folder / name).exists():
-                    kept = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime_ns)
-                    for path in kept[: max(0, len(kept) - _MOST_CODES + 1)]:
-                        path.unlink()
-                    (folder / f".{name}").write_bytes(code)
-                    (folder / f".{name}").rename(folder / name)
-        return name.encode()
 
     def _ask(self, context: Any, request: tuple[str, bytes]) -> tuple[int, int, bytes, Any]:
         """Return what a process answers, and the rows in memory that is theirs until they are sent."""
@@ -126,7 +109,7 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]
         try:
             if process is None:
                 process = WorkerProcess(self._launcher, self._work)
-            answer, memory = process.ask(request)
+            answer, memory = process.ask((*request, None if self._codes is None else self._codes.places))
             if isinstance(answer, Refusal):
                 error = flight.FlightUnauthorizedError if answer.is_refused else flight.FlightServerError
                 raise error(answer.text)
@@ -152,6 +135,30 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]
         size = max(_LEAST_NBYTES, 1 << (nbytes - 1).bit_length())
         pool = self._slabs.setdefault(size, SlabPool(size, max_free=_MAX_FREE))
         return pool.lease()[:nbytes]
+
+
+class _Codes:
+    """The code that loaders have sent, in files in memory, which are gone with this process. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._files: dict[str, BinaryIO] = {}  # by digest, the oldest first
+
+    @property
+    def places(self) -> dict[str, str]:
+        """Where the processes find them, by digest."""
+        with self._lock:
+            return {digest: f"/proc/{os.getpid()}/fd/{file.fileno()}" for digest, file in self._files.items()}
+
+    def keep(self, code: pa.Buffer) -> str:
+        """Keep code, in place of the oldest where there is much; return its digest."""
+        digest = hashlib.sha256(code).hexdigest()
+        with self._lock:
+            if digest not in self._files:
+                while len(self._files) >= _MOST_CODES:
+                    self._files.pop(next(iter(self._files))).close()
+                self._files[digest] = os.fdopen(bytes_in_memory(code), "rb")
+        return digest
 
 
 class _TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]

@@ -14,7 +14,7 @@ from datapipe.errors import DatapipeError, FormatError
 from datapipe.kernel.process_main import Handler, Scratch
 from datapipe.kinds.registry import KINDS, part
 from datapipe.remote_workers import own_code
-from datapipe.remote_workers.desk import Desk
+from datapipe.remote_workers.desk import Codes, Desk
 from datapipe.remote_workers.wire import LOOK, OFFER, ZEROS, Bad, Look, Request, Seen, Zeros, packed, placed, unpacked
 
 SERVED = ("images", "clips", "conversations", "audio")  # the kinds that have a module `served`
@@ -36,20 +36,19 @@ class Refusal:
 class ServedWork:
     """Makes the handler of a process.
 
-    Requests are (what, body), `what` being `LOOK`, `OFFER` or ""; answers are (rows, bytes of each, answer to the loader), or a
-    `Refusal`.
+    Requests are (what, body, codes), `what` being `LOOK`, `OFFER` or "", and codes those of a `Desk`; answers are (rows, bytes of
+    each, answer to the loader), or a `Refusal`.
     """
 
     roots: tuple[str, ...] | None  # None: all files
-    code: str | None = None  # the folder of code that was sent; None: none is run
 
     def __call__(self) -> Handler:
         torch.set_num_threads(1)
-        desk = Desk(self.roots, self.code)
+        desk = Desk(self.roots)
 
-        def handle(request: tuple[str, bytes], scratch: Scratch) -> tuple[int, int, bytes] | Refusal:
-            what, body = request
-            desk.use(scratch)
+        def handle(request: tuple[str, bytes, Codes], scratch: Scratch) -> tuple[int, int, bytes] | Refusal:
+            what, body, codes = request
+            desk.use(scratch, codes)
             try:
                 if what == OFFER:
                     own_code.load(body.decode(errors="replace"), desk)

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import own_datasets as own
+import pyarrow as pa
 import pytest
 import torch
 from decoders import TOKEN, Decoder
@@ -23,10 +24,12 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 import datapipe as dp
 from datapipe.core.environment import importing_as_here
 from datapipe.errors import FormatError, OptionError
+from datapipe.kernel.process_main import Scratch
 from datapipe.remote_workers import fleet as fleets
 from datapipe.remote_workers.desk import Desk
 from datapipe.remote_workers.objects import pack, unpack
 from datapipe.remote_workers.own_code import Fetch, code_of, load, unpickled
+from datapipe.serving.service import _Codes
 
 
 @pytest.fixture(scope="module")
@@ -278,15 +281,27 @@ def test_objects_come_back_as_they_were() -> None:
     found["a"][0] = 5
 
 
-@pytest.mark.parametrize("digest", ["", "../../etc/passwd", "g" * 64, "a" * 63])
-def test_only_digests_name_code(digest: str, tmp_path: Path) -> None:
-    with pytest.raises(FormatError, match="which is no digest"):
-        load(digest, Desk([], str(tmp_path)))
-
-
-def test_code_that_was_not_sent_is_not_found(tmp_path: Path) -> None:
+@pytest.mark.parametrize("digest", ["", "../../etc/passwd", "a" * 64])
+def test_only_code_that_was_sent_is_found(digest: str) -> None:
+    desk = Desk([])
+    with pytest.raises(OptionError, match="runs no code of others"):
+        load(digest, desk)
+    desk.use(Scratch(), {"b" * 64: "/nowhere"})
     with pytest.raises(FormatError, match="is not here"):
-        load("a" * 64, Desk([], str(tmp_path)))
+        load(digest, desk)
+    with pytest.raises(FormatError, match="is not here any more"):
+        load("b" * 64, desk)
+
+
+def test_what_is_no_code_is_refused() -> None:
     with pytest.raises(FormatError, match="what was sent as code is none"):
         unpickled(pickle.dumps(7))
     assert unpickled(code_of(Fetch(own.Odd(), own.as_lists, None, 1)).data).num_workers == 1
+
+
+def test_the_oldest_code_is_dropped_where_there_is_much() -> None:
+    kept = _Codes()
+    digests = [kept.keep(pa.py_buffer(b"code %d" % number)) for number in range(20)]
+    assert [*kept.places] == digests[4:]
+    assert kept.keep(pa.py_buffer(b"code 19")) == digests[19]
+    assert [Path(place).read_bytes() for place in kept.places.values()] == [b"code %d" % number for number in range(4, 20)]
