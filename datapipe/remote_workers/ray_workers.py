@@ -26,6 +26,7 @@ _MOST_CPUS_EACH = 8  # of a worker whose size is not given: most nodes have as m
 _HOSTNAME = "datapipe-workers"  # in the certificate of all workers, wherever they are
 _VALID_DAYS = 3650
 _TOKEN_NBYTES = 24
+_OF_BEGINNING = "creation task"  # Ray says so where an actor's own code failed when it began
 
 
 def begun(workers: Workers) -> Sequence[RayPlace]:
@@ -86,7 +87,10 @@ class RayPlace:
         except ray.exceptions.ActorUnavailableError as exc:
             raise LostError(f"{self.name} died, and is begun anew") from exc
         except ray.exceptions.RayError as exc:
-            what = str(exc).strip().splitlines()[-1][:300]
+            text = str(exc).strip()
+            what = text.splitlines()[-1][:300]
+            if _OF_BEGINNING not in text:  # the cluster, or who has killed it
+                raise LostError(f"{self.name} has ended ({what})") from exc
             raise DependencyError(
                 f"{self.name} cannot be begun ({what}); every node needs the same datapipe: {install_command('ray')}"
             ) from exc
