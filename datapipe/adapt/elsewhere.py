@@ -7,7 +7,6 @@ make (it died, or is late) is made here.
 from __future__ import annotations
 
 import functools
-import importlib
 import pickle
 import queue
 import threading
@@ -21,72 +20,65 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from datapipe.adapt.loaders import TorchDataLoader
 from datapipe.errors import BackendError
 from datapipe.kernel.accelerators import accelerator
-from datapipe.kernel.processes import Launcher, WorkerEndedError, WorkerProcess
+from datapipe.kernel.processes import WorkerEndedError, WorkerProcess, launcher
 from datapipe.remote_workers.elsewhere import Elsewhere
+from datapipe.remote_workers.own_code import IMPORTS, Code, CodeWork, Fetch, asked, batch_of, code_of
 from datapipe.remote_workers.settings import Workers
 
 if TYPE_CHECKING:
     from datapipe.remote_workers.fleet import Fleet
-    from datapipe.remote_workers.own_code import Code
 
 _START_S = 60.0  # for the launcher of processes
 _AHEAD = 2  # batches for each that makes them
 
+Maker = Callable[[int, Any], Any]  # makes the batch of a key, for the worker of a number
 Fetched = tuple[int, Any, BaseException | None]  # the batch's number, the batch, its error
 
 
 class CodeElsewhere:
-    """The user's code of one loader on this machine and on others: made when it is first needed, and kept over passes.
+    """The user's code of one loader on this machine and on others: sent when it is first needed, and kept over passes.
 
-    For the consumer's thread, but for what `Makers` are given.
+    For the consumer's thread.
     """
 
     def __init__(self, loader: TorchDataLoader, workers: Workers) -> None:
         self._loader = loader
-        self.workers = workers
-        self._elsewhere = Elsewhere(code=lambda: self._code.data)
+        sent = self._sent = functools.cache(functools.partial(_code_of_loader, loader))
+        self._elsewhere = Elsewhere(code=lambda: sent().data)
         self._elsewhere.use(workers)
 
     @functools.cached_property
-    def _here(self) -> _Here:
-        return _Here(Launcher(("torch.utils.data", "datapipe.remote_workers.own_code")), self._code.data)
-
-    @functools.cached_property
-    def _code(self) -> Code:
-        own_code = importlib.import_module("datapipe.remote_workers.own_code")
-        loader = self._loader
-        fetch = own_code.Fetch(loader.dataset, loader.collate_fn, loader.worker_init_fn, loader.num_workers)
-        code: Code = own_code.code_of(fetch)
-        return code
+    def _here(self) -> Processes:
+        return Processes(self._sent())
 
     def explain(self) -> list[str]:
         """Return the line of `explain` about the workers."""
         return self._elsewhere.explain("batch")
 
     def fetch_all(self, keys: Iterator[Any]) -> FetchIterator:
-        """Return the batches of a pass. Raises what `Fleet` raises, and BackendError where no process can be begun."""
-        fleet = self._elsewhere.fleet
+        """Return the batches of a pass. Raises what `Fleet` raises, and OptionError for code that cannot be sent."""
+        fleet, here = self._elsewhere.fleet, self._here
         assert fleet is not None
-        makers: list[_Maker] = [self._here.make for _ in range(self._loader.num_workers)]
-        makers += [_Seat(fleet, self._code, self._here).make for _ in range(self._elsewhere.num_seats)]
+        makers: list[Maker] = [here.make for _ in range(self._loader.num_workers)]
+        makers += [functools.partial(_made_elsewhere, fleet, here, self._sent()) for _ in range(self._elsewhere.num_seats)]
         return FetchIterator(keys, makers, self._loader)
 
 
-_Maker = Callable[[int, Any], Any]  # makes the batch of a key, for the worker of a number
+def _code_of_loader(loader: TorchDataLoader) -> Code:
+    return code_of(Fetch(loader.dataset, loader.collate_fn, loader.worker_init_fn, loader.num_workers))
 
 
-class _Here:
+class Processes:
     """Processes of this machine that run the code. Thread-safe."""
 
-    def __init__(self, launcher: Launcher, data: bytes) -> None:
-        self._launcher, self._data = launcher, data
+    def __init__(self, code: Code) -> None:
+        self._launcher, self._work = launcher(IMPORTS), CodeWork(code.data)
         self._free: queue.SimpleQueue[WorkerProcess] = queue.SimpleQueue()
 
     def make(self, worker: int, key: Any) -> Any:
         """Make a batch in a process that is free, or in a new one. Raises what the user's code raises, and BackendError."""
-        own_code = importlib.import_module("datapipe.remote_workers.own_code")
         try:
-            process = self._taken(own_code)
+            process = self._taken()
             nbytes, memory = process.ask((worker, pickle.dumps(key, pickle.HIGHEST_PROTOCOL)))
             copied = np.frombuffer(memory, np.uint8, nbytes).copy()
         except WorkerEndedError as exc:
@@ -94,30 +86,24 @@ class _Here:
                 f"a process that ran the Dataset ended ({exc.__cause__ or exc}): it was killed, perhaps for want of memory"
             ) from exc
         self._free.put(process)
-        return own_code.batch_of(copied)
+        return batch_of(copied)
 
-    def _taken(self, own_code: Any) -> WorkerProcess:
+    def _taken(self) -> WorkerProcess:
         try:
             return self._free.get_nowait()
         except queue.Empty:
-            if not self._launcher.wait(_START_S):
+            if self._launcher is None or not self._launcher.wait(_START_S):
                 raise BackendError("no processes can be begun for the Dataset; `datapipe doctor`") from None
-            return WorkerProcess(self._launcher, own_code.CodeWork(self._data))
+            return WorkerProcess(self._launcher, self._work)
 
 
-class _Seat:
-    """Has one batch at a time made by a worker on another machine."""
-
-    def __init__(self, fleet: Fleet, code: Code, here: _Here) -> None:
-        self._fleet, self._code, self._here = fleet, code, here
-
-    def make(self, worker: int, key: Any) -> Any:
-        own_code = importlib.import_module("datapipe.remote_workers.own_code")
-        made = self._fleet.row(own_code.asked(self._code, worker, key))
-        if made is not None:
-            return own_code.batch_of(made)
-        with self._fleet.here():
-            return self._here.make(worker, key)
+def _made_elsewhere(fleet: Fleet, here: Processes, code: Code, worker: int, key: Any) -> Any:
+    """Have a batch made by a worker on another machine, or here if none makes it. Raises what the user's code raises."""
+    made = fleet.row(asked(code, worker, key))
+    if made is not None:
+        return batch_of(made)
+    with fleet.here():
+        return here.make(worker, key)
 
 
 class FetchIterator(Iterator[Any]):
@@ -126,7 +112,7 @@ class FetchIterator(Iterator[Any]):
     Its threads end when it is closed, exhausted or collected.
     """
 
-    def __init__(self, keys: Iterator[Any], makers: list[_Maker], loader: TorchDataLoader) -> None:
+    def __init__(self, keys: Iterator[Any], makers: list[Maker], loader: TorchDataLoader) -> None:
         self._keys: Iterator[Any] | None = keys
         self._timeout_s = loader.timeout or None
         self._pins = loader.pin_memory and accelerator() is not None
@@ -184,7 +170,7 @@ class FetchIterator(Iterator[Any]):
         return self._num_asked
 
 
-def _work(number: int, make: _Maker, asked: queue.SimpleQueue[Any], made: queue.SimpleQueue[Fetched]) -> None:
+def _work(number: int, make: Maker, asked: queue.SimpleQueue[Any], made: queue.SimpleQueue[Fetched]) -> None:
     """Make what is asked for, until told to end."""
     while (found := asked.get()) is not None:
         place, key = found

@@ -28,6 +28,7 @@ from datapipe.remote_workers.objects import pack, unpack
 from datapipe.remote_workers.wire import Bad, packed, packed_request, unpacked
 
 CODE = "code"  # the kind of these requests
+IMPORTS = (__name__,)  # by processes that run code
 
 
 class CodeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -178,6 +179,3 @@ class CodeWork:
             return _made(fetch, *request, scratch.take)
 
         return handle
-
-
-IMPORTS = (__name__,)

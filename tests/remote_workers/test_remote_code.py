@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import subprocess
 import sys
 import textwrap
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ import own_datasets as own
 import pyarrow as pa
 import pytest
 import torch
-from decoders import TOKEN, Decoder
+from decoders import TOKEN, Decoder, is_alive, wait_until
 from fixtures import make_folder
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
@@ -151,6 +153,22 @@ def test_a_worker_that_dies_loses_nothing(folder: Path, service: Decoder, monkey
     assert again.stop(2) == 0
 
 
+def test_a_dropped_loader_leaves_no_process(service: Decoder) -> None:
+    """And no collection of garbage is needed."""
+    gc.collect()
+    gc.disable()
+    try:
+        loader = loader_of(own.Processes(), service.workers(), num_workers=1)
+        made = {pid for _ in range(3) for batch in loader for pid in batch.tolist()} - {*service.processes()}
+        assert made
+        gone = weakref.ref(loader)
+        del loader
+        assert gone() is None
+        wait_until(lambda: not any(map(is_alive, made)), what="processes outlive their loader")
+    finally:
+        gc.enable()
+
+
 @pytest.mark.nightly
 def test_threads_end_with_the_pass(service: Decoder) -> None:
     loader = loader_of(own.Processes(), service.workers())
@@ -259,7 +277,7 @@ def test_objects_come_back_as_they_were() -> None:
     value = {
         "a": torch.arange(7), "b": [torch.empty(0, 2), np.arange(5.0)], "c": torch.ones(3, dtype=torch.bfloat16), "d": "text",
         "e": torch.ones(2, requires_grad=True), "f": torch.arange(6).view(2, 3).t(), "g": torch.tensor(2 + 1j), "h": None,
-        "i": torch.sparse_coo_tensor(torch.tensor([[0], [1]]), torch.tensor([3.0]), (2, 2)),
+        "i": torch.sparse_coo_tensor(torch.tensor([[0], [1]]), torch.tensor([3.0]), (2, 2), check_invariants=True),
     }  # fmt: skip
     memory = bytearray()
 
