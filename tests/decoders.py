@@ -11,8 +11,11 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import datapipe as dp
 from datapipe.core.environment import importing_as_here
+from datapipe.kinds.images.images_cpu import BlockWorker
 
 TOKEN = "token-of-the-tests"
 _START_S = 120
@@ -60,6 +63,19 @@ class Decoder:
         self.process.communicate(timeout=60)
         wait_until(lambda: not any(map(is_alive, family)), what="processes outlive their service")
         return self.process.returncode
+
+
+def images_made_here(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return the numbers of images that this process decodes, block by block, from now on."""
+    made: list[int] = []
+    load = BlockWorker.load
+
+    def noted(self: BlockWorker, entries: Any, rows: range, *arguments: Any, **options: Any) -> Any:
+        made.append(len(rows))
+        return load(self, entries, rows, *arguments, **options)
+
+    monkeypatch.setattr(BlockWorker, "load", noted)
+    return made
 
 
 def descendants(pid: int) -> list[int]:

@@ -122,13 +122,10 @@ class FetchIterator(Iterator[Any]):
         self._early: dict[int, Fetched] = {}  # that came before their turn
         self._num_asked = 0
         self._rcvd_idx = 0  # batches that were handed out, failed ones included, as torch's iterators say it
-        self._threads = [
-            threading.Thread(target=_work, args=(number, maker, self._asked, self._made), name="datapipe-batches", daemon=True)
-            for number, maker in enumerate(makers)
-        ]
         self._end = weakref.finalize(self, _end, self._asked, len(makers))
-        for thread in self._threads:
-            thread.start()
+        for number, maker in enumerate(makers):
+            work = (number, maker, self._asked, self._made)
+            threading.Thread(target=_work, args=work, name="datapipe-batches", daemon=True).start()
 
     def __next__(self) -> Any:
         self._ask()
@@ -165,9 +162,6 @@ class FetchIterator(Iterator[Any]):
         """End the threads. May be called again."""
         self._keys = None
         self._end()
-
-    def __len__(self) -> int:
-        return self._num_asked
 
 
 def _work(number: int, make: Maker, asked: queue.SimpleQueue[Any], made: queue.SimpleQueue[Fetched]) -> None:

@@ -59,6 +59,24 @@ def connect(ray: Any, address: str, named: str) -> None:
         raise OptionError(f"no Ray cluster at {named}: {what}; see docs/clusters.md") from exc
 
 
+def joined(asked_for: str, address: str | None, named: str) -> Any:
+    """Return Ray, with this process connected to the cluster at `address`; None: that of RAY_ADDRESS, or of this machine.
+
+    `asked_for`: the option that needs it; `named`: with its value. Raises what `import_ray`, `is_connected` and `connect` raise.
+    """
+    ray = import_ray(asked_for)
+    if not is_connected(ray, address, named):
+        connect(ray, address_of_cluster(address) or "auto", named)
+    return ray
+
+
+def cores_of_others(ray: Any) -> list[int]:
+    """Return the cores of each node of the cluster that has some, without the node of this process."""
+    here = ray.get_runtime_context().get_node_id()
+    cores = (int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"] and node["NodeID"] != here)
+    return [number for number in cores if number]
+
+
 def begin(ray: Any, **settings: Any) -> None:
     """Call `ray.init`, quietly; the process keeps its own way to end at SIGTERM."""
     handler = signal.getsignal(signal.SIGTERM)

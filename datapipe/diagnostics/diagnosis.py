@@ -289,7 +289,7 @@ def ranked_again(remedies: Remedies, name: str, measured_s: float) -> Remedies:
         else:
             kept.append(one)
     kept.sort(key=lambda one: one.step_s.value)
-    best = next((one.name for one in kept if not (one.changes_results or one.needs_machines)), NO_REMEDY)
+    best = next((one.name for one in kept if one.is_free), NO_REMEDY)
     kept.sort(key=lambda one: one.name != best)
     return msgspec.structs.replace(remedies, best=best, predictions=tuple(kept), within_noise=(*refuted, *remedies.within_noise))
 

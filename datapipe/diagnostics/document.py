@@ -62,6 +62,11 @@ class Outlook(Guided, frozen=True, kw_only=True):
         None  # why it is not recommended although a gain was predicted: applying it, or one like it, gained nothing
     )
 
+    @property
+    def is_free(self) -> bool:
+        """Whether it costs nothing but the change, as `Remedy.is_free`."""
+        return not (self.changes_results or self.needs_machines)
+
 
 class Remedies(msgspec.Struct, frozen=True, kw_only=True):
     """Predicted remedies. `best` is the name of a prediction, "change nothing" or, if the loop waits, "no remedy known"."""

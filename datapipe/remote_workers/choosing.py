@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from datapipe.core.ray_cluster import connect, import_ray, is_connected
+from datapipe.core.ray_cluster import cores_of_others, joined
 from datapipe.core.waiting import reported_wait
 from datapipe.errors import DatapipeError
 from datapipe.kernel.calibration import endless, measure
@@ -63,10 +63,6 @@ def find() -> Workers | str:
     ray: Any = sys.modules.get("ray")
     if not (ray is not None and ray.is_initialized()) and "RAY_ADDRESS" not in os.environ:
         return f"{PLACES} names none, and this process belongs to no Ray cluster"
-    ray = import_ray(_NAMED)
-    if not is_connected(ray, None, _NAMED):
-        connect(ray, os.environ["RAY_ADDRESS"], _NAMED)
-    here = ray.get_runtime_context().get_node_id()
-    others = sum(int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"] and node["NodeID"] != here)
-    free = min(others, int(ray.available_resources().get("CPU", 0)))
+    ray = joined(_NAMED, None, _NAMED)
+    free = min(sum(cores_of_others(ray)), int(ray.available_resources().get("CPU", 0)))
     return Workers("ray", num_cpus=free) if free else "no other node of the Ray cluster has free cores"

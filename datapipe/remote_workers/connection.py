@@ -52,7 +52,7 @@ class UnableError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a worker listens, and what lets a loader in."""
+    """The URL of a worker, with the token and the certificates for it."""
 
     url: str
     token: str = field(repr=False)

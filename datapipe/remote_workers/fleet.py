@@ -49,7 +49,7 @@ logger = get_logger(__name__)
 
 
 class Place(Protocol):
-    """Where one worker is."""
+    """A worker that may be at another address whenever it is looked for."""
 
     @property
     def name(self) -> str:

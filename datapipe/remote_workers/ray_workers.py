@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from datapipe.core.environment import install_command
-from datapipe.core.ray_cluster import address_of_cluster, connect, import_ray, is_connected
+from datapipe.core.ray_cluster import cores_of_others, joined
 from datapipe.errors import DependencyError
 from datapipe.remote_workers.connection import Address, LostError
 from datapipe.remote_workers.settings import Workers
 
-ASKED_FOR = "Workers('ray')"
+_ASKED_FOR = "Workers('ray')"
 _SERVICE = "datapipe.serving.ray_actor"  # of the room above this one
 _MOST_CPUS_EACH = 8  # of a worker whose size is not given: most nodes have as many
 _HOSTNAME = "datapipe-workers"  # in the certificate of all workers, wherever they are
@@ -34,10 +34,7 @@ def begun(workers: Workers) -> Sequence[RayPlace]:
 
     Raises OptionError if no cluster answers, DependencyError if Ray is missing.
     """
-    ray = import_ray(ASKED_FOR)
-    named = f"{ASKED_FOR[:-1]}, address={workers.address!r})"
-    if not is_connected(ray, workers.address, named):
-        connect(ray, address_of_cluster(workers.address) or "auto", named)
+    ray = joined(_ASKED_FOR, workers.address, f"Workers('ray', address={workers.address!r})")
     with _lock:
         actors = _begun.get(workers)
         if actors is None or actors.job != _job(ray):
@@ -53,7 +50,7 @@ class _Actors:
         here = ray.get_runtime_context().get_node_id()
         self.token = secrets.token_urlsafe(_TOKEN_NBYTES)
         self.certificate, key = _certificate()
-        self.cores = _sizes(ray, workers, here)
+        self.cores = _sizes(ray, workers)
         # Not of the placement group of a training that Ray has begun, whose nodes have GPUs.
         placing = {"scheduling_strategy": "DEFAULT", "label_selector": {"ray.io/node-id": f"!{here}"}, "max_restarts": -1}
         actor = ray.remote(importlib.import_module(_SERVICE).Decoder)
@@ -105,14 +102,12 @@ def _job(ray: Any) -> str:
     return str(ray.get_runtime_context().get_job_id())
 
 
-def _sizes(ray: Any, workers: Workers, here: str) -> list[int]:
+def _sizes(ray: Any, workers: Workers) -> list[int]:
     """Return the cores of each worker."""
     assert workers.num_cpus is not None
     each = workers.cpus_per_worker
     if each is None:
-        others = [node for node in ray.nodes() if node["Alive"] and node["NodeID"] != here]
-        cores = [int(node["Resources"].get("CPU", 0)) for node in others]
-        each = min([_MOST_CPUS_EACH, *(number for number in cores if number)])
+        each = min([_MOST_CPUS_EACH, *cores_of_others(ray)])
     whole, rest = divmod(workers.num_cpus, each)
     return [each] * whole + [rest] * (rest > 0)
 
@@ -124,7 +119,7 @@ def _certificate() -> tuple[bytes, bytes]:
         from cryptography.hazmat.primitives import hashes, serialization
         from cryptography.hazmat.primitives.asymmetric import ec
     except ImportError as exc:
-        raise DependencyError(f"{ASKED_FOR}: cryptography is not installed; {install_command('ray')}") from exc
+        raise DependencyError(f"{_ASKED_FOR}: cryptography is not installed; {install_command('ray')}") from exc
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, _HOSTNAME)])
     begins = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=1)  # as clocks differ

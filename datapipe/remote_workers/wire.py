@@ -80,7 +80,7 @@ class DrawsForm(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Zeros(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is asked of the kind `ZEROS`: rows of zeros, by which the network's rate is measured."""
+    """A request for rows of zeros, of the kind `ZEROS`, by which the network's rate is measured."""
 
     num_rows: int
     nbytes: int  # of each

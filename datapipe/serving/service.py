@@ -146,7 +146,7 @@ class _Codes:
 
     @property
     def places(self) -> dict[str, str]:
-        """Where the processes find them, by digest."""
+        """The paths of these files in any process of this machine, by digest."""
         with self._lock:
             return {digest: f"/proc/{os.getpid()}/fd/{file.fileno()}" for digest, file in self._files.items()}
 

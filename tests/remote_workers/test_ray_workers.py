@@ -16,15 +16,15 @@ from typing import Any
 
 import pytest
 from batches import Batches, equal
-from decoders import is_alive, wait_until
+from decoders import images_made_here, is_alive, wait_until
 from fixtures import make_folder
 from ray_nodes import TwoNodes, two_nodes
 
 import datapipe as dp
 from datapipe import transforms as T
+from datapipe.core import ray_cluster
 from datapipe.core.environment import importing_as_here
 from datapipe.errors import DependencyError, OptionError
-from datapipe.kinds.images.images_cpu import BlockWorker
 from datapipe.remote_workers import fleet as fleets
 from datapipe.remote_workers import ray_workers
 
@@ -65,15 +65,8 @@ def expected(folder: Path) -> Batches:
 @pytest.fixture
 def made_here(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The numbers of rows that this process decodes."""
-    made, load = [], BlockWorker.load
-
-    def noted(self: BlockWorker, entries: Any, rows: range, *arguments: Any, **options: Any) -> Any:
-        made.append(len(rows))
-        return load(self, entries, rows, *arguments, **options)
-
-    monkeypatch.setattr(BlockWorker, "load", noted)
     monkeypatch.setattr(fleets, "_AGAIN_S", 0.1)
-    return made
+    return images_made_here(monkeypatch)
 
 
 def worker_of(loader: Any) -> Any:
@@ -275,7 +268,7 @@ def test_another_cluster_than_that_of_this_process(nodes: TwoNodes, folder: Path
     ],
 )
 def test_where_no_cluster_answers(address: str, message: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_workers, "import_ray", lambda _: SimpleNamespace(is_initialized=lambda: False))
+    monkeypatch.setattr(ray_cluster, "import_ray", lambda _: SimpleNamespace(is_initialized=lambda: False))
     loader = dp.DataLoader(folder, **ARGUMENTS, workers=dp.Workers("ray", num_cpus=1, address=address))
     with pytest.raises(OptionError, match=message):
         next(iter(loader))
@@ -297,5 +290,8 @@ def test_sizes_of_workers(settings: dict[str, int], nodes: list[int], sizes: lis
         {"NodeID": str(number), "Alive": True, "Resources": {"CPU": float(cores)} if cores else {}}
         for number, cores in enumerate(nodes)
     ]
-    ray = SimpleNamespace(nodes=lambda: [*known, {"NodeID": "9", "Alive": False, "Resources": {"CPU": 1.0}}])
-    assert ray_workers._sizes(ray, dp.Workers("ray", **settings), "0") == sizes
+    ray = SimpleNamespace(
+        nodes=lambda: [*known, {"NodeID": "9", "Alive": False, "Resources": {"CPU": 1.0}}],
+        get_runtime_context=lambda: SimpleNamespace(get_node_id=lambda: "0"),
+    )
+    assert ray_workers._sizes(ray, dp.Workers("ray", **settings)) == sizes

@@ -15,7 +15,7 @@ import pyarrow.flight as flight
 import pytest
 import torch
 from batches import Batches, equal
-from decoders import TOKEN, Decoder, wait_until
+from decoders import TOKEN, Decoder, images_made_here, wait_until
 from fixtures import make_folder, mostly_nightly
 
 import datapipe as dp
@@ -23,7 +23,6 @@ from converters import ConvertOptions, convert
 from converters.options import OnError
 from datapipe import transforms as T
 from datapipe.errors import BackendError, DependencyError, MissingDataError, OptionError
-from datapipe.kinds.images.images_cpu import BlockWorker
 from datapipe.kinds.images.served import ImageAnswer
 from datapipe.remote_workers import fleet as fleets
 from datapipe.remote_workers.wire import HELLO, Hello, Look, Seen, packed, unpacked
@@ -68,14 +67,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def made_here(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The numbers of rows that this process decodes."""
-    made, load = [], BlockWorker.load
-
-    def noted(self: BlockWorker, entries: Any, rows: range, *arguments: Any, **options: Any) -> Any:
-        made.append(len(rows))
-        return load(self, entries, rows, *arguments, **options)
-
-    monkeypatch.setattr(BlockWorker, "load", noted)
-    return made
+    return images_made_here(monkeypatch)
 
 
 def batches(path: Path, **options: Any) -> Batches:

@@ -27,7 +27,7 @@ _DEEPER = 4
 _SYNCED = 0.05  # share of the steps
 _NOTICED = 0.05  # share of the time to make a batch from which waiting for a store is worth a remedy
 # Cores of other machines that decode too: what was measured, with room (benchmarks/results/elsewhere.json).
-MADE_ELSEWHERE = tuple(f"datapipe.kinds.{kind}" for kind in ("images.data.Images", "clips.data.Clips", "audio.data.Audio"))
+_MADE_ELSEWHERE = tuple(f"datapipe.kinds.{kind}" for kind in ("images.data.Images", "clips.data.Clips", "audio.data.Audio"))
 _CORES_ELSEWHERE = (8, 32)
 _RATE_ELSEWHERE = 0.9  # of a core there, over that of a core here
 _CPU_OF_RECEIVING = 0.2  # of a sample from there, over that of making it here
@@ -87,7 +87,7 @@ def candidates_for(found: Analysis, workload: Workload, trials: Trials) -> Candi
         result.add("do not wait for the device", Change(drops_syncs=True), Instruction(note=note))
     _add_batch(result, found.loader)
     if is_ours:
-        if found.loader.dataset in MADE_ELSEWHERE:
+        if found.loader.dataset in _MADE_ELSEWHERE:
             _add_elsewhere(result, found.loader, workload)
         result.left_out["another loader"] = "the loader is already datapipe's"
     else:

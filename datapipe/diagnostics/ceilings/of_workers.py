@@ -26,7 +26,7 @@ class Way(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WithWorkers(msgspec.Struct, frozen=True, kw_only=True):
-    """What workers bring."""
+    """The rates of a loader without and with workers, and that of the network between them."""
 
     workers: str  # in words
     ways: dict[str, Way]

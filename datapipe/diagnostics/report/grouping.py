@@ -11,9 +11,8 @@ from datapipe.analysis.predict.remedies import WORTH_IT
 from datapipe.diagnostics.document import Outlook
 
 _NUMBERED = re.compile(r"(\w+=)(\d+)")  # num_workers=4
-_DIFFERENCES = attrgetter(
-    "refuted", "needs_edit", "changes_results", "needs_machines"
-)  # in which remedies of one row must be alike
+# In which remedies of one row must be alike:
+_DIFFERENCES = attrgetter("refuted", "needs_edit", "changes_results", "needs_machines")
 
 
 @dataclass(frozen=True, slots=True)
