@@ -6,7 +6,6 @@ import argparse
 import os
 import secrets
 import signal
-import threading
 from pathlib import Path
 
 from datapipe.core.environment import num_usable_cores
@@ -36,9 +35,7 @@ def run(args: argparse.Namespace) -> int:
     scheme = "grpc+tcp" if encryption is None else "grpc+tls"
     url = f"{scheme}://{host}:{port}"
     service = Service(url, token=token, roots=roots, cores=cores, encryption=encryption, allows_code=args.allow_code)
-    stopped = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stopped.set())
+    stopping = _signals()
     shown = scheme.removesuffix("+tcp")
     say(f"serves {', '.join(roots)} with {counted(cores, 'core')} at {shown}://{host}:{service.port}")
     if args.allow_code:
@@ -46,10 +43,24 @@ def run(args: argparse.Namespace) -> int:
     if is_new:
         say(f"token: {token}    (--token-file, or the variable {TOKEN}, for one of your own)")
     try:
-        stopped.wait()
+        os.read(stopping, 1)
     finally:
         service.end()
     return 0
+
+
+def _signals() -> int:
+    """Let an interrupt and a termination be read from the descriptor that is returned, rather than end this process.
+
+    The kernel may give a signal to any thread, such as one of gRPC's. Python's main thread then hears of it when it next runs
+    Python code, which it would not while it waits for a lock.
+    """
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    return reading
 
 
 def _place(text: str) -> tuple[str, int]:
