@@ -46,7 +46,7 @@ _LEAST_DETAIL, _MOST_DETAIL = 0.05, 1.3  # gain of the noise: it sets the bytes 
 class _Canvases:
     """Large textures, made once."""
 
-    leaves: list[NDArray[np.uint8]]  # (side, side, 3)
+    leaves: list[NDArray[np.float32]]  # (side, side, 3), 0 to 255
     noise: list[NDArray[np.float32]]  # (side, side, 3), zero mean
 
 
@@ -104,16 +104,16 @@ def _draw_image(number: int, *, label: int, seed: int, scale: str, canvases: _Ca
     width, height = sizes[rng.choice(len(sizes), p=shares)]
     above, below = rng.uniform(0.65, 1.15, 2).tolist()
     light = np.linspace(above, below, height, dtype=np.float32)[:, None, None]
-    picture = _cut(canvases.leaves, rng, height, width).astype(np.float32)
-    picture *= light
+    picture = _cut(canvases.leaves, rng, height, width) * light
     mask = Image.new("L", (width, height))
     _draw_outline(ImageDraw.Draw(mask), label % len(_OUTLINES), rng, width, height)
-    stripes = _stripes(label, rng, height, width)
-    inside = np.asarray(mask)[:, :, None] > 0
-    np.copyto(picture, _class_color(label, rng) * (0.8 + 0.2 * stripes[:, :, None]) * light, where=inside)
+    left, top, right, bottom = mask.getbbox() or (0, 0, 0, 0)
+    box = np.s_[top:bottom, left:right]
+    shades = np.array([0.6, 1.0], np.float32)[_stripes(label, rng, height, width)[box], None] * light[top:bottom]
+    np.copyto(picture[box], shades * _class_color(label, rng), where=np.asarray(mask)[box][:, :, None] > 0)
     detail = math.exp(rng.uniform(math.log(_LEAST_DETAIL), math.log(_MOST_DETAIL)))
     picture += _cut(canvases.noise, rng, height, width) * np.float32(detail)
-    return np.clip(picture, 0, 255).astype(np.uint8)
+    return np.clip(picture, 0, 255, out=picture).astype(np.uint8)
 
 
 def _encode_image(pixels: NDArray[np.uint8], number: int) -> bytes:
@@ -132,13 +132,16 @@ def _class_color(label: int, rng: np.random.Generator) -> NDArray[np.float32]:
     return np.array(colorsys.hsv_to_rgb(hue, rng.uniform(0.6, 0.95), rng.uniform(0.6, 0.95)), np.float32) * 255
 
 
-def _stripes(label: int, rng: np.random.Generator, height: int, width: int) -> NDArray[np.float32]:
-    """Return (height, width) bands of +-1 whose direction belongs to the class."""
+def _stripes(label: int, rng: np.random.Generator, height: int, width: int) -> NDArray[np.int32]:
+    """Return (height, width) bands of 0 and 1 whose direction belongs to the class."""
     angle = math.pi * (label % 7) / 7 + rng.normal(0, 0.08)
     period = min(height, width) / rng.uniform(8, 14)
-    y = np.arange(height, dtype=np.float32)[:, None] * np.float32(math.sin(angle))
-    x = np.arange(width, dtype=np.float32)[None, :] * np.float32(math.cos(angle))
-    return np.where((x + y) % period < period / 2, np.float32(1), np.float32(-1))
+    per_band = 2 / period
+    y = np.arange(height, dtype=np.float32)[:, None] * np.float32(math.sin(angle) * per_band)
+    x = np.arange(width, dtype=np.float32)[None, :] * np.float32(math.cos(angle) * per_band)
+    bands = x + y
+    bands -= bands.min()
+    return bands.astype(np.int32) & 1
 
 
 def _draw_outline(draw: ImageDraw.ImageDraw, outline: int, rng: np.random.Generator, width: int, height: int) -> None:
@@ -164,7 +167,7 @@ _OUTLINES = ((0, 1.0), (3, 0.5), (4, 0.7071), (5, 0.45), (6, 0.866), (4, 0.3))
 
 def _make_canvases(seed: int, side: int) -> _Canvases:
     rngs = [np.random.default_rng((seed, 0x5EED, part)) for part in range(_NUM_CANVASES)]
-    return _Canvases([_dead_leaves(rng, side) for rng in rngs], [_pink_noise(rng, side) for rng in rngs])
+    return _Canvases([_dead_leaves(rng, side) for rng in rngs], _pink_noises(rngs[0], side))
 
 
 def _cut(canvases: list[NDArray[_Pixel]], rng: np.random.Generator, height: int, width: int) -> NDArray[_Pixel]:
@@ -175,7 +178,7 @@ def _cut(canvases: list[NDArray[_Pixel]], rng: np.random.Generator, height: int,
     return window[:, ::-1] if rng.random() < 0.5 else window
 
 
-def _dead_leaves(rng: np.random.Generator, side: int) -> NDArray[np.uint8]:
+def _dead_leaves(rng: np.random.Generator, side: int) -> NDArray[np.float32]:
     """Return discs with radii distributed as r^-3, small ones as likely on top as large ones."""
     canvas = Image.new("RGB", (side, side))
     draw = ImageDraw.Draw(canvas)
@@ -189,16 +192,22 @@ def _dead_leaves(rng: np.random.Generator, side: int) -> NDArray[np.uint8]:
     draw.rectangle((0, 0, side, side), fill=(110, 115, 120))
     for (x, y), r, color in zip(places.tolist(), radii.tolist(), colors.tolist(), strict=True):
         draw.ellipse((x - r, y - r, x + r, y + r), fill=tuple(color))
-    return np.asarray(canvas)
+    return np.asarray(canvas, np.float32)
 
 
-def _pink_noise(rng: np.random.Generator, side: int) -> NDArray[np.float32]:
-    """Return zero-mean noise whose amplitude falls as 1/f; mostly grey, as light varies more than colour."""
-    frequency = np.hypot(np.fft.fftfreq(side)[:, None], np.fft.rfftfreq(side)[None, :])
+def _pink_noises(rng: np.random.Generator, side: int) -> list[NDArray[np.float32]]:
+    """Return noises of zero mean whose amplitude falls as 1/f; mostly grey, as light varies more than colour."""
+    frequency = np.hypot(np.fft.fftfreq(side)[:, None], np.fft.rfftfreq(side)[None, :]).astype(np.float32)
     frequency[0, 0] = np.inf
     planes = []
     for _ in range(4):
-        spectrum = np.fft.rfft2(rng.standard_normal((side, side))) / frequency
-        plane = np.fft.irfft2(spectrum, (side, side))
-        planes.append((plane / plane.std()).astype(np.float32))
-    return np.stack([planes[0] * 30 + planes[channel] * 10 for channel in (1, 2, 3)], axis=-1)
+        plane = np.fft.irfft2(np.fft.rfft2(rng.standard_normal((side, side), np.float32)) / frequency, (side, side))
+        planes.append(plane / plane.std())
+    noises = []
+    for turn in range(_NUM_CANVASES):  # which of the planes is the light's
+        light, *colors = planes[turn:] + planes[:turn]
+        noise = np.empty((side, side, 3), np.float32)
+        for channel, color in enumerate(colors):
+            np.add(light * np.float32(30), color * np.float32(10), out=noise[:, :, channel])
+        noises.append(noise)
+    return noises

@@ -76,21 +76,25 @@ def _moved(rng: np.random.Generator, step: tuple[int, int]) -> Iterator[NDArray[
 
 
 def _seen(scene: NDArray[np.int16], rng: np.random.Generator, left: int, top: int, height: int, width: int) -> NDArray[np.uint8]:
-    grain = rng.normal(0, 3, (height, width, 1)).astype(np.int16)
-    seen: NDArray[np.uint8] = np.clip(scene[top : top + height, left : left + width] + grain, 0, 255).astype(np.uint8)
-    return seen
+    grain = (3 * rng.standard_normal((height, width, 1), np.float32)).astype(np.int16)
+    seen = scene[top : top + height, left : left + width] + grain
+    return np.clip(seen, 0, 255, out=seen).astype(np.uint8)
 
 
 def _landscape(rng: np.random.Generator, height: int, width: int) -> NDArray[np.int16]:
     """Return (height, width, 3) texture from 0 to 255: noise of several sizes, as a landscape has."""
-    found = np.zeros((height, width, 3))
+    found = np.zeros((height, width, 3), np.float32)
     for size in (4, 8, 16, 32, 64, 128):
-        coarse = rng.normal(size=(height // size + 2, width // size + 2, 3))
-        rows, columns = np.arange(height) / size, np.arange(width) / size
-        top, left = rows.astype(int), columns.astype(int)
-        y, x = (rows - top)[:, None, None], (columns - left)[None, :, None]
-        upper = coarse[top][:, left] * (1 - x) + coarse[top][:, left + 1] * x
-        lower = coarse[top + 1][:, left] * (1 - x) + coarse[top + 1][:, left + 1] * x
-        found += (upper * (1 - y) + lower * y) * size**0.6
+        coarse = rng.standard_normal((height // size + 2, width // size + 2, 3), np.float32) * np.float32(size**0.6)
+        found += _stretched(_stretched(coarse, size, width, axis=1), size, height, axis=0)
     texture: NDArray[np.int16] = np.clip(128 + 40 * found / found.std(), 0, 255).astype(np.int16)
     return texture
+
+
+def _stretched(coarse: NDArray[np.float32], size: int, length: int, *, axis: int) -> NDArray[np.float32]:
+    """Return `coarse` with `size` values for one along an axis, `length` in all, between them by straight lines."""
+    places = np.arange(length)
+    share = np.expand_dims(np.float32(places % size / size), [other for other in range(coarse.ndim) if other != axis])
+    before = coarse.take(places // size, axis)
+    before += (coarse.take(places // size + 1, axis) - before) * share
+    return before
