@@ -150,10 +150,10 @@ class IndexSource:
             "num_samples": manifest.num_samples,
             "files": [shard.name for shard in manifest.shards[:: max(1, len(manifest.shards) - 1)]],  # the first and the last
             "num_files": len(manifest.shards),
+            "fingerprint": manifest.fingerprint,
         }
         if self._is_ours:
             made_from |= {
-                "fingerprint": manifest.fingerprint,
                 "options": manifest.options,
                 "source_digest": manifest.source_digest,
                 "made_from": manifest.made_from,

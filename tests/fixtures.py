@@ -6,11 +6,13 @@ import contextlib
 import functools
 import inspect
 import io
+import itertools
+import json
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -272,6 +274,119 @@ def write_arrow(source: Path, destination: Path, *, per_shard: int = 10) -> Path
         with pa.OSFile(str(destination / f"part-{start:05d}.arrow"), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
             writer.write_table(table, max_chunksize=4)
     return destination
+
+
+def write_mds(source: Path, destination: Path, *, per_shard: int = 10, compression: str | None = None) -> Path:
+    """The same in MosaicML's shards, with their `index.json`; labels are integers of 64 bits."""
+    destination.mkdir(parents=True)
+    files, shards = listing(source), []
+    classes = sorted({path.parent.name for path in files})
+    columns = {"filename": "str", "image": "jpeg", "label": "int"}
+    for number, start in enumerate(range(0, len(files), per_shard)):
+        samples = [
+            (os.fsencode(path.relative_to(source)), path.read_bytes(), classes.index(path.parent.name).to_bytes(8, "little"))
+            for path in files[start : start + per_shard]
+        ]
+        data = mds_shard(columns, samples)
+        name = f"shard.{number:05d}.mds"
+        shards.append({"version": 2, "format": "mds", "samples": len(samples), "hashes": [], "compression": compression})
+        shards[-1]["raw_data"], shards[-1]["zip_data"] = {"basename": name, "bytes": len(data), "hashes": {}}, None
+        if compression is not None:
+            data, name = pyarrow_compressed(data, compression), f"{name}.{compression}"
+            shards[-1]["zip_data"] = {"basename": name, "bytes": len(data), "hashes": {}}
+        (destination / name).write_bytes(data)
+    (destination / "index.json").write_text(json.dumps({"version": 2, "shards": shards}))
+    return destination
+
+
+def mds_shard(columns: Mapping[str, str], samples: Sequence[Sequence[bytes]]) -> bytes:
+    """A shard of MosaicML's. `columns`: their encodings; `samples`: the stored values of each, in the columns' order."""
+    sizes = [_MDS_SIZES.get(encoding) for encoding in columns.values()]
+    about = json.dumps(
+        {
+            "version": 2,
+            "format": "mds",
+            "column_names": [*columns],
+            "column_encodings": [*columns.values()],
+            "column_sizes": sizes,
+        }
+    ).encode()
+    return packed(samples, [size is None for size in sizes], about)
+
+
+def packed(samples: Sequence[Sequence[bytes]], has_size: Sequence[bool], about: bytes = b"") -> bytes:
+    """A file of samples after their offsets. `has_size`: whether samples say the size of a value; `about`: before the samples."""
+    bodies = [
+        b"".join(len(value).to_bytes(4, "little") for value, is_said in zip(sample, has_size, strict=True) if is_said)
+        + b"".join(sample)
+        for sample in samples
+    ]
+    bounds = itertools.accumulate(map(len, bodies), initial=4 * (len(samples) + 2) + len(about))
+    head = b"".join(number.to_bytes(4, "little") for number in (len(samples), *bounds))
+    return head + about + b"".join(bodies)
+
+
+def write_litdata(source: Path, destination: Path, *, per_shard: int = 10, compression: str | None = None) -> Path:
+    """The same in chunks of Lightning's, with their `index.json`."""
+    destination.mkdir(parents=True)
+    files, chunks = listing(source), []
+    classes = sorted({path.parent.name for path in files})
+    for number, start in enumerate(range(0, len(files), per_shard)):
+        samples = [
+            (path.read_bytes(), classes.index(path.parent.name).to_bytes(8, "little"), os.fsencode(path.relative_to(source)))
+            for path in files[start : start + per_shard]
+        ]
+        data = packed(samples, [True] * 3)
+        name = f"chunk-0-{number}{'' if compression is None else f'.{compression}'}.bin"
+        chunks.append({"filename": name, "chunk_bytes": len(data), "chunk_size": len(samples), "dim": None})
+        (destination / name).write_bytes(data if compression is None else pyarrow_compressed(data, compression))
+    formats = {"image": "jpeg", "label": "int", "filename": "str"}
+    (destination / "index.json").write_text(json.dumps({"chunks": chunks, "config": litdata_config(formats, compression)}))
+    return destination
+
+
+def write_beton(source: Path, destination: Path) -> Path:
+    """The same in FFCV's form, in two files."""
+    from fuzz_peers import beton_file
+
+    destination.mkdir(parents=True)
+    files = listing(source)
+    classes = sorted({path.parent.name for path in files})
+    samples = [
+        ((0, 1, 1, path.read_bytes()), classes.index(path.parent.name), os.fsencode(path.relative_to(source))) for path in files
+    ]
+    for number, part in enumerate((samples[:20], samples[20:])):
+        (destination / f"{number}.beton").write_bytes(beton_file({"image": 2, "label": 1, "filename": 3}, part))
+    return destination
+
+
+def litdata_config(formats: Mapping[str, str], compression: str | None = None) -> dict[str, Any]:
+    """What an `index.json` says of samples that are dicts. `formats`: of their values."""
+    leaf = {"type": None, "context": None, "children_spec": []}
+    tree = {"type": "builtins.dict", "context": json.dumps([*formats]), "children_spec": [leaf] * len(formats)}
+    return {
+        "data_format": [*formats.values()],
+        "data_spec": json.dumps([1, tree]),
+        "compression": compression,
+        "compression_level": None if compression is None else "chunk",
+        "encryption": None,
+        "item_loader": "PyTreeLoader",
+    }
+
+
+_MDS_SIZES = {"int": 8, "int32": 4, "uint8": 1, "float32": 4, "float64": 8, "ndarray:float32:4": 16}
+
+
+def pyarrow_compressed(data: bytes, compression: str) -> bytes:
+    """The data as a file of that suffix holds it."""
+    import pyarrow as pa
+
+    if compression == "snappy":
+        return bytes(pa.compress(data, codec="snappy", asbytes=True))
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, {"gz": "gzip", "br": "brotli"}.get(compression, compression)) as stream:
+        stream.write(data)
+    return bytes(sink.getvalue())
 
 
 def save_datasets(source: Path, destination: Path, *, num_shards: int = 3) -> Path:

@@ -33,6 +33,7 @@ from typing import Any
 
 import fuzz_http
 import fuzz_lerobot
+import fuzz_peers
 import fuzz_remote
 import fuzz_sound
 import fuzz_tables
@@ -43,7 +44,7 @@ import h5py
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from fixtures import encode, picture
+from fixtures import encode, mds_shard, picture
 from PIL import Image
 from tar_files import link_to, sparse_tars, tar_of
 
@@ -59,6 +60,8 @@ from datapipe.containers.tfrecord import scanner as tfrecord
 from datapipe.errors import DatapipeError
 from datapipe.index.entries import RowGroup
 from datapipe.index.listed import ScanNotes, Workspace
+from datapipe.peers import beton
+from datapipe.peers.mds import scanner as mds
 from datapipe.sources.archives.members import scan_archive
 
 MAX_S = 10
@@ -219,6 +222,17 @@ def _mend_tfrecord(data: bytearray) -> None:
         position += frame.HEAD_NBYTES + nbytes + frame.TAIL_NBYTES
 
 
+def _mds_files() -> list[bytes]:
+    pil = b"".join(number.to_bytes(4, "little") for number in (2, 3, 1)) + b"L" + bytes(6)
+    columns = {"x": "bytes", "y": "int", "name": "str", "raw": "pil", "a": "ndarray", "b": "ndarray:int16", "s": "str_int"}
+    arrays = b"\x08\x08\x02\x01ab", b"\x04\x03abcdef"
+    return [
+        mds_shard(columns, [(image, bytes(8), b"k%d" % number, pil, *arrays, b"12") for number, image in enumerate(IMAGES)]),
+        mds_shard({"image": "png", "class": "str", "e": "ndarray:float32:4"}, [(IMAGES[0], b"cat", bytes(16))] * 2),
+        mds_shard({"p": "pkl", "tokens": "ndarray:uint8"}, [(b"?", b"\x04\x02ab")]),
+    ]
+
+
 def _hdf5_files() -> list[bytes]:
     def vlen(file: h5py.File, **options: Any) -> None:
         images = file.create_dataset("images", (len(IMAGES),), h5py.vlen_dtype(np.uint8), **options)
@@ -351,6 +365,11 @@ def _rare_images() -> list[bytes]:
 TARGETS = {
     "parquet": Target(_parquet_files, _scanned(parquet.index_shard, "parquet")),
     "tfrecord": Target(_tfrecord_files, _scanned(tfrecord.index_shard), _mend_tfrecord),
+    "mds": Target(_mds_files, _scanned(mds.index_shard)),
+    "litdata": Target(fuzz_peers.litdata_chunks, fuzz_peers.look_at_chunk),
+    "litdata-framed": Target(fuzz_peers.framed_chunks, fuzz_peers.look_at_framed),
+    "beton": Target(fuzz_peers.beton_files, _scanned(beton.index_shard)),
+    "shard-list": Target(fuzz_peers.list_files, fuzz_peers.look_at_list),
     "hdf5": Target(_hdf5_files, _scanned(hdf5.index_shard, "hdf5")),
     "tar": Target(_tar_files, _scanned(tar.index_shard), _mend_tar),
     "zip": Target(_zip_files, _look_at_zip),

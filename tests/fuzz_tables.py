@@ -24,10 +24,10 @@ from converters.tables import SourceFile
 from converters.tables.quoting import last_row_end, open_quote
 from converters.tables.text_rows import CsvSource, blocks_of
 from datapipe.columns.recipe import Columns
-from datapipe.containers import arrow
 from datapipe.containers.tables.files import null_counts, open_table
 from datapipe.containers.tables.rows import GroupReader
 from datapipe.errors import DatapipeError
+from datapipe.peers import arrow
 
 NUMBERS = (-1, 0, 1, 2, 7, 100, 1 << 16, 1 << 22, (1 << 31) - 1, 1 << 31, 10**9, 1 << 40, 1 << 62, (1 << 63) - 1, -(1 << 63))
 VALUES = (None, -1, 0, 1.5, True, "x", "", [], {}, 10**400, 1 << 63, -1e308, float("nan"), [[]], {"a": 1})

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from fixtures import convert, encode, jpeg, npy
+from fixtures import convert, encode, jpeg, npy, write_beton, write_litdata, write_mds
 
 import datapipe as dp
 
@@ -517,6 +517,36 @@ def parquet_of_other_bytes(top: Path) -> Path:
 @place
 def arrow_of_images(top: Path) -> Path:
     return write_arrow(top / "x.arrow", images_table())
+
+
+@place
+def folder_of_mosaicml(top: Path) -> Path:
+    return write_mds(classes(top / "photos"), top / "mds")
+
+
+@place
+def folder_of_mosaicml_compressed(top: Path) -> Path:
+    return write_mds(classes(top / "photos"), top / "mds", compression="zstd")
+
+
+@place
+def mosaicml_shard(top: Path) -> Path:
+    return write_mds(classes(top / "photos"), top / "mds") / "shard.00000.mds"
+
+
+@place
+def folder_of_litdata(top: Path) -> Path:
+    return write_litdata(classes(top / "photos"), top / "litdata")
+
+
+@place
+def folder_of_litdata_compressed(top: Path) -> Path:
+    return write_litdata(classes(top / "photos"), top / "litdata", compression="zstd")
+
+
+@place
+def file_of_ffcv(top: Path) -> Path:
+    return write_beton(classes(top / "photos"), top / "ffcv") / "0.beton"
 
 
 @place

@@ -32,7 +32,7 @@ LEVELS: dict[str, int] = {
             ("packing",),
             ("transforms", "processors"),
             ("containers", "fetch", "columns"),
-            ("sources",),
+            ("peers", "sources"),
             ("opening", "datasets"),
             ("kernel",),
             ("remote_workers",),
@@ -63,6 +63,7 @@ CONVERTS = "datapipe.instruments.trials.process"  # the one module below cli tha
 # Rooms, and those of their members that do not import each other.
 SIBLINGS = {
     "datapipe.containers": ("folder", "tar", "tfrecord", "hdf5", "parquet"),
+    "datapipe.peers": ("arrow", "mds", "litdata", "beton"),
     "datapipe.kinds": ("audio", "clips", "conversations", "images", "tables", "tokens"),
     "datapipe.kinds.images": ("images_cpu", "dali"),
     "datapipe.kinds.tables": ("arrow", "cudf"),
@@ -119,6 +120,7 @@ TORCH_FREE = (
             "packing",
             "columns",
             "containers",
+            "peers",
             "sources",
             "opening",
         )

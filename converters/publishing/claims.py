@@ -84,7 +84,7 @@ def read_claim(location: Location) -> Claim | None:
         return None
     try:
         return msgspec.json.decode(text, type=Claim)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, ValueError):
         return Claim("", [], {}, [])
 
 

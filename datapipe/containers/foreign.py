@@ -157,7 +157,8 @@ class ForeignShards:
         cached = cached_home(self.container, self.directory, *self.names)
         names_digest = hashlib.sha256("\0".join(self.names).encode(errors="surrogateescape")).hexdigest()
         home = self.directory / INDEX_DIRECTORY_NAME / names_digest[:8]
-        if any(os.path.islink(path) and leads_out(self.directory, path) for path in map(self.directory.joinpath, self.names)):
+        paths = [(self.directory / name, "/" in name) for name in self.names]
+        if any((is_below or os.path.islink(path)) and leads_out(self.directory, path) for path, is_below in paths):
             return [cached]  # do not trust an index next to links about the files to which they lead
         if leads_out(self.directory, home):
             return [cached]  # never write to where a link in the data leads

@@ -39,6 +39,7 @@ def _grouped(names: Sequence[str], group_of: Callable[[str], str]) -> dict[str, 
 
 def container_of(name: str) -> str | None:
     """The format of a file of that name, None for a file that is no shard; hidden files, as macOS's `._x.tar`, are none."""
+    name = name.rpartition("/")[2]
     if name.startswith(".") or _OTHERS.fullmatch(name):
         return None
     return next((form for form, facts in FORMS.items() if facts.shards and facts.files and facts.files.fullmatch(name)), None)

@@ -41,6 +41,8 @@ class FormFacts:
     title: str  # "an image folder"
     source: str = ""  # module of `open_source`; "" for shards, whose samples are those of their index
     shards: str = ""  # module of `index_shard`
+    list_name: str = ""  # the file in which a set of this form names its shards, if it has one
+    list_reader: str = ""  # module of `listed_shards` that reads it (`shard_lists`)
     known_by: str = ""  # module of `recognise`; "": the one above, if it has that, else the names of files
     files: re.Pattern[str] | None = None  # the names of its files; those of shards in this case alone
     marks: re.Pattern[str] | None = None  # further names, in lower case, of files and folders that places of this form have
@@ -168,10 +170,43 @@ FORMS: dict[str, FormFacts] = {
         help="files whose rows are samples, as Hugging Face's datasets saves them",
         examples=("saved/train shards/train --to webdataset",),
         about=("a file, a folder or a pattern of them", "a row", "as the loader has them", "the files by name, then their rows"),
-        shards="datapipe.containers.arrow",
+        shards="datapipe.peers.arrow",
         tables="datapipe.containers.tables.arrow_rows",
         row_files=re.compile(r".+\.(arrow|feather|ipc)"),
         files=re.compile(r"(?!.+\.index\.).+\.arrow"),
+    ),
+    "mds": FormFacts(
+        title="MosaicML shards",
+        help="MDS shards of MosaicML's streaming, also compressed",
+        examples=("mds/train shards/train --to webdataset",),
+        about=("a folder with `index.json`, or shards", "a sample", "the columns", "`index.json`, then order"),
+        shards="datapipe.peers.mds.scanner",
+        list_name="index.json",
+        list_reader="datapipe.peers.mds.index_file",
+        files=re.compile(r".+\.mds"),
+        marks=re.compile(r".+\.mds\.(br|bz2|gz|snappy|zstd)"),
+        in_stores=True,
+    ),
+    "litdata": FormFacts(
+        title="LitData chunks",
+        help="chunks of Lightning's litdata, also compressed",
+        examples=("optimized/train shards/train --to webdataset",),
+        about=("a folder with `index.json` and chunks", "a sample", "the leaves of a sample", "`index.json`, then order"),
+        shards="datapipe.peers.litdata.scanner",
+        list_name="index.json",
+        list_reader="datapipe.peers.litdata.index_file",
+        files=re.compile(r"(unpacked-)?chunk-\d+-\d+\.bin"),
+        marks=re.compile(r"chunk-\d+-\d+\.\w+\.bin"),
+        in_stores=True,
+    ),
+    "beton": FormFacts(
+        title="FFCV files",
+        help="FFCV's .beton files",
+        examples=("train.beton shards/train --to webdataset",),
+        about=("a file, a folder or a pattern of them", "a sample", "its fields", "the files by name, then order"),
+        shards="datapipe.peers.beton",
+        files=re.compile(r".+\.beton"),
+        in_stores=True,
     ),
     DOCUMENTS: FormFacts(
         title="documents",

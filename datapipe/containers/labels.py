@@ -26,6 +26,9 @@ _COLUMNS = ("label", "labels", "target", "targets", "y", "class", "fine_label")
 LABEL_NAMES: dict[str, tuple[str, ...]] = {
     "arrow": _COLUMNS,
     "parquet": _COLUMNS,
+    "mds": _COLUMNS,
+    "litdata": _COLUMNS,
+    "beton": _COLUMNS,
     "hdf5": ("label", "labels", "target", "targets", "y"),
     "tfrecord": ("image/class/label", "label"),
     "tar": ("cls", "label"),  # suffixes; WebDataset's own first

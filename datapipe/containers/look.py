@@ -5,6 +5,7 @@ A command looks once; each form of data says by the look whether the place is of
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import fnmatch
 import glob
@@ -20,9 +21,10 @@ from datapipe.containers.formats import container_of, is_file_name
 from datapipe.containers.forms import FORMS
 from datapipe.containers.listing import is_audio_name, is_folder, is_image_name, is_junk, is_kept_by_tools, is_video_name
 from datapipe.containers.remote_shards import expanded
+from datapipe.containers.shard_lists import shards_of_list
 from datapipe.core.directories import matching, read_directory
 from datapipe.core.remembering import recall
-from datapipe.errors import MissingDataError, StorageError
+from datapipe.errors import FormatError, MissingDataError, StorageError
 from datapipe.index.manifest import MANIFEST_NAME
 from datapipe.index.remote_set import read_manifest_text
 from datapipe.stores.location import WEB_SCHEMES, Location, Place
@@ -166,6 +168,11 @@ class Look:
 def recognise_by_names(look: Look, form: str) -> Evidence | None:
     """Return why a place is shards of a form, by the names of its files; None if it is none."""
     of_form = [name for name in map(os.fsdecode, look.files) if container_of(name) == form]
+    facts = FORMS[form]
+    if facts.list_name and look.nature is Nature.FOLDER and facts.list_name.encode() in look.files:
+        with contextlib.suppress(FormatError):  # by its files then; whatever opens it says what is wrong
+            if shards_of_list(form, look.place) is not None:
+                return Evidence(f"its {facts.list_name} names them")
     if not of_form:
         return None
     if look.nature is Nature.FILE:

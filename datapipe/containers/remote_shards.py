@@ -12,13 +12,14 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from datapipe.containers.foreign import ScannedShard, index_stamp, write_index, write_stamp
 from datapipe.containers.formats import container_of, only_format, refuse_several_sets, scanner_of
 from datapipe.containers.forms import FORMS
+from datapipe.containers.shard_lists import shards_of_list, tell_unlisted
 from datapipe.core.printable import counted
 from datapipe.core.remembering import recall
 from datapipe.core.user_cache import INDEXES, index_directory, one_at_a_time
@@ -89,11 +90,40 @@ def shards_at(locations: Sequence[Location], named: str) -> ShardListing:
 
 def shards_under(location: Location) -> ShardListing:
     """Return the shards under a prefix. Raises MissingDataError where there are none, and what `named_shards` raises."""
-    found = [one for one in list_objects(location) if container_of(one.name) is not None]
+    objects = list_objects(location)
+    found = [one for one in objects if container_of(one.name) is not None]
+    of_list = _in_list(location, objects)
+    if of_list:
+        return _listing(location, of_list, str(location))
     if not found:
         raise nothing_there(location)
     refuse_several_sets([one.name for one in found], str(location))
     return _listing(location, found, str(location))
+
+
+def _in_list(location: Location, objects: Sequence[ListedObject]) -> list[ListedObject]:
+    """Return the objects that the list of a set names, in its order; none if there is no list.
+
+    Raises MissingDataError if one is not there, and FormatError for compressed ones.
+    """
+    by_name = {one.name: one for one in objects}
+    for form, facts in FORMS.items():
+        shards = shards_of_list(form, location) if facts.list_name in by_name else None
+        if shards is None:
+            continue
+        tell_unlisted([name for name in by_name if container_of(name) == form], shards, str(location))
+        packed = next((shard.packed for shard in shards if shard.packed and shard.name not in by_name), None)
+        if packed is not None:
+            what = "compressed, so that no sample can be read by itself from a store"
+            raise FormatError(f"{location / packed}: {what}; copy the folder to a disk, or convert the copy")
+        below = [shard.name for shard in shards if "/" in shard.name]
+        found = _found([location / name for name in below])
+        by_name |= {name: replace(one, name=name) for name, one in zip(below, found, strict=True)}
+        missing = next((shard.name for shard in shards if shard.name not in by_name), None)
+        if missing is not None:
+            raise MissingDataError(f"{location / missing}: is in {location / facts.list_name}, but not there; put it there")
+        return [by_name[shard.name] for shard in shards]
+    return []
 
 
 def open_remote_shards(listing: ShardListing) -> SampleIndex:
@@ -165,7 +195,7 @@ def _listing(prefix: Location, objects: list[ListedObject], url: str) -> ShardLi
         raise FormatError(f"{prefix / strange[0]}: not a shard; name tars or Parquet files alone")
     container = only_format([one.name for one in objects], url, pattern="*.tar")
     if not FORMS[container].in_stores:
-        read = " and ".join(name for name, facts in FORMS.items() if facts.shards and facts.in_stores)
+        read = ", ".join(name for name, facts in FORMS.items() if facts.shards and facts.in_stores)
         raise FormatError(f"{url}: {container} is not read from stores, {read} are; copy or convert the files")
     return ShardListing(prefix, tuple(objects), container)
 

@@ -53,6 +53,8 @@ class Selection:
     def is_foreign(self) -> bool:
         return self.whole.is_foreign
 
+    former_fingerprint = ""  # of no set that was converted
+
     @property
     def fingerprint(self) -> str:
         return hashlib.sha256(self.whole.fingerprint.encode() + self._ids.astype("<i8").tobytes()).hexdigest()[:16]
@@ -116,6 +118,8 @@ class ConcatIndex:
     @property
     def is_foreign(self) -> bool:
         return any(part.is_foreign for part in self.parts)
+
+    former_fingerprint = ""  # of no set that was converted
 
     @property
     def fingerprint(self) -> str:

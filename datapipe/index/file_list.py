@@ -58,6 +58,8 @@ class FileListIndex:
     def __len__(self) -> int:
         return len(self._paths)
 
+    former_fingerprint = ""  # of no set that was converted
+
     @property
     def fingerprint(self) -> str:
         """A hash of these files with these labels in this order: of their names, not of their contents."""

@@ -34,7 +34,7 @@ MAX_SLOTS = 1 << 40  # in a dataset
 class ShardInfo:
     """One shard and its expected contents. Slots are places in the dataset's written order."""
 
-    name: str  # file name, without directory
+    name: str  # file name, relative to the dataset's directory
     num_samples: int
     nbytes: int
     first_slot: int
@@ -70,6 +70,13 @@ class Manifest:
     @property
     def num_slots(self) -> int:
         return sum(shard.num_slots for shard in self.shards)
+
+    @property
+    def former_fingerprint(self) -> str:
+        """The fingerprint of the set that this one was converted from, if both have the same samples; "" otherwise."""
+        source = self.made_from or {}
+        is_whole = source.get("num_samples") == self.num_samples == self.num_slots
+        return str(source.get("fingerprint", "")) if is_whole else ""
 
     @property
     def fingerprint(self) -> str:
@@ -168,7 +175,7 @@ def _check(manifest: Manifest, where: str) -> None:
     slot = 0
     for shard in manifest.shards:
         name = shard.name
-        if "/" in name or "\0" in name or name in ("", ".", ".."):
+        if "\0" in name or not {"", ".", ".."}.isdisjoint(name.split("/")):
             raise FormatError(f"{where}: shard name {name!r:.80} leaves the directory; do not use this dataset")
         if shard.first_slot != slot:
             raise FormatError(f"{where}: shard {name} begins at slot {shard.first_slot}, not at {slot}; convert again")

@@ -112,6 +112,11 @@ class SampleIndex:
         """A name for these samples in this order, hex: saved states refuse a dataset of another name."""
         return self.manifest.fingerprint
 
+    @property
+    def former_fingerprint(self) -> str:
+        """The fingerprint of the set that these samples were converted from, whose saved states go on here; "" without one."""
+        return self.manifest.former_fingerprint
+
     def ids(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return (m,) the sample ids at these positions of the dataset: ascending over all of it."""
         check_positions(positions, len(self))

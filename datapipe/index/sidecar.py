@@ -198,6 +198,7 @@ class SidecarRows:
 
 def write_sidecar(path: Path, rows: SidecarRows, shard_name: str) -> str:
     """Write the index of `shard_name` atomically. Returns the sha256 of its bytes, in hex. Equal rows give equal bytes."""
+    path.parent.mkdir(parents=True, exist_ok=True)  # of a shard in a folder
     return _write_table(path, rows.to_table(shard_name).combine_chunks())
 
 

@@ -206,6 +206,7 @@ class Kind(Protocol):
     """
 
     fingerprint: str  # of the data: a state resumes on the same data only
+    former_fingerprint: str = ""  # of what the data were converted from, with the same samples in the same order
     num_samples: int
     num_in_epoch: int  # samples; not `num_samples` where some come again, or are left out
     identity: Identity | None = None

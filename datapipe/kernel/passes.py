@@ -79,6 +79,8 @@ class Passes:
     def resume(self, state: Mapping[str, Any]) -> None:
         """Continue at a saved state with the next pass. Raises StateError for one that would not be continued exactly."""
         present, identity = self._state(), self.kind.identity
+        if isinstance(state, Mapping) and self.kind.former_fingerprint and state.get("dataset") == self.kind.former_fingerprint:
+            state = {**state, "dataset": self.kind.fingerprint}
         if identity is not None and present.is_of_this_dataset(state) and state.get(identity.name) != identity.value:
             raise StateError(f"the state was saved with other {identity.means}; pass the same ones as then")
         cursor = present.cursor_from(state)

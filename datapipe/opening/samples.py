@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import stat
 from pathlib import Path
 
 from datapipe.containers.foreign import ForeignShards, open_foreign
@@ -11,6 +12,7 @@ from datapipe.containers.form import Form
 from datapipe.containers.formats import container_of, only_format, refuse_several_sets
 from datapipe.containers.forms import AUTO, CONVERTED, FORMS, IMAGES
 from datapipe.containers.remote_shards import listed_shards, open_remote_shards
+from datapipe.containers.shard_lists import ListedShard, shards_of_list, tell_unlisted
 from datapipe.core.checks import path_name
 from datapipe.core.directories import matching, names_in
 from datapipe.core.remembering import remembered
@@ -20,6 +22,7 @@ from datapipe.index.remote_set import nothing_there, open_set, read_manifest_tex
 from datapipe.index.sample_index import SampleIndex
 from datapipe.opening.listed import ForeignPlace
 from datapipe.opening.recognise import recognise
+from datapipe.opening.unpacking import unpacked_shards
 from datapipe.sources.archives.members import split_archive_path
 from datapipe.sources.spool import compressed_tar, compression_of
 from datapipe.stores.location import is_url, parse_location, parse_place
@@ -87,11 +90,36 @@ def _shards_at(here: Path, text: str, form: Form) -> ForeignShards | None:
         return _shards([Path(match) for match in matching(text)], text)
     paths = [here] if here.is_file() and container_of(here.name) == form.name else []
     if here.is_dir():
-        paths = [here / name for name in _names_in(here) if container_of(name) == form.name and not os.path.isdir(here / name)]
+        names = [name for name in _names_in(here) if container_of(name) == form.name and not os.path.isdir(here / name)]
+        shards = shards_of_list(form.name, here)
+        if shards is not None:
+            tell_unlisted(names, shards, text)
+            return _listed_shards(here, shards, form, text)
+        paths = [here / name for name in names]
     if not paths:
         return None
     refuse_several_sets([path.name for path in paths], text)
     return _shards(paths, text)
+
+
+def _listed_shards(here: Path, shards: list[ListedShard], form: Form, text: str) -> ForeignShards:
+    """Return the shards that the list of a set in a folder names, unpacked if they lie there compressed alone."""
+    refuse_unfinished(here)
+    packed = [shard for shard in shards if shard.packed and not (here / shard.name).exists()]
+    directory = unpacked_shards(here.absolute(), shards, form.name) if packed else here.absolute()
+    for shard in shards:
+        try:
+            status = (directory / shard.name).stat()
+        except FileNotFoundError as exc:
+            raise MissingDataError(
+                f"{here / shard.name}: is in {here / FORMS[form.name].list_name}, but not there; get it"
+            ) from exc
+        if not stat.S_ISREG(status.st_mode):
+            raise FormatError(f"{here / shard.name}: not a regular file; get it again")
+        if shard.nbytes not in (None, status.st_size):
+            what = f"has {status.st_size} bytes, its list says {shard.nbytes}"
+            raise FormatError(f"{here / shard.name}: {what}: cut off, or of another version; get the file again")
+    return ForeignShards(form.name, directory, tuple(shard.name for shard in shards))
 
 
 def _names_in(directory: Path) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 
-from datapipe.containers import arrow
 from datapipe.containers.form import Form
 from datapipe.containers.formats import container_of
 from datapipe.containers.forms import FORMS, TABLE
@@ -14,6 +13,7 @@ from datapipe.containers.tables.container import rows_container
 from datapipe.index.manifest import MANIFEST_NAME
 from datapipe.index.sidecar import SIDECAR_SUFFIX
 from datapipe.index.tables import TABLE_NAME
+from datapipe.peers import arrow
 from datapipe.sources.lists import names_files
 
 _SAMPLES = ("tar", "tfrecord")  # forms of shards that no table has

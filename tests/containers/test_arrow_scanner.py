@@ -8,8 +8,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from datapipe.containers.arrow import index_shard
 from datapipe.errors import FormatError
+from datapipe.peers.arrow import index_shard
 
 IMAGE = b"\xff\xd8\xff not looked at"
 

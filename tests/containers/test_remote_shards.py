@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from faulty_store import FaultyStore, PlantedFault
-from fixtures import NUM_SAMPLES, make_folder, write_parquet, write_webdataset
+from fixtures import NUM_SAMPLES, make_folder, write_litdata, write_mds, write_parquet, write_webdataset
 from stand_in_stores import BUCKET, directory_store, moto_store, needs_moto, needs_obstore, upload
 
 import datapipe as dp
@@ -38,6 +38,8 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "tars": write_webdataset(folder, base / "tars"),
         "plain": write_parquet(folder, base / "plain", compression="none", use_dictionary=False),
         "grouped": write_parquet(folder, base / "grouped", compression="zstd", row_group_size=3),
+        "mds": write_mds(folder, base / "mds"),
+        "litdata": write_litdata(folder, base / "litdata"),
     }
 
 
@@ -59,7 +61,7 @@ def store(server: FaultyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("shuffle", [True, False, "windows"])
-@pytest.mark.parametrize("name", ["tars", "plain", "grouped"])
+@pytest.mark.parametrize("name", ["tars", "plain", "grouped", "mds", "litdata"])
 def test_batches_and_states_are_those_of_the_local_files(
     store: FaultyStore, sets: dict[str, Path], name: str, shuffle: object
 ) -> None:
@@ -151,12 +153,29 @@ def test_a_conversion_that_is_under_way_is_no_data_of_others(
         open_index(f"{TOP}/underway{form}")
 
 
+@pytest.mark.parametrize("write", [write_mds, write_litdata])
+def test_the_list_of_a_set_says_which_shards_it_has(
+    store: FaultyStore, sets: dict[str, Path], tmp_path: Path, write: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = write(make_folder(tmp_path / "folder", size=(40, 48)), tmp_path / "set")
+    first = next(path for path in sorted(whole.iterdir()) if path.suffix != ".json")
+    (tmp_path / "set" / first.name.replace("0.", "9.", 1)).write_bytes(b"of a run that was interrupted")
+    upload(whole, f"listed-{write.__name__}")
+    assert len(open_index(f"{TOP}/listed-{write.__name__}")) == NUM_SAMPLES
+    assert "1 file not in its list of shards, so not read" in caplog.text
+    packed = write(tmp_path / "folder", tmp_path / "packed", compression="zstd")
+    upload(packed, f"packed-{write.__name__}")
+    with pytest.raises(dp.errors.FormatError, match="compressed, so that no sample can be read by itself from a store; copy"):
+        open_index(f"{TOP}/packed-{write.__name__}")
+
+
 def test_other_formats_are_refused(store: FaultyStore, tmp_path: Path) -> None:
     (tmp_path / "x").mkdir()
     (tmp_path / "x" / "a.tfrecord").write_bytes(b"x")
     upload(tmp_path / "x", "records")
     with pytest.raises(
-        dp.errors.FormatError, match="tfrecord is not read from stores, tar and parquet are; copy or convert the files"
+        dp.errors.FormatError,
+        match="tfrecord is not read from stores, tar, parquet, mds, litdata, beton are; copy or convert the files",
     ):
         dp.DataLoader(f"{TOP}/records")
 

@@ -15,7 +15,6 @@ import pyarrow as pa
 import pytest
 
 from datapipe.codecs.field_values import FieldKind, FieldSpec
-from datapipe.containers.arrow import index_shard
 from datapipe.core import arrow_maps
 from datapipe.errors import FormatError
 from datapipe.index.manifest import Manifest, ShardInfo, read_manifest, write_manifest
@@ -23,6 +22,7 @@ from datapipe.index.open_sidecars import Sidecar
 from datapipe.index.sample_index import SampleIndex
 from datapipe.index.sidecar import SIDECAR_SUFFIX, FieldColumn, FieldExtent, SidecarRows, write_sidecar
 from datapipe.opening.samples import open_index
+from datapipe.peers.arrow import index_shard
 
 NBYTES = 1000  # of the shard
 

@@ -22,7 +22,7 @@ import h5py
 import numpy as np
 import pyarrow as pa
 import pytest
-from fixtures import convert, jpeg
+from fixtures import convert, jpeg, mds_shard
 from places import csv, lines, put, tar_of, write_arrow, write_parquet
 
 import datapipe as dp
@@ -134,6 +134,18 @@ def write_tfrecord(top: Path, name: str, labels: Labels) -> Path:
     return put(top / "x.tfrecord", b"".join(parts))
 
 
+def write_mds(top: Path, name: str, labels: Labels) -> Path:
+    if any(label is None or isinstance(label, float) for label in labels):
+        raise pytest.skip.Exception("not written here")
+    encoding = "str" if any(isinstance(label, str) for label in labels) else "int"
+    if encoding == "int" and any(int(label) >= 1 << 63 for label in labels):  # type: ignore[arg-type]
+        raise pytest.skip.Exception("not written here")
+    values = [str(label).encode() if encoding == "str" else int(label).to_bytes(8, "little", signed=True) for label in labels]  # type: ignore[arg-type]
+    return put(
+        top / "x.mds", mds_shard({"image": "jpeg", name: encoding}, [*zip(map(image, range(len(values))), values, strict=True)])
+    )
+
+
 FORMS_OF_LABELS: dict[str, Write] = {
     "class folders": write_folders,
     "CSV": write_csv,
@@ -145,8 +157,9 @@ FORMS_OF_LABELS: dict[str, Write] = {
     "Arrow": lambda top, name, labels: write_arrow(top / "x.arrow", table_of(name, labels)),
     "HDF5": write_hdf5,
     "TFRecord": write_tfrecord,
+    "MDS": write_mds,
 }
-_HAVE_NAMES = ("CSV", "JSON lines", "Parquet", "Arrow", "HDF5", "TFRecord")  # of labels, which the user chooses
+_HAVE_NAMES = ("CSV", "JSON lines", "Parquet", "Arrow", "HDF5", "TFRecord", "MDS")  # of labels, which the user chooses
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,7 @@ class ImageKind(Kind):
     ) -> None:
         self.samples, self.files, self.recipe = samples, files, recipe
         self.fingerprint, self.num_samples = samples.index.fingerprint, len(samples)
+        self.former_fingerprint = samples.index.former_fingerprint
         self.num_in_epoch = len(samples) if samples.mixture is None else sum(samples.mixture.counts)
         self._cache = samples.settings.cache
         self._device = device

@@ -1,0 +1,1 @@
+"""Read chunks of Lightning's `litdata`, which datapipe does not write."""

@@ -1,0 +1,1 @@
+"""Read shards of MosaicML's `streaming` (MDS), which datapipe does not write."""
