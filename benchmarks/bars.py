@@ -72,6 +72,10 @@ def _of_tar(container: str) -> Callable[[Found], float]:
     return lambda found: float(found["containers"]["ratios"][f"{container} / tar"]["ratio"])
 
 
+def _in_place(form: str) -> Callable[[Found], float]:
+    return lambda found: float(found["foreign"]["ratios"][f"{form} / tar"]["ratio"])
+
+
 def _taken_over(ours: str, rival: str) -> Callable[[Found], float]:
     """One contender of `from-torch` against another; the result holds both against the first."""
 
@@ -219,6 +223,9 @@ BARS = (
     _times("HDF5 against tar", 0.97, _of_tar("hdf5")),
     _times("TFRecord against tar", 0.97, _of_tar("tfrecord")),
     _times("Parquet against tar", 0.90, _of_tar("parquet")),
+    _times("MosaicML's shards in place against tar", 0.95, _in_place("mds")),
+    _times("LitData's chunks in place against tar", 0.95, _in_place("litdata")),
+    _times("FFCV's file in place against tar", 0.95, _in_place("beton")),
     _times(
         "from_torch, ImageNet recipe, against the loader over the folder",
         0.95,
@@ -381,7 +388,7 @@ BARS = (
 _NEEDED = (
     "images-photos", "images-256", "images-raw", "images-dali", "images-dali-uint8", "convert", "open-large", "gil", "stages-256",
     "containers", "images-from-torch", "images-any-dataset", "attach-cost", "tables", "tokens", "video", "audio", "remote",
-    "conversations", "elsewhere",
+    "conversations", "elsewhere", "foreign",
     "diagnostics-real", "diagnostics-scripts", "diagnostics-ranks", "convert-sources", "recording", "monitor-cost",
     "video-episodes", "video-stages",
 )  # fmt: skip

@@ -49,6 +49,7 @@ class Workshop:
 
     data: Path
     ffcv_python: str | None = None
+    peers_python: str | None = None  # of an environment with litdata and mosaicml-streaming
 
     def directory(self, image_set: ImageSet) -> Path:
         return self.data / image_set.name
@@ -215,9 +216,28 @@ def _write_beton(workshop: Workshop, folder: Path, out: Path, mode: str) -> None
     if workshop.ffcv_python is None:
         raise SystemExit("FFCV's file needs --ffcv-python; benchmarks/README.md says how to install FFCV")
     command = [str(Path(workshop.ffcv_python).absolute()), "-m", "benchmarks.contenders.ffcv_write", str(folder), str(out), mode]
+    _run(command)
+
+
+def _run(command: list[str]) -> None:
     done = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True)
     if done.returncode != 0:
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
+
+
+def _make_mds(workshop: Workshop, image_set: ImageSet, out: Path) -> None:
+    _write_by_peer(workshop, "mds", workshop.directory(image_set) / "folder", out)
+
+
+def _make_litdata(workshop: Workshop, image_set: ImageSet, out: Path) -> None:
+    _write_by_peer(workshop, "litdata", workshop.directory(image_set) / "folder", out)
+
+
+def _write_by_peer(workshop: Workshop, peer: str, folder: Path, out: Path) -> None:
+    if workshop.peers_python is None:
+        raise SystemExit(f"{peer} needs --peers; benchmarks/README.md says how to install LitData and MosaicML Streaming")
+    python = str(Path(workshop.peers_python).absolute())
+    _run([python, "-m", "benchmarks.contenders.streaming_peers", "write", peer, str(folder), str(out)])
 
 
 _MAKERS: dict[str, Callable[[Workshop, ImageSet, Path], None]] = {
@@ -228,6 +248,8 @@ _MAKERS: dict[str, Callable[[Workshop, ImageSet, Path], None]] = {
     "tfrecord": _make_tfrecord,
     "parquet": _make_parquet,
     "webdataset": _make_webdataset,
+    "mds": _make_mds,
+    "litdata": _make_litdata,
     "ffcv.beton": _make_ffcv,
     "ffcv-raw.beton": _make_ffcv_raw,
 }

@@ -32,6 +32,7 @@ _PARTS: dict[str, Callable[[dict[str, Any]], str]] = {
     "images-dali-uint8": images.dali_in_uint8,
     "images-from-torch": images.taken_over,
     "containers": images.containers,
+    "foreign": images.in_place,
     "scaled": images.scaled,
     "cache": images.cache,
     "recording": images.recording,

@@ -545,6 +545,13 @@ def folder_of_litdata_compressed(top: Path) -> Path:
 
 
 @place
+def split_of_energon(top: Path) -> Path:
+    put(top / "set" / "a.tar", tar_of(samples()))
+    put(top / "set" / ".nv-meta" / "split.yaml", "split_parts: {train: [a.tar], val: []}")
+    return top / "set" / "train"
+
+
+@place
 def file_of_ffcv(top: Path) -> Path:
     return write_beton(classes(top / "photos"), top / "ffcv") / "0.beton"
 

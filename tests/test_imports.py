@@ -63,7 +63,7 @@ CONVERTS = "datapipe.instruments.trials.process"  # the one module below cli tha
 # Rooms, and those of their members that do not import each other.
 SIBLINGS = {
     "datapipe.containers": ("folder", "tar", "tfrecord", "hdf5", "parquet"),
-    "datapipe.peers": ("arrow", "mds", "litdata", "beton"),
+    "datapipe.peers": ("arrow", "mds", "litdata", "energon", "beton"),
     "datapipe.kinds": ("audio", "clips", "conversations", "images", "tables", "tokens"),
     "datapipe.kinds.images": ("images_cpu", "dali"),
     "datapipe.kinds.tables": ("arrow", "cudf"),

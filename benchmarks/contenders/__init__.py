@@ -26,7 +26,7 @@ class Contender:
     needs: str  # the part of a data set that it reads
     options: dict[str, Any] = field(default_factory=dict)
     output: str = "float32"  # "float32", "uint8", or "pixels" for the limits, which make no batches
-    interpreter: str = "here"  # "ffcv": runs in the environment of FFCV and SPDL
+    interpreter: str = "here"  # "ffcv": runs in the environment of FFCV and SPDL, "peers": of LitData and MosaicML Streaming
 
     def make(self, task: Task) -> Iterator[Sized]:
         maker: Maker = importlib.import_module(f"benchmarks.contenders.{self.module}").make
@@ -64,6 +64,11 @@ _ALL = (
     Contender("ours-hdf5", "datapipe, HDF5", "ours", "hdf5", {"part": "hdf5"}),
     Contender("ours-tfrecord", "datapipe, TFRecord", "ours", "tfrecord", {"part": "tfrecord"}),
     Contender("ours-parquet", "datapipe, Parquet", "ours", "parquet", {"part": "parquet"}),
+    Contender("ours-mds", "datapipe, MosaicML's shards", "ours", "mds", {"part": "mds"}),
+    Contender("ours-litdata", "datapipe, LitData's chunks", "ours", "litdata", {"part": "litdata"}),
+    Contender("ours-beton", "datapipe, FFCV's file", "ours", "ffcv.beton", {"part": "ffcv.beton"}),
+    Contender("mosaicml-local", "MosaicML Streaming + PIL", "local_peers", "mds", {"peer": "mds"}, interpreter="peers"),
+    Contender("litdata-local", "LitData + PIL", "local_peers", "litdata", {"peer": "litdata"}, interpreter="peers"),
     Contender("ours-raw", "datapipe, raw shards", "ours", "raw", {"part": "raw"}),
     Contender("ours-raw-uint8", "datapipe, raw shards, uint8 out", "ours", "raw", {"part": "raw", "dtype": "uint8"}, "uint8"),
     Contender("ours-dali", "datapipe, backend dali", "ours", "shards", {"backend": "dali"}),

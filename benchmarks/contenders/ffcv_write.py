@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 from ffcv.fields import IntField, RGBImageField
 from ffcv.fields.rgb_image import IMAGE_MODES
+from ffcv.types import TYPE_ID_HANDLER
 from ffcv.writer import DatasetWriter
 from numpy.typing import NDArray
 from PIL import Image
 
 
 class StoredImageField(RGBImageField):  # type: ignore[misc]
-    """FFCV's image field, given a path; readers need `custom_fields={"image": StoredImageField}`."""
+    """FFCV's image field, given a path."""
 
     def encode(self, destination: Any, image: Path, malloc: Callable[[int], tuple[int, NDArray[np.uint8]]]) -> None:
         with Image.open(image) as opened:
@@ -51,6 +52,8 @@ class Folder:
 
 
 def main(folder: str, out: str, mode: str) -> None:
+    type_id = next(number for number, field in TYPE_ID_HANDLER.items() if field is RGBImageField)
+    TYPE_ID_HANDLER[type_id] = StoredImageField  # which stores images as that does, so that any reader knows them
     fields = {"image": StoredImageField(write_mode=mode), "label": IntField()}
     DatasetWriter(out, fields, num_workers=2).from_indexed_dataset(Folder(Path(folder)), shuffle_indices=True)
 

@@ -53,7 +53,7 @@ def write(peer: str, folder: Path, out: Path) -> None:
             writer.write(encoded(sample))
 
 
-class _Decoded:
+class Decoded:
     """Makes tensors of what a dataset yields."""
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ def _litdata(source: str, cache_dir: str, batch_size: int, num_workers: int) -> 
     downloader = importlib.import_module("litdata.streaming.downloader")
     downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True  # its client takes https alone, the server here is http
     dataset = litdata.StreamingDataset(
-        directory, shuffle=True, drop_last=True, storage_options={**options, **keys}, transform=_Decoded()
+        directory, shuffle=True, drop_last=True, storage_options={**options, **keys}, transform=Decoded()
     )
     return litdata.StreamingDataLoader(dataset, batch_size=batch_size, num_workers=num_workers, drop_last=True)
 
@@ -81,7 +81,7 @@ def _mds(source: str, cache_dir: str, batch_size: int, num_workers: int) -> Any:
     streaming = importlib.import_module("streaming")
     importlib.import_module("streaming.base.util").clean_stale_shared_memory()  # of a run that was cut off
     os.environ["S3_ENDPOINT_URL"] = os.environ["AWS_ENDPOINT_URL"]
-    decoded = _Decoded()
+    decoded = Decoded()
 
     class Images(streaming.StreamingDataset):  # type: ignore[name-defined, misc]
         def __getitem__(self, place: Any) -> tuple[torch.Tensor, int]:

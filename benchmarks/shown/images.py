@@ -128,6 +128,21 @@ def containers(result: dict[str, Any]) -> str:
     return f"The same photographs from other containers, against tar: {shares}; tar against itself {noise}."
 
 
+def in_place(result: dict[str, Any]) -> str:
+    """Shards of other loaders, against tar and against their own loaders."""
+    ratios = result["ratios"]
+    forms = [(form, title) for form, title, _ in _FORMS if f"{form} / tar" in ratios]
+    of_tar = ", ".join(f"{title} {interval(ratios[f'{form} / tar'])}" for form, title in forms)
+    own = ", ".join(
+        f"{title} {interval(ratios[f'{form} / {name}'])}" for form, title, name in _FORMS if f"{form} / {name}" in ratios
+    )
+    beside = f" Against their own loaders in the same run, which decode with Pillow in worker processes: {own}." if own else ""
+    return f"The same photographs in shards of other loaders, read in place, against tar: {of_tar}.{beside}"
+
+
+_FORMS = (("mds", "MosaicML's", "mosaicml"), ("litdata", "LitData's", "lightning"), ("beton", "FFCV's", "ffcv"))
+
+
 def scaled(result: dict[str, Any]) -> str:
     """Decoding at a scale against decoding in full."""
     lines = [

@@ -41,8 +41,9 @@ class FormFacts:
     title: str  # "an image folder"
     source: str = ""  # module of `open_source`; "" for shards, whose samples are those of their index
     shards: str = ""  # module of `index_shard`
-    list_name: str = ""  # the file in which a set of this form names its shards, if it has one
-    list_reader: str = ""  # module of `listed_shards` that reads it (`shard_lists`)
+    lists: tuple[str, ...] = ()  # files of which one names the shards of a set of this form, if it has such (`shard_lists`)
+    list_reader: str = ""  # module of `listed_shards` that reads them
+    has_splits: bool = False  # the list has several sets, which are named as if they were folders
     known_by: str = ""  # module of `recognise`; "": the one above, if it has that, else the names of files
     files: re.Pattern[str] | None = None  # the names of its files; those of shards in this case alone
     marks: re.Pattern[str] | None = None  # further names, in lower case, of files and folders that places of this form have
@@ -181,7 +182,7 @@ FORMS: dict[str, FormFacts] = {
         examples=("mds/train shards/train --to webdataset",),
         about=("a folder with `index.json`, or shards", "a sample", "the columns", "`index.json`, then order"),
         shards="datapipe.peers.mds.scanner",
-        list_name="index.json",
+        lists=("index.json",),
         list_reader="datapipe.peers.mds.index_file",
         files=re.compile(r".+\.mds"),
         marks=re.compile(r".+\.mds\.(br|bz2|gz|snappy|zstd)"),
@@ -193,11 +194,22 @@ FORMS: dict[str, FormFacts] = {
         examples=("optimized/train shards/train --to webdataset",),
         about=("a folder with `index.json` and chunks", "a sample", "the leaves of a sample", "`index.json`, then order"),
         shards="datapipe.peers.litdata.scanner",
-        list_name="index.json",
+        lists=("index.json",),
         list_reader="datapipe.peers.litdata.index_file",
         files=re.compile(r"(unpacked-)?chunk-\d+-\d+\.bin"),
         marks=re.compile(r"chunk-\d+-\d+\.\w+\.bin"),
         in_stores=True,
+    ),
+    "energon": FormFacts(
+        title="an Energon dataset",
+        help="tars with the .nv-meta folder of Megatron Energon",
+        examples=("energon/train shards/train --to webdataset",),
+        about=("a folder with `.nv-meta`, or a split of it", "the members of one key", "by suffix", "`split.yaml`, then order"),
+        shards="datapipe.containers.tar.scanner",
+        lists=(".nv-meta/split.yaml", ".nv-meta/split.json"),
+        list_reader="datapipe.peers.energon",
+        has_splits=True,
+        marks=re.compile(r".+\.tar"),
     ),
     "beton": FormFacts(
         title="FFCV files",

@@ -5,7 +5,6 @@ A command looks once; each form of data says by the look whether the place is of
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import fnmatch
 import glob
@@ -18,13 +17,13 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from datapipe.containers.formats import container_of, is_file_name
-from datapipe.containers.forms import FORMS
+from datapipe.containers.forms import FORMS, FormFacts
 from datapipe.containers.listing import is_audio_name, is_folder, is_image_name, is_junk, is_kept_by_tools, is_video_name
 from datapipe.containers.remote_shards import expanded
-from datapipe.containers.shard_lists import shards_of_list
+from datapipe.containers.shard_lists import shard_list
 from datapipe.core.directories import matching, read_directory
 from datapipe.core.remembering import recall
-from datapipe.errors import FormatError, MissingDataError, StorageError
+from datapipe.errors import FormatError, MissingDataError, OptionError, StorageError
 from datapipe.index.manifest import MANIFEST_NAME
 from datapipe.index.remote_set import read_manifest_text
 from datapipe.stores.location import WEB_SCHEMES, Location, Place
@@ -169,10 +168,17 @@ def recognise_by_names(look: Look, form: str) -> Evidence | None:
     """Return why a place is shards of a form, by the names of its files; None if it is none."""
     of_form = [name for name in map(os.fsdecode, look.files) if container_of(name) == form]
     facts = FORMS[form]
-    if facts.list_name and look.nature is Nature.FOLDER and facts.list_name.encode() in look.files:
-        with contextlib.suppress(FormatError):  # by its files then; whatever opens it says what is wrong
-            if shards_of_list(form, look.place) is not None:
-                return Evidence(f"its {facts.list_name} names them")
+    if _may_be_listed(look, facts):
+        try:
+            found = shard_list(form, look.place)
+        except OptionError as exc:
+            return Evidence("it has several splits", Strength.DECISIVE, str(exc))
+        except FormatError:
+            if facts.has_splits:  # its files alone would be other samples
+                raise
+            found = None  # by its files then; whatever opens it says what is wrong
+        if found is not None:
+            return Evidence(f"{os.path.basename(str(found.place))} names them", Strength.DECISIVE)
     if not of_form:
         return None
     if look.nature is Nature.FILE:
@@ -180,6 +186,16 @@ def recognise_by_names(look: Look, form: str) -> Evidence | None:
     if look.nature is Nature.PATTERN:
         return Evidence("by the names that it matches" if len(of_form) == len(look.files) else "by some names that it matches")
     return Evidence(f"it holds {os.path.splitext(of_form[0])[1].lower()} files")
+
+
+def _may_be_listed(look: Look, facts: FormFacts) -> bool:
+    """Return whether a place may have a list of its shards, by what was seen; of hidden ones nothing was."""
+    if look.is_stored and facts.has_splits:
+        return False
+    is_hidden = any("/" in name for name in facts.lists)
+    if look.nature is Nature.NOTHING:
+        return facts.has_splits
+    return look.nature is Nature.FOLDER and (is_hidden or any(name.encode() in look.files for name in facts.lists))
 
 
 def first_object(pattern: Location) -> str | None:

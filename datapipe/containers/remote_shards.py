@@ -19,7 +19,7 @@ from typing import Any
 from datapipe.containers.foreign import ScannedShard, index_stamp, write_index, write_stamp
 from datapipe.containers.formats import container_of, only_format, refuse_several_sets, scanner_of
 from datapipe.containers.forms import FORMS
-from datapipe.containers.shard_lists import shards_of_list, tell_unlisted
+from datapipe.containers.shard_lists import shard_list, tell_unlisted
 from datapipe.core.printable import counted
 from datapipe.core.remembering import recall
 from datapipe.core.user_cache import INDEXES, index_directory, one_at_a_time
@@ -108,9 +108,10 @@ def _in_list(location: Location, objects: Sequence[ListedObject]) -> list[Listed
     """
     by_name = {one.name: one for one in objects}
     for form, facts in FORMS.items():
-        shards = shards_of_list(form, location) if facts.list_name in by_name else None
-        if shards is None:
+        found_list = shard_list(form, location) if any(name in by_name for name in facts.lists) else None
+        if found_list is None:
             continue
+        shards = found_list.shards
         tell_unlisted([name for name in by_name if container_of(name) == form], shards, str(location))
         packed = next((shard.packed for shard in shards if shard.packed and shard.name not in by_name), None)
         if packed is not None:
@@ -121,7 +122,7 @@ def _in_list(location: Location, objects: Sequence[ListedObject]) -> list[Listed
         by_name |= {name: replace(one, name=name) for name, one in zip(below, found, strict=True)}
         missing = next((shard.name for shard in shards if shard.name not in by_name), None)
         if missing is not None:
-            raise MissingDataError(f"{location / missing}: is in {location / facts.list_name}, but not there; put it there")
+            raise MissingDataError(f"{location / missing}: is in {found_list.place}, but not there; put it there")
         return [by_name[shard.name] for shard in shards]
     return []
 

@@ -1,12 +1,14 @@
 """The file by which some forms say which shards make up a set, such as MosaicML's `index.json`: its shards, in its order.
 
-A form has such a file if FORMS names one (`list_name`), and a module with `listed_shards(text, where)` that reads it, or returns
-None for one of another form. Shards that lie beside it and are not in it, as those of an interrupted run, are not of the set.
+A form has such a file if FORMS names it (`lists`), and a module with `listed_shards(text, where)` that reads it, or returns None
+for one of another form; where a list has splits, the name of one is the third argument. Shards that lie beside the list and are
+not in it, as those of an interrupted run, are not of the set.
 """
 
 from __future__ import annotations
 
 import importlib
+import itertools
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -32,25 +34,50 @@ class ListedShard:
     compression: str = ""  # "zstd", "gz", "litdata", ...
 
 
-def shards_of_list(form: str, folder: Place) -> list[ListedShard] | None:
-    """Return the shards of a set whose form has a list of them, in order; None if there is no list, or one of another form.
+@dataclass(frozen=True, slots=True)
+class ShardList:
+    """The shards of a set, in order, and what says so."""
 
-    Raises StorageError, and FormatError for a list that cannot be read, names no shards, or some outside of its folder.
+    folder: Place  # to which their names are relative
+    place: Place  # of the list
+    shards: tuple[ListedShard, ...]
+
+
+def shard_list(form: str, place: Place) -> ShardList | None:
+    """Return the list of a set at a place, if its form has one; None if there is none, or one of another form.
+
+    Where a list has several splits, a place such as `data/train` means the split `train` of the list in `data`.
+    Raises StorageError; OptionError for a list of several splits of which none is named; and FormatError for a list that cannot
+    be read, names no shards, or some outside of its folder.
     """
-    name = FORMS[form].list_name
-    return recall(("shard list", form, folder), lambda: _read_list(form, folder / name)) if name else None
+    return recall(("shard list", form, place), lambda: _find(form, place))
 
 
-def _read_list(form: str, place: Place) -> list[ListedShard] | None:
+def _find(form: str, place: Place) -> ShardList | None:
+    facts = FORMS[form]
+    places = [(place, "")] + ([(place.parent, place.name)] if facts.has_splits else [])
+    for (folder, split), name in itertools.product(places, facts.lists):
+        text = _read(folder / name)
+        shards = None if text is None else _shards(form, text, folder / name, split)
+        if shards is not None:
+            return ShardList(folder, folder / name, tuple(shards))
+    return None
+
+
+def _read(place: Place) -> bytes | None:
     try:
-        text = read_object(place) if isinstance(place, Location) else regular_files.read_bytes(place)
+        return read_object(place) if isinstance(place, Location) else regular_files.read_bytes(place)
     except (FileNotFoundError, NotADirectoryError, MissingDataError):
         return None
     except StorageError:
         raise
     except OSError as exc:
         raise StorageError(exc.errno, f"{place}: cannot be read ({exc.strerror}); check its permissions") from exc
-    shards: list[ListedShard] | None = importlib.import_module(FORMS[form].list_reader).listed_shards(text, str(place))
+
+
+def _shards(form: str, text: bytes, place: Place, split: str) -> list[ListedShard] | None:
+    read = importlib.import_module(FORMS[form].list_reader).listed_shards
+    shards: list[ListedShard] | None = read(text, str(place), split) if FORMS[form].has_splits else read(text, str(place))
     if shards is None:
         return None
     names = [name for shard in shards for name in (shard.name, shard.packed) if name]

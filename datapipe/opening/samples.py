@@ -12,7 +12,7 @@ from datapipe.containers.form import Form
 from datapipe.containers.formats import container_of, only_format, refuse_several_sets
 from datapipe.containers.forms import AUTO, CONVERTED, FORMS, IMAGES
 from datapipe.containers.remote_shards import listed_shards, open_remote_shards
-from datapipe.containers.shard_lists import ListedShard, shards_of_list, tell_unlisted
+from datapipe.containers.shard_lists import ShardList, shard_list, tell_unlisted
 from datapipe.core.checks import path_name
 from datapipe.core.directories import matching, names_in
 from datapipe.core.remembering import remembered
@@ -89,12 +89,11 @@ def _shards_at(here: Path, text: str, form: Form) -> ForeignShards | None:
     if not here.exists() and glob.has_magic(text):
         return _shards([Path(match) for match in matching(text)], text)
     paths = [here] if here.is_file() and container_of(here.name) == form.name else []
+    found = None if here.is_file() else shard_list(form.name, here)
+    if found is not None:
+        return _listed_shards(found, form)
     if here.is_dir():
         names = [name for name in _names_in(here) if container_of(name) == form.name and not os.path.isdir(here / name)]
-        shards = shards_of_list(form.name, here)
-        if shards is not None:
-            tell_unlisted(names, shards, text)
-            return _listed_shards(here, shards, form, text)
         paths = [here / name for name in names]
     if not paths:
         return None
@@ -102,24 +101,25 @@ def _shards_at(here: Path, text: str, form: Form) -> ForeignShards | None:
     return _shards(paths, text)
 
 
-def _listed_shards(here: Path, shards: list[ListedShard], form: Form, text: str) -> ForeignShards:
-    """Return the shards that the list of a set in a folder names, unpacked if they lie there compressed alone."""
+def _listed_shards(found: ShardList, form: Form) -> ForeignShards:
+    """Return the shards of a list in a folder, unpacked if they lie there compressed alone."""
+    here = Path(found.folder)  # type: ignore[arg-type]
     refuse_unfinished(here)
-    packed = [shard for shard in shards if shard.packed and not (here / shard.name).exists()]
-    directory = unpacked_shards(here.absolute(), shards, form.name) if packed else here.absolute()
-    for shard in shards:
+    if not FORMS[form.name].has_splits:
+        tell_unlisted([name for name in _names_in(here) if container_of(name) == form.name], found.shards, str(here))
+    is_packed = any(shard.packed and not (here / shard.name).exists() for shard in found.shards)
+    directory = unpacked_shards(found, form.name) if is_packed else here.absolute()
+    for shard in found.shards:
         try:
             status = (directory / shard.name).stat()
         except FileNotFoundError as exc:
-            raise MissingDataError(
-                f"{here / shard.name}: is in {here / FORMS[form.name].list_name}, but not there; get it"
-            ) from exc
+            raise MissingDataError(f"{here / shard.name}: is in {found.place}, but not there; get it") from exc
         if not stat.S_ISREG(status.st_mode):
             raise FormatError(f"{here / shard.name}: not a regular file; get it again")
         if shard.nbytes not in (None, status.st_size):
             what = f"has {status.st_size} bytes, its list says {shard.nbytes}"
             raise FormatError(f"{here / shard.name}: {what}: cut off, or of another version; get the file again")
-    return ForeignShards(form.name, directory, tuple(shard.name for shard in shards))
+    return ForeignShards(form.name, directory, tuple(shard.name for shard in found.shards))
 
 
 def _names_in(directory: Path) -> list[str]:

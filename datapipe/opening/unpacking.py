@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
 
 from datapipe.containers.foreign import cached_home, progress
-from datapipe.containers.forms import FORMS
-from datapipe.containers.shard_lists import ListedShard
+from datapipe.containers.shard_lists import ListedShard, ShardList
 from datapipe.core import atomic, regular_files
 from datapipe.core.user_cache import UNPACKED, index_directory, one_at_a_time
 from datapipe.core.waiting import reported_wait
@@ -23,16 +22,17 @@ _STREAMS = {"gz": "gzip", "bz2": "bz2", "zstd": "zstd", "br": "brotli"}
 _MAX_RATIO = 200  # of what is unpacked in one piece
 
 
-def unpacked_shards(folder: Path, shards: Sequence[ListedShard], form: str) -> Path:
+def unpacked_shards(found: ShardList, form: str) -> Path:
     """Return the directory in the user's cache where the shards of a folder lie unpacked: now, or since an earlier run.
 
     Those that are not compressed are copied. Each is unpacked again when its file has changed. Raises MissingDataError for one
     that is not there, FormatError for a damaged one and for one of another size than its list says, StorageError if there is no
     room.
     """
+    folder, shards = Path(found.folder).absolute(), found.shards  # type: ignore[arg-type]
     home = index_directory(UNPACKED, cached_home("shards", folder, form).name)
     with one_at_a_time(home / ".lock"):
-        _copy_list(folder / FORMS[form].list_name, home)
+        _copy_list(Path(found.place), home)  # type: ignore[arg-type]
         waiting = [shard for shard in shards if not _is_there(folder, shard, home)]
         if waiting:
             reason = f"compressed shards are unpacked once, into {home}, for as long as they do not change"

@@ -108,6 +108,27 @@ def make_litdata(top: Path, name: str, options: dict[str, Any]) -> list[dict[str
     return read
 
 
+def row(number: int) -> dict[str, Any]:
+    """A sample of bytes, numbers and texts alone."""
+    image = io.BytesIO()
+    picture(number).save(image, "JPEG")
+    return {"image": image.getvalue(), "label": number % 3, "f": number / 3, "text": f"n{number}"}
+
+
+def make_rows(top: Path, name: str) -> list[dict[str, Any]]:
+    """Such samples are rows of Arrow's."""
+    from litdata.streaming import Cache
+
+    (top / name).mkdir()
+    cache = Cache(str(top / name), chunk_size=3)
+    for number in range(NUM):
+        cache[number] = row(number)
+    cache.done()
+    cache.merge()
+    read = [Cache(str(top / name), chunk_size=3)[number] for number in range(NUM)]
+    return [sample | {"image": Image.open(io.BytesIO(sample["image"]))} for sample in read]
+
+
 def make_beton(top: Path, name: str) -> list[dict[str, Any]]:
     from ffcv.fields import BytesField, FloatField, IntField, JSONField, NDArrayField, RGBImageField, TorchTensorField
     from ffcv.writer import DatasetWriter
@@ -142,6 +163,7 @@ def main(target: Path) -> None:
             "mds-zstd": make_mds(top, "mds-zstd", "zstd:7"),
             "litdata": make_litdata(top, "litdata", {}),
             "litdata-batches": make_litdata(top, "litdata-batches", {"compression": "zstd", "compression_batch_size": 2}),
+            "litdata-rows": make_rows(top, "litdata-rows"),
             "ffcv.beton": make_beton(top, "ffcv.beton"),
         }
         expected = {name: [{key: plain(value) for key, value in one.items() if key not in _UNREAD} for one in samples]

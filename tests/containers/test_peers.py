@@ -20,7 +20,7 @@ from datapipe.errors import FormatError, MissingDataError, OptionError
 from datapipe.fetch.local import LocalFiles
 from datapipe.opening.samples import open_index
 
-SETS = ("mds", "mds-zstd", "litdata", "litdata-batches", "ffcv.beton")
+SETS = ("mds", "mds-zstd", "litdata", "litdata-batches", "litdata-rows", "ffcv.beton")
 NUM = 7
 OTHER_NAMES = {"x": "image", "y": "label", "class": "label"}  # of fields
 

@@ -115,6 +115,7 @@ SPECIFICATION: dict[str, tuple[str, dict[str, str]]] = {
     "folder_of_mosaicml": ("mds", {}),
     "folder_of_mosaicml_compressed": ("mds", {}),
     "mosaicml_shard": ("mds", {}),
+    "split_of_energon": ("energon", {}),
     "file_of_ffcv": ("beton", {}),
     "folder_of_litdata": ("litdata", {}),
     "folder_of_litdata_compressed": ("litdata", {}),
