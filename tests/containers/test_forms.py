@@ -23,11 +23,11 @@ def module_of(name: str) -> ModuleType:
 
 @pytest.mark.parametrize("name", FORMS)
 def test_a_form_says_whether_a_place_is_of_it(name: str) -> None:
-    """By the names of its files, or by a function of a look and a form."""
+    """By the names of its files, by a list of them, or by a function of a look and a form."""
     facts = FORMS[name]
     recognise = getattr(module_of(name), "recognise", None)
     if recognise is None:
-        assert facts.files is not None
+        assert facts.files is not None or facts.lists
         assert facts.shards
         return
     hints = typing.get_type_hints(recognise)
