@@ -22,6 +22,8 @@ from crc32c import crc32c
 
 from converters.publishing.destination import ERRORS_NAME, FoundSet, find_sets, holds_dataset, stem_of, strange_files, target_of
 from converters.tables.conversion import read_document as read_table_document
+from datapipe.containers.forms import FORMS
+from datapipe.containers.shard_lists import ListedShard, ShardList, shard_list
 from datapipe.core import regular_files
 from datapipe.core.checks import path_name
 from datapipe.core.environment import num_usable_cores
@@ -36,6 +38,7 @@ from datapipe.stores.location import Location
 from datapipe.stores.transfers import download_to
 
 _READ_NBYTES = 4 << 20
+_DIGESTS = {name for name in hashlib.algorithms_available if not name.startswith("shake")}  # of a length of their own
 _MAX_NAMED = 20  # damaged samples to name per shard
 
 
@@ -79,6 +82,10 @@ def verify(
     if (directory / TABLE_NAME).is_file():
         return _verify_table(directory, started, ByteMeter(on_bytes), num_workers)
     if not holds_dataset(directory):
+        lists = (shard_list(form, directory) for form, facts in FORMS.items() if facts.lists and not facts.has_splits)
+        found_list = next((one for one in lists if one is not None), None)
+        if found_list is not None:
+            return _verify_listed(directory, found_list, started, ByteMeter(on_bytes), num_workers)
         read_manifest(directory)  # says what is missing
     sets = find_sets(directory)
     for found in sets:
@@ -114,6 +121,36 @@ def _verify_table(directory: Path, started: float, meter: ByteMeter, num_workers
     problems += run_checks([partial(_check_bytes, directory / info.name, info, None, meter) for info in infos], num_workers)
     elapsed_s = time.monotonic() - started
     return VerifyReport(document.num_rows, len(document.files), meter.nbytes, elapsed_s, tuple(problems), is_table=True)
+
+
+def _verify_listed(directory: Path, listed: ShardList, started: float, meter: ByteMeter, num_workers: int | None) -> VerifyReport:
+    """Check the shards of another loader against the sizes and checksums in their list. Raises FormatError if it has none."""
+    names = {name for shard in listed.shards for name, _ in (*shard.digests, *shard.packed_digests)}
+    if names.isdisjoint(_DIGESTS):
+        recorded = f"those of {', '.join(sorted(names))} alone" if names else "no checksums of shards"
+        raise FormatError(f"{listed.place}: has {recorded}, so there is nothing to compare; convert the set, which records them")
+    problems = run_checks([partial(_check_listed, directory, shard, meter) for shard in listed.shards], num_workers)
+    num_samples = sum(shard.num_samples for shard in listed.shards)
+    return VerifyReport(num_samples, len(listed.shards), meter.nbytes, time.monotonic() - started, tuple(problems))
+
+
+def _check_listed(directory: Path, shard: ListedShard, meter: ByteMeter) -> list[Problem]:
+    is_packed = bool(shard.packed) and not (directory / shard.name).exists()
+    path = directory / (shard.packed if is_packed else shard.name)
+    wanted = dict(shard.packed_digests if is_packed else shard.digests)
+    hashes = {name: hashlib.new(name) for name in wanted if name in _DIGESTS}
+    try:
+        with regular_files.open_file(path) as file:
+            while data := file.read(_READ_NBYTES):
+                meter.add(len(data))
+                for one in hashes.values():
+                    one.update(data)
+    except FileNotFoundError:
+        return [Problem(str(path), "is missing; get it again")]
+    except (FormatError, OSError) as exc:
+        return [Problem(str(path), f"cannot be read ({exc})")]
+    wrong = [name for name, one in hashes.items() if one.hexdigest() != wanted[name].lower()]
+    return [Problem(str(path), f"its {wrong[0]} differs from the list's: damaged, or replaced; get it again")] if wrong else []
 
 
 def run_checks(checks: Iterable[Callable[[], list[Problem]]], num_workers: int | None) -> list[Problem]:

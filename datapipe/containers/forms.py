@@ -210,6 +210,7 @@ FORMS: dict[str, FormFacts] = {
         list_reader="datapipe.peers.energon",
         has_splits=True,
         marks=re.compile(r".+\.tar"),
+        in_stores=True,
     ),
     "beton": FormFacts(
         title="FFCV files",

@@ -5,6 +5,7 @@ A command looks once; each form of data says by the look whether the place is of
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import fnmatch
 import glob
@@ -73,7 +74,7 @@ class Look:
 
     `files`: those of the folder itself, or that the pattern matches, or the file's own. `folders`: those in the folder.
     `below`: files of folders in it, by the folder's path relative to it, as deep as the first files. `matches`: the paths of the
-    files that a pattern matches.
+    files that a pattern matches. `hidden`: of a prefix in a store, the folders in it that count as junk.
     """
 
     place: Place
@@ -82,6 +83,7 @@ class Look:
     folders: tuple[bytes, ...] = ()
     below: tuple[tuple[bytes, tuple[bytes, ...]], ...] = ()
     matches: tuple[str, ...] = ()
+    hidden: tuple[bytes, ...] = ()
     _known: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @property
@@ -190,12 +192,11 @@ def recognise_by_names(look: Look, form: str) -> Evidence | None:
 
 def _may_be_listed(look: Look, facts: FormFacts) -> bool:
     """Return whether a place may have a list of its shards, by what was seen; of hidden ones nothing was."""
-    if look.is_stored and facts.has_splits:
-        return False
-    is_hidden = any("/" in name for name in facts.lists)
-    if look.nature is Nature.NOTHING:
-        return facts.has_splits
-    return look.nature is Nature.FOLDER and (is_hidden or any(name.encode() in look.files for name in facts.lists))
+    if look.nature is not Nature.FOLDER:
+        return look.nature is Nature.NOTHING and facts.has_splits
+    hidden = {name.partition("/")[0].encode() for name in facts.lists if "/" in name}
+    is_hidden = not hidden.isdisjoint(look.hidden) if look.is_stored else bool(hidden)
+    return is_hidden or any(name.encode() in look.files for name in facts.lists)
 
 
 def first_object(pattern: Location) -> str | None:
@@ -277,6 +278,8 @@ def _look_at_location(location: Location) -> Look:
     if read_manifest_text(location) is not None:
         return Look(location, Nature.FOLDER, (MANIFEST_NAME.encode(),))
     names_in = list_names(location, at_most=MAX_NAMES)
+    if not names_in and _is_split(location):
+        return Look(location, Nature.NOTHING)
     if not names_in and location.scheme not in WEB_SCHEMES:
         what = "nothing under this prefix; check the URL, or name objects, as in train-{000..099}.tar"
         raise MissingDataError(f"{location}: {what}")
@@ -285,7 +288,15 @@ def _look_at_location(location: Location) -> Look:
     files = tuple(name for name in shown if not name.endswith(b"/"))
     looked = () if any(map(is_image_name, files)) else folders[:_MAX_STORED_FOLDERS]
     below = [(folder, tuple(one.name.encode() for one in look_below(location / os.fsdecode(folder)))) for folder in looked]
-    return Look(location, Nature.FOLDER, files, folders, tuple(below))
+    hidden = tuple(name[:-1].encode() for name in names_in if name.startswith(".") and name.endswith("/"))
+    return Look(location, Nature.FOLDER, files, folders, tuple(below), hidden=hidden)
+
+
+def _is_split(location: Location) -> bool:
+    """Return True if a list in the prefix above has a split of this name."""
+    with contextlib.suppress(StorageError, FormatError):
+        return any(facts.has_splits and shard_list(form, location) is not None for form, facts in FORMS.items())
+    return False
 
 
 def _is_archive(name: str) -> bool:

@@ -19,7 +19,7 @@ from typing import Any
 from datapipe.containers.foreign import ScannedShard, index_stamp, write_index, write_stamp
 from datapipe.containers.formats import container_of, only_format, refuse_several_sets, scanner_of
 from datapipe.containers.forms import FORMS
-from datapipe.containers.shard_lists import shard_list, tell_unlisted
+from datapipe.containers.shard_lists import ShardList, shard_list, tell_unlisted
 from datapipe.core.printable import counted
 from datapipe.core.remembering import recall
 from datapipe.core.user_cache import INDEXES, index_directory, one_at_a_time
@@ -91,40 +91,34 @@ def shards_at(locations: Sequence[Location], named: str) -> ShardListing:
 def shards_under(location: Location) -> ShardListing:
     """Return the shards under a prefix. Raises MissingDataError where there are none, and what `named_shards` raises."""
     objects = list_objects(location)
+    for form, facts in FORMS.items():
+        if any(one.name in facts.lists for one in objects) and (listed := shard_list(form, location)) is not None:
+            tell_unlisted([one.name for one in objects if container_of(one.name) == form], listed.shards, str(location))
+            return shards_in_list(form, listed, objects)
     found = [one for one in objects if container_of(one.name) is not None]
-    of_list = _in_list(location, objects)
-    if of_list:
-        return _listing(location, of_list, str(location))
     if not found:
         raise nothing_there(location)
     refuse_several_sets([one.name for one in found], str(location))
     return _listing(location, found, str(location))
 
 
-def _in_list(location: Location, objects: Sequence[ListedObject]) -> list[ListedObject]:
-    """Return the objects that the list of a set names, in its order; none if there is no list.
+def shards_in_list(form: str, listed: ShardList, objects: Sequence[ListedObject] = ()) -> ShardListing:
+    """Return the shards that a list in a store names, in its order. `objects`: those that lie beside it, where these are known.
 
     Raises MissingDataError if one is not there, and FormatError for compressed ones.
     """
-    by_name = {one.name: one for one in objects}
-    for form, facts in FORMS.items():
-        found_list = shard_list(form, location) if any(name in by_name for name in facts.lists) else None
-        if found_list is None:
-            continue
-        shards = found_list.shards
-        tell_unlisted([name for name in by_name if container_of(name) == form], shards, str(location))
-        packed = next((shard.packed for shard in shards if shard.packed and shard.name not in by_name), None)
-        if packed is not None:
-            what = "compressed, so that no sample can be read by itself from a store"
-            raise FormatError(f"{location / packed}: {what}; copy the folder to a disk, or convert the copy")
-        below = [shard.name for shard in shards if "/" in shard.name]
-        found = _found([location / name for name in below])
-        by_name |= {name: replace(one, name=name) for name, one in zip(below, found, strict=True)}
-        missing = next((shard.name for shard in shards if shard.name not in by_name), None)
-        if missing is not None:
-            raise MissingDataError(f"{location / missing}: is in {found_list.place}, but not there; put it there")
-        return [by_name[shard.name] for shard in shards]
-    return []
+    folder, known = parse_location(str(listed.folder)), {one.name: one for one in objects}
+    packed = next((shard.packed for shard in listed.shards if shard.packed and shard.name not in known), None)
+    if packed is not None:
+        what = "compressed, so that no sample can be read by itself from a store"
+        raise FormatError(f"{folder / packed}: {what}; copy the folder to a disk, or convert the copy")
+    asked = [shard.name for shard in listed.shards if shard.name not in known]
+    try:
+        found = _found([folder / name for name in asked])
+    except MissingDataError as exc:
+        raise MissingDataError(f"{exc}; {listed.place} names it") from exc
+    known |= {name: replace(one, name=name) for name, one in zip(asked, found, strict=True)}
+    return ShardListing(folder, tuple(known[shard.name] for shard in listed.shards), form)
 
 
 def open_remote_shards(listing: ShardListing) -> SampleIndex:

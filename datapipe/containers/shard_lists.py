@@ -32,6 +32,9 @@ class ListedShard:
     nbytes: int | None  # None: its list does not say
     packed: str = ""  # the name of the file that holds it compressed; "" for one that is not
     compression: str = ""  # "zstd", "gz", "litdata", ...
+    num_samples: int = 0  # 0: its list does not say
+    digests: tuple[tuple[str, str], ...] = ()  # of its bytes as a file: (algorithm, hex), as "sha1"
+    packed_digests: tuple[tuple[str, str], ...] = ()  # of those of the compressed file
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from datapipe.containers.foreign import ForeignShards, open_foreign
 from datapipe.containers.form import Form
 from datapipe.containers.formats import container_of, only_format, refuse_several_sets
 from datapipe.containers.forms import AUTO, CONVERTED, FORMS, IMAGES
-from datapipe.containers.remote_shards import listed_shards, open_remote_shards
+from datapipe.containers.remote_shards import listed_shards, open_remote_shards, shards_in_list
 from datapipe.containers.shard_lists import ShardList, shard_list, tell_unlisted
 from datapipe.core.checks import path_name
 from datapipe.core.directories import matching, names_in
@@ -163,7 +163,8 @@ def _open_remote(text: str, form: Form) -> SampleIndex:
         manifest, remote = open_set(location, manifest_text)
         index = SampleIndex(manifest, data_directory=remote.copies, sidecar_directory=remote.copies, remote=remote)
     else:
-        index = open_remote_shards(listed_shards(text))
+        listed = shard_list(form.name, location) if facts.has_splits else None
+        index = open_remote_shards(listed_shards(text) if listed is None else shards_in_list(form.name, listed))
         if index.manifest.container != form.name:
             title = FORMS[index.manifest.container].title
             raise FormatError(f"{text}: holds {title}, not the form {form.name}; pass that form, or none")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from fixtures import make_folder, write_webdataset
+from stand_in_stores import BUCKET, moto_store, needs_moto, needs_obstore, upload
 
 from converters import ConvertOptions, convert
 from datapipe.cli.main import main
@@ -87,6 +88,21 @@ def test_a_list_that_cannot_be_followed_is_refused(
     (dataset / ".nv-meta" / "split.yaml").write_text(SPLITS.replace(old, new, 1))
     with pytest.raises(error, match=message):
         open_index(dataset / "train")
+
+
+@needs_obstore
+@needs_moto
+def test_splits_in_a_store_are_those_on_a_disk(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with moto_store():
+        upload(dataset, "energon")
+        train, val = open_index(f"s3://{BUCKET}/energon/train"), open_index(dataset / "val")
+        assert train.labels().tolist() == open_index(dataset / "train").labels().tolist()
+        assert len(open_index(f"s3://{BUCKET}/energon/val")) == len(val)
+        with pytest.raises(OptionError, match="has the splits train, val; open one, as s3://"):
+            open_index(f"s3://{BUCKET}/energon")
+        with pytest.raises(MissingDataError, match="nothing under this prefix"):
+            open_index(f"s3://{BUCKET}/energon/dev")
 
 
 def test_a_split_that_is_not_there_is_missing_data(dataset: Path) -> None:

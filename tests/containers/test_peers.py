@@ -175,3 +175,21 @@ def test_a_chunk_alone_needs_its_index(peers: Path, tmp_path: Path) -> None:
     (tmp_path / "chunk-0-0.bin").write_bytes((peers / "litdata" / "chunk-0-0.bin").read_bytes())
     with pytest.raises((MissingDataError, OptionError), match=r"index.json: is missing|say which"):
         open_index(tmp_path / "chunk-0-0.bin")
+
+
+@pytest.mark.parametrize("name", ["mds", "mds-zstd"])
+def test_checksums_of_shards_are_compared(peers: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from datapipe.cli.main import main
+
+    with tarfile.open(Path(__file__).with_name("peers.tar.gz")) as archive:
+        archive.extractall(tmp_path, filter="data")
+    assert main(["verify", str(tmp_path / name)]) == 0
+    assert f"intact; {NUM} samples in 4 shards" in capsys.readouterr().out
+    shard = sorted((tmp_path / name).glob("*.mds*"))[2]
+    data = bytearray(shard.read_bytes())
+    data[-3] ^= 1
+    shard.write_bytes(data)
+    assert main(["verify", str(tmp_path / name)]) == 1
+    assert f"{shard}: its sha1 differs from the list's" in capsys.readouterr().out
+    assert main(["verify", str(tmp_path / "litdata")]) != 0
+    assert "has no checksums of shards, so there is nothing to compare" in capsys.readouterr().err

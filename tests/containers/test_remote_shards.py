@@ -175,7 +175,7 @@ def test_other_formats_are_refused(store: FaultyStore, tmp_path: Path) -> None:
     upload(tmp_path / "x", "records")
     with pytest.raises(
         dp.errors.FormatError,
-        match="tfrecord is not read from stores, tar, parquet, mds, litdata, beton are; copy or convert the files",
+        match="tfrecord is not read from stores, tar, parquet, mds, litdata, energon, beton are; copy or convert the files",
     ):
         dp.DataLoader(f"{TOP}/records")
 

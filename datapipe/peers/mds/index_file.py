@@ -11,6 +11,7 @@ from datapipe.errors import FormatError
 class _File(msgspec.Struct):
     basename: str
     bytes: int
+    hashes: dict[str, str] = {}
 
 
 class _Shard(msgspec.Struct):
@@ -43,8 +44,13 @@ def listed_shards(text: bytes, where: str) -> list[ListedShard] | None:
 
 
 def _listed(shard: _Shard) -> ListedShard:
-    raw = shard.raw_data
-    if shard.zip_data is None:
-        return ListedShard(raw.basename, raw.bytes)
-    compression = (shard.compression or "").partition(":")[0]
-    return ListedShard(raw.basename, raw.bytes, packed=shard.zip_data.basename, compression=compression)
+    raw, packed = shard.raw_data, shard.zip_data
+    return ListedShard(
+        raw.basename,
+        raw.bytes,
+        packed="" if packed is None else packed.basename,
+        compression="" if packed is None else (shard.compression or "").partition(":")[0],
+        num_samples=shard.samples,
+        digests=tuple(raw.hashes.items()),
+        packed_digests=() if packed is None else tuple(packed.hashes.items()),
+    )
