@@ -9,7 +9,7 @@ import pytest
 from datapipe.core.limited_process import UnfitError, run_limited
 
 SCRIPTS = {
-    "memory": ("held = bytearray(1 << 30)", r"^it fails: MemoryError$"),
+    "memory": ("import sys; sys.stdin.read(); held = bytearray(1 << 30)", r"^it fails: MemoryError$"),
     "abort": ("import os; os.abort()", r"^it ends its process by SIGABRT$"),
     "words": ("raise SystemExit('one\\n\\x1b[31mtwo')", r"^it fails: \\x1b\[31mtwo$"),
     "endless": ("while True: pass", r"^it does not end within 1 s of processor time$"),
