@@ -20,8 +20,7 @@ class UnfitError(Exception):
 def run_limited(script: str, data: bytes, *, cpu_s: int, nbytes: int) -> bytes:
     """Return what a script prints of the bytes that it reads from standard input. Raises UnfitError if it does not end well.
 
-    `script`: a path. `cpu_s`: seconds of processor time. `nbytes`: of memory. The limits hold from the moment on at which the script
-    has data to read.
+    `script`: a path. `cpu_s`: seconds of processor time. `nbytes`: of memory. The limits hold once the script has data to read.
     """
     # As a script: it is found without importing the package that it lies in. -P: what lies next to it shadows nothing.
     process = subprocess.Popen(
