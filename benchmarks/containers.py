@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
 import statistics
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from benchmarks import harness
 from benchmarks.contenders import CONTENDERS
 from benchmarks.data import DEFAULT_DATA, ImageSet, Workshop, describe, prepare, warm
 from benchmarks.ratios import ratio_of
-from benchmarks.task import Task
 
 LINE_UP = {
     "tar": "ours", "tar-again": "ours-again", "hdf5": "ours-hdf5", "tfrecord": "ours-tfrecord", "parquet": "ours-parquet",
@@ -38,39 +36,16 @@ def main() -> None:
     parts = tuple(dict.fromkeys(CONTENDERS[LINE_UP[name]].needs for name in names))
     root = prepare(Workshop(arguments.data), image_set, parts)
     warm([root / part for part in parts])
-    rounds = harness.run_rounds(_entries(root, names, arguments), arguments.rounds)
+    rounds = harness.run_rounds(
+        [harness.Entry(name, harness.task_of(LINE_UP[name], root, arguments)) for name in names], arguments.rounds
+    )
     result = {
         "dataset": describe(root),
-        "settings": {
-            "batch_size": arguments.batch_size,
-            "num_threads": arguments.threads,
-            "warmup_images": arguments.warmup_images,
-            "num_images": arguments.images,
-            "num_rounds": arguments.rounds,
-        },
+        "settings": harness.settings_of(arguments),
         **summarise(rounds),
     }
     harness.save("containers", "benchmarks.containers", result, results=arguments.results)
     print("\n".join(as_lines(result)))
-
-
-def _entries(root: Path, names: list[str], arguments: argparse.Namespace) -> list[harness.Entry]:
-    cores = tuple(sorted(os.sched_getaffinity(0))[: arguments.threads])
-    return [
-        harness.Entry(
-            name,
-            Task(
-                contender=LINE_UP[name],
-                data=str(root.resolve()),
-                batch_size=arguments.batch_size,
-                num_threads=arguments.threads,
-                warmup_images=arguments.warmup_images,
-                num_images=arguments.images,
-                cores=cores,
-            ),
-        )
-        for name in names
-    ]
 
 
 def summarise(rounds: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
 import statistics
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from benchmarks import harness
 from benchmarks.contenders import CONTENDERS
 from benchmarks.data import DEFAULT_DATA, ImageSet, Workshop, describe, prepare, warm
 from benchmarks.ratios import ratio_of
-from benchmarks.task import Task
 
 LINE_UP = {
     "tar": "ours", "tar-again": "ours-again", "mds": "ours-mds", "litdata": "ours-litdata", "beton": "ours-beton",
@@ -43,14 +41,7 @@ def main() -> None:
     root = prepare(workshop, image_set, parts)
     warm([root / part for part in parts])
     rounds = harness.run_rounds([_entry(name, root, arguments, environments) for name in names], arguments.rounds)
-    settings = {
-        "batch_size": arguments.batch_size,
-        "num_threads": arguments.threads,
-        "warmup_images": arguments.warmup_images,
-        "num_images": arguments.images,
-        "num_rounds": arguments.rounds,
-    }
-    result = {"dataset": describe(root), "settings": settings, **summarise(rounds)}
+    result = {"dataset": describe(root), "settings": harness.settings_of(arguments), **summarise(rounds)}
     harness.save("foreign", "benchmarks.foreign", result, results=arguments.results)
     print("\n".join(as_lines(result)))
 
@@ -63,15 +54,7 @@ def _can_run(name: str, environments: dict[str, str | None]) -> bool:
 
 
 def _entry(name: str, root: Path, arguments: argparse.Namespace, environments: dict[str, str | None]) -> harness.Entry:
-    task = Task(
-        contender=LINE_UP[name],
-        data=str(root.resolve()),
-        batch_size=arguments.batch_size,
-        num_threads=arguments.threads,
-        warmup_images=arguments.warmup_images,
-        num_images=arguments.images,
-        cores=tuple(sorted(os.sched_getaffinity(0))[: arguments.threads]),
-    )
+    task = harness.task_of(LINE_UP[name], root, arguments)
     python = environments.get(CONTENDERS[LINE_UP[name]].interpreter)
     return harness.Entry(name, task) if python is None else harness.Entry(name, task, python)
 

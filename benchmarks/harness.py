@@ -32,6 +32,30 @@ class Entry:
     python: str = sys.executable
 
 
+def task_of(contender: str, root: Path, arguments: argparse.Namespace) -> Task:
+    """Return the task of a contender over a set, by the options of a benchmark; on as many cores as it has threads."""
+    return Task(
+        contender=contender,
+        data=str(root.resolve()),
+        batch_size=arguments.batch_size,
+        num_threads=arguments.threads,
+        warmup_images=arguments.warmup_images,
+        num_images=arguments.images,
+        cores=tuple(sorted(os.sched_getaffinity(0))[: arguments.threads]),
+    )
+
+
+def settings_of(arguments: argparse.Namespace) -> dict[str, int]:
+    """Return the options of such tasks as results record them."""
+    return {
+        "batch_size": arguments.batch_size,
+        "num_threads": arguments.threads,
+        "warmup_images": arguments.warmup_images,
+        "num_images": arguments.images,
+        "num_rounds": arguments.rounds,
+    }
+
+
 def run_rounds(entries: list[Entry], num_rounds: int) -> dict[str, list[dict[str, Any]]]:
     """name -> one measurement per round. Raises SystemExit with a contender's own words if it fails."""
     by_name = {entry.name: entry for entry in entries}

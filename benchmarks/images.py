@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from benchmarks.contenders import CONTENDERS
 from benchmarks.data import DEFAULT_DATA, ImageSet, Workshop, describe, prepare, warm
 from benchmarks.environment import describe_environment
 from benchmarks.plots import plot_rates
-from benchmarks.task import Task
 
 ANY_DATASET = "any-dataset"  # a set of Datasets, of which passes are compared
 _PEERS = (
@@ -125,34 +123,13 @@ def _kinds_of(path: Path, about: dict[str, Any]) -> dict[str, Any]:
 def measure(root: Path, names: list[str], arguments: argparse.Namespace) -> dict[str, Any]:
     """Warm the page cache, run the rounds, sum up."""
     warm([root / part for part in dict.fromkeys(CONTENDERS[name].needs for name in names)])
-    cores = tuple(sorted(os.sched_getaffinity(0))[: arguments.threads])
     entries = [
-        harness.Entry(
-            name,
-            Task(
-                contender=name,
-                data=str(root.resolve()),
-                batch_size=arguments.batch_size,
-                num_threads=arguments.threads,
-                warmup_images=arguments.warmup_images,
-                num_images=arguments.images,
-                cores=cores,
-            ),
-            python=_interpreter(name, arguments.ffcv_python),
-        )
-        for name in names
+        harness.Entry(name, harness.task_of(name, root, arguments), _interpreter(name, arguments.ffcv_python)) for name in names
     ]
-    settings = {
-        "batch_size": arguments.batch_size,
-        "num_threads": arguments.threads,
-        "warmup_images": arguments.warmup_images,
-        "num_images": arguments.images,
-        "num_rounds": arguments.rounds,
-    }
     rounds = harness.run_rounds(entries, arguments.rounds)
     return {
         "dataset": describe(root),
-        "settings": settings,
+        "settings": harness.settings_of(arguments),
         **harness.summarise(rounds, against=names[0]),
     }
 

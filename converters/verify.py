@@ -124,7 +124,7 @@ def _verify_table(directory: Path, started: float, meter: ByteMeter, num_workers
 
 
 def _verify_listed(directory: Path, listed: ShardList, started: float, meter: ByteMeter, num_workers: int | None) -> VerifyReport:
-    """Check the shards of another loader against the sizes and checksums in their list. Raises FormatError if it has none."""
+    """Check the shards of another loader against the checksums in their list. Raises FormatError if it has none."""
     names = {name for shard in listed.shards for name, _ in (*shard.digests, *shard.packed_digests)}
     if names.isdisjoint(_DIGESTS):
         recorded = f"those of {', '.join(sorted(names))} alone" if names else "no checksums of shards"
@@ -135,9 +135,8 @@ def _verify_listed(directory: Path, listed: ShardList, started: float, meter: By
 
 
 def _check_listed(directory: Path, shard: ListedShard, meter: ByteMeter) -> list[Problem]:
-    is_packed = bool(shard.packed) and not (directory / shard.name).exists()
-    path = directory / (shard.packed if is_packed else shard.name)
-    wanted = dict(shard.packed_digests if is_packed else shard.digests)
+    path = directory / shard.file_in(directory)
+    wanted = dict(shard.packed_digests if shard.is_packed_in(directory) else shard.digests)
     hashes = {name: hashlib.new(name) for name in wanted if name in _DIGESTS}
     try:
         with regular_files.open_file(path) as file:

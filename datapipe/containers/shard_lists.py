@@ -11,6 +11,7 @@ import importlib
 import itertools
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from datapipe.containers.forms import FORMS
 from datapipe.core import regular_files
@@ -35,6 +36,14 @@ class ListedShard:
     num_samples: int = 0  # 0: its list does not say
     digests: tuple[tuple[str, str], ...] = ()  # of its bytes as a file: (algorithm, hex), as "sha1"
     packed_digests: tuple[tuple[str, str], ...] = ()  # of those of the compressed file
+
+    def is_packed_in(self, folder: Path) -> bool:
+        """Return True if a folder holds it compressed alone."""
+        return bool(self.packed) and not (folder / self.name).exists()
+
+    def file_in(self, folder: Path) -> str:
+        """Return the name of the file that holds it in a folder."""
+        return self.packed if self.is_packed_in(folder) else self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +77,11 @@ def _find(form: str, place: Place) -> ShardList | None:
 
 
 def _read(place: Place) -> bytes | None:
+    """Return the text of a list, read once within `remembered` for all forms that may have written it; None if there is none."""
+    return recall(("text of a shard list", place), lambda: _text(place))
+
+
+def _text(place: Place) -> bytes | None:
     try:
         return read_object(place) if isinstance(place, Location) else regular_files.read_bytes(place)
     except (FileNotFoundError, NotADirectoryError, MissingDataError):

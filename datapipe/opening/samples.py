@@ -93,8 +93,7 @@ def _shards_at(here: Path, text: str, form: Form) -> ForeignShards | None:
     if found is not None:
         return _listed_shards(found, form)
     if here.is_dir():
-        names = [name for name in _names_in(here) if container_of(name) == form.name and not os.path.isdir(here / name)]
-        paths = [here / name for name in names]
+        paths = [here / name for name in _names_in(here) if container_of(name) == form.name and not os.path.isdir(here / name)]
     if not paths:
         return None
     refuse_several_sets([path.name for path in paths], text)
@@ -103,11 +102,12 @@ def _shards_at(here: Path, text: str, form: Form) -> ForeignShards | None:
 
 def _listed_shards(found: ShardList, form: Form) -> ForeignShards:
     """Return the shards of a list in a folder, unpacked if they lie there compressed alone."""
-    here = Path(found.folder)  # type: ignore[arg-type]
+    here = found.folder
+    assert isinstance(here, Path)
     refuse_unfinished(here)
     if not FORMS[form.name].has_splits:
         tell_unlisted([name for name in _names_in(here) if container_of(name) == form.name], found.shards, str(here))
-    is_packed = any(shard.packed and not (here / shard.name).exists() for shard in found.shards)
+    is_packed = any(shard.is_packed_in(here) for shard in found.shards)
     directory = unpacked_shards(found, form.name) if is_packed else here.absolute()
     for shard in found.shards:
         try:

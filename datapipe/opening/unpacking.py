@@ -29,10 +29,12 @@ def unpacked_shards(found: ShardList, form: str) -> Path:
     that is not there, FormatError for a damaged one and for one of another size than its list says, StorageError if there is no
     room.
     """
-    folder, shards = Path(found.folder).absolute(), found.shards  # type: ignore[arg-type]
+    assert isinstance(found.folder, Path)
+    assert isinstance(found.place, Path)
+    folder, shards = found.folder.absolute(), found.shards
     home = index_directory(UNPACKED, cached_home("shards", folder, form).name)
     with one_at_a_time(home / ".lock"):
-        _copy_list(Path(found.place), home)  # type: ignore[arg-type]
+        _copy_list(found.place, home)
         waiting = [shard for shard in shards if not _is_there(folder, shard, home)]
         if waiting:
             reason = f"compressed shards are unpacked once, into {home}, for as long as they do not change"
@@ -54,7 +56,7 @@ def _copy_list(source: Path, home: Path) -> None:
 
 def _is_there(folder: Path, shard: ListedShard, home: Path) -> bool:
     """Return True if a shard lies unpacked, with the time of the file that it was made from."""
-    source, target = folder / _file_of(folder, shard), home / shard.name
+    source, target = folder / shard.file_in(folder), home / shard.name
     try:
         found, wanted = target.stat(), source.stat()
     except OSError:
@@ -62,12 +64,8 @@ def _is_there(folder: Path, shard: ListedShard, home: Path) -> bool:
     return found.st_mtime_ns == wanted.st_mtime_ns and shard.nbytes in (None, found.st_size)
 
 
-def _file_of(folder: Path, shard: ListedShard) -> str:
-    return shard.name if not shard.packed or (folder / shard.name).exists() else shard.packed
-
-
 def _unpack(folder: Path, shard: ListedShard, home: Path) -> None:
-    source, target = folder / _file_of(folder, shard), home / shard.name
+    source, target = folder / shard.file_in(folder), home / shard.name
     try:
         status = os.stat(source)
         with atomic.atomic_writer(target, mode=0o600) as sink:

@@ -11,9 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from datapipe.codecs.field_values import FieldSpec
 from datapipe.codecs.probe import encoding_of
@@ -30,9 +28,7 @@ from datapipe.containers.tables.claims import check_sizes
 from datapipe.core import arrow_maps
 from datapipe.errors import FormatError
 from datapipe.index.sidecar import SidecarRows
-from datapipe.peers.arrow_columns import index_batches
-
-Ints = NDArray[np.int64]
+from datapipe.peers.arrow_columns import index_batches, read_batches
 
 
 def index_shard(path: Path) -> tuple[SidecarRows, tuple[FieldSpec, ...]]:
@@ -40,11 +36,7 @@ def index_shard(path: Path) -> tuple[SidecarRows, tuple[FieldSpec, ...]]:
     with mapped(path, "Arrow"):  # raises the error of a file that cannot be opened, or is empty
         data = arrow_maps.map_file(path)
     try:
-        with pa.ipc.open_stream(arrow_maps.stream_of(data)) as reader:
-            batches = list(reader)
-        for batch in batches:
-            batch.validate()
-        return index_batches(str(path), reader.schema, batches, data.address, data.size)
+        return index_batches(str(path), *read_batches(data), data.address, data.size)
     except FormatError:
         raise
     except arrow_maps.DAMAGE as exc:

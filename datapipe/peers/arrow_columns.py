@@ -30,8 +30,18 @@ from datapipe.containers.field_names import (
     read_features,
 )
 from datapipe.containers.labels import label_names
+from datapipe.core import arrow_maps
 from datapipe.errors import FormatError
 from datapipe.index.sidecar import FieldColumn, SidecarRows
+
+
+def read_batches(data: pa.Buffer) -> tuple[Any, list[Any]]:
+    """Return the schema and the batches of a mapped Arrow file, whose buffers are views of it. Raises `arrow_maps.DAMAGE`."""
+    with pa.ipc.open_stream(arrow_maps.stream_of(data)) as reader:
+        batches = list(reader)
+    for batch in batches:
+        batch.validate()
+    return reader.schema, batches
 
 
 def index_batches(

@@ -22,7 +22,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class PackedValues:
-    """Where one value of each sample lies."""
+    """The places of one value of each sample."""
 
     offset: Ints  # (n,) bytes from the start of the file
     nbytes: Ints  # (n,)

@@ -56,7 +56,6 @@ class StoredAs:
     number: np.dtype[np.generic] | None = None
     shape: tuple[int, ...] = ()  # of arrays of `number`, if all have one
     row_dtype: np.dtype[np.generic] | None = None  # of arrays of one dimension, of any length
-    is_text: bool = False
     is_digits: bool = False  # whole numbers, written out
     read_head: ReadHead | None = None
     head_nbytes: int = 0
@@ -119,7 +118,7 @@ def _pixels_head(data: bytes) -> tuple[int, tuple[int, ...], np.dtype[np.generic
 # Raw pixels of Pillow's: width, height and the length of the mode's name, uint32 each, that name, and the pixels.
 PIXELS = StoredAs(FieldKind.IMAGE, read_head=_pixels_head, head_nbytes=_PIL_HEAD_NBYTES)
 ENCODED = StoredAs(FieldKind.IMAGE)
-TEXT = StoredAs(FieldKind.TEXT, is_text=True)
+TEXT = StoredAs(FieldKind.TEXT)
 BYTES = StoredAs(FieldKind.BYTES)
 
 
@@ -202,7 +201,8 @@ def _labels(
         if one.number is not None and one.number.kind in "iu" and not one.shape:
             numbers = np.frombuffer(b"".join(places.read(data)), one.number)
             return name, class_labels(numbers.tolist(), where), None
-        if (one.is_digits or (one.is_text and name.lower() in _TEXT_LABELS)) and places.nbytes.max() <= MAX_LABEL_NBYTES:
+        is_said = one.is_digits or (one.kind is FieldKind.TEXT and name.lower() in _TEXT_LABELS)
+        if is_said and places.nbytes.max() <= MAX_LABEL_NBYTES:
             try:
                 said = said_labels(map(label_text, places.read(data)), webdataset_number)
             except UnicodeDecodeError as exc:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import multiprocessing.forkserver
 import random
 import threading
 import warnings
@@ -88,11 +87,7 @@ def test_the_same_batches_by_any_number_of_workers(paths: list[str], persistent:
 def test_the_same_batches_however_workers_begin(paths: list[str], context: str) -> None:
     dataset = Images(paths[:4], TRAIN)
     found = loaded(dataset, shuffle=True, num_workers=1, multiprocessing_context=context)
-    try:
-        assert same(batches(found), batches(loaded(dataset, shuffle=True)))
-    finally:
-        # The server that was begun here has not imported what processes of other tests need, each of which would do so for long.
-        multiprocessing.forkserver._forkserver._stop()  # type: ignore[attr-defined]
+    assert same(batches(found), batches(loaded(dataset, shuffle=True)))
 
 
 class Told(Images):

@@ -24,15 +24,26 @@ _server.set_forkserver_preload(["host_imports"])
 
 
 def _run_server() -> None:
-    """Python 3.11's server looks for what it is to import in PYTHONPATH only."""
+    """Begin the server of processes, or another in place of one that other tests began, which has not imported what these need.
+
+    Python 3.11's server looks for what it is to import in PYTHONPATH only.
+    """
+    global _own
+    server: Any = multiprocessing.forkserver._forkserver  # type: ignore[attr-defined]
+    if server._forkserver_pid is not None and server._forkserver_pid != _own:
+        server._stop()
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     try:
         multiprocessing.forkserver.ensure_running()
+        _own = server._forkserver_pid
     finally:
         del os.environ["PYTHONPATH"]
         if before is not None:
             os.environ["PYTHONPATH"] = before
+
+
+_own: int | None = None  # the server that was begun here
 
 
 def needs(package: str) -> None:

@@ -1,4 +1,4 @@
-"""What the formats of LitData's values hold.
+"""Parse the formats of LitData's values.
 
 An array of several dimensions begins with numbers of its dtype, its dimensions, and their sizes, uint32 each: big-endian if it
 was a tensor, little-endian if it was numpy's. One of a single dimension has no head; its format names the dtype. Dtypes are

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pyarrow as pa
-
 from datapipe.codecs.field_values import FieldSpec
 from datapipe.containers.mapped import byte_source
 from datapipe.core import arrow_maps
 from datapipe.errors import FormatError
 from datapipe.index.sidecar import SidecarRows
-from datapipe.peers.arrow_columns import index_batches
+from datapipe.peers.arrow_columns import index_batches, read_batches
 from datapipe.peers.litdata.index_file import leaves_beside
 from datapipe.peers.packed import packed_values, sample_bounds
 from datapipe.peers.packed_fields import packed_rows
@@ -53,13 +51,10 @@ def _rows_of_arrow(where: str, num: int) -> tuple[SidecarRows, tuple[FieldSpec, 
     try:
         if not 0 < nbytes <= end:
             raise ValueError(f"it would have {nbytes:,} bytes")
-        with pa.ipc.open_stream(arrow_maps.stream_of(data.slice(end - nbytes, nbytes))) as reader:
-            batches = list(reader)
-        for batch in batches:
-            batch.validate()
+        schema, batches = read_batches(data.slice(end - nbytes, nbytes))
         if sum(batch.num_rows for batch in batches) != num:
             raise ValueError(f"it has not the {num:,} samples of the chunk")
-        return index_batches(where, reader.schema, batches, data.address, data.size, with_numbers=True)
+        return index_batches(where, schema, batches, data.address, data.size, with_numbers=True)
     except FormatError:
         raise
     except arrow_maps.DAMAGE as exc:

@@ -1,4 +1,4 @@
-"""What the encodings of MDS columns hold.
+"""Parse the encodings of MDS columns.
 
 Numbers, such as `int` and `float32`, have a fixed size; so has `ndarray:DTYPE:SHAPE`. Of arrays that lack one of these each value
 begins with what its column does not say: a byte for the dtype, a byte of which the upper six bits are the number of dimensions
