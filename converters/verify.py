@@ -138,6 +138,8 @@ def _check_listed(directory: Path, shard: ListedShard, meter: ByteMeter) -> list
     path = directory / shard.file_in(directory)
     wanted = dict(shard.packed_digests if shard.is_packed_in(directory) else shard.digests)
     hashes = {name: hashlib.new(name) for name in wanted if name in _DIGESTS}
+    if not hashes:
+        return [Problem(str(path), "its list has no checksum of it, unlike of others; not compared")]
     try:
         with regular_files.open_file(path) as file:
             while data := file.read(_READ_NBYTES):

@@ -193,3 +193,16 @@ def test_checksums_of_shards_are_compared(peers: Path, tmp_path: Path, name: str
     assert f"{shard}: its sha1 differs from the list's" in capsys.readouterr().out
     assert main(["verify", str(tmp_path / "litdata")]) != 0
     assert "has no checksums of shards, so there is nothing to compare" in capsys.readouterr().err
+
+
+def test_a_shard_without_a_checksum_is_not_called_intact(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from datapipe.cli.main import main
+
+    with tarfile.open(Path(__file__).with_name("peers.tar.gz")) as archive:
+        archive.extractall(tmp_path, filter="data")
+    index = tmp_path / "mds" / "index.json"
+    about = json.loads(index.read_text())
+    about["shards"][1]["raw_data"]["hashes"] = {}
+    index.write_text(json.dumps(about))
+    assert main(["verify", str(tmp_path / "mds")]) == 1
+    assert "shard.00001.mds: its list has no checksum of it" in capsys.readouterr().out
