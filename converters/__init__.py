@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from converters.tokenizer import Tokenizing
     from datapipe.containers.form import ClassFrom, FieldChoice
     from datapipe.opening.recognise import Recognition
-    from datapipe.stores.location import parse_place
+    from datapipe.stores.places import parse_place
 
 __all__ = [
     "Advance", "Check", "ClassFrom", "ConvertOptions", "Encode", "FieldChoice", "Limit", "OnError", "Part", "Phase", "Preview",
@@ -35,7 +35,7 @@ _HOMES = {
     "converters.tokenizer": ("Tokenizing",),
     "datapipe.containers.form": ("ClassFrom", "FieldChoice"),
     "datapipe.opening.recognise": ("Recognition",),
-    "datapipe.stores.location": ("parse_place",),
+    "datapipe.stores.places": ("parse_place",),
 }
 _MODULES = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from datapipe.errors import DatapipeError
 from datapipe.stores import failures
-from datapipe.stores.location import Location, parse_location
+from datapipe.stores.location import Location
 from datapipe.stores.objects import object_facts, read_object
+from datapipe.stores.places import parse_location
 from datapipe.stores.requests import apply_settings
 from datapipe.stores.settings import Remote
 from datapipe.stores.transfers import download

@@ -84,8 +84,8 @@ def upload(source: Path, prefix: str) -> None:
     """Put the files of a directory into the store that s3:// means, under s3://bkt/PREFIX."""
     import obstore
 
-    from datapipe.stores.location import parse_location
     from datapipe.stores.opening import open_store
+    from datapipe.stores.places import parse_location
 
     store = open_store(parse_location(f"s3://{BUCKET}"))
     for path in sorted(source.rglob("*")):

@@ -19,8 +19,8 @@ from datapipe.codecs.stored import decode_stored
 from datapipe.core.regular_files import open_descriptor, path_inside
 from datapipe.errors import DecodeError, FormatError, IntegrityError, MissingDataError, StorageError
 from datapipe.index.listed import ANY_SIZE, Origin, missing_fields, needed_fields
-from datapipe.stores.location import parse_location
 from datapipe.stores.pending import PendingBytes, RemoteObject
+from datapipe.stores.places import parse_location
 from datapipe.stores.random_access import RemoteBytes, pin_object
 from datapipe.stores.requests import requests
 

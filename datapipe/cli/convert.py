@@ -30,7 +30,8 @@ from datapipe.opening.tokens.opening import open_tokens, token_fields
 from datapipe.packing.kept_plans import open_plan
 from datapipe.packing.settings import PackSettings, default_packs
 from datapipe.sources.file_tree import SeveralSetsError
-from datapipe.stores.location import is_url, parse_location, parse_place
+from datapipe.stores.location import is_url
+from datapipe.stores.places import parse_location, parse_place
 
 
 @remembered()

@@ -14,7 +14,8 @@ from datapipe.cli.progress import Progress
 from datapipe.columns.recipe import Columns
 from datapipe.core.printable import counted, say
 from datapipe.opening.samples import open_index
-from datapipe.stores.location import is_url, parse_location
+from datapipe.stores.location import is_url
+from datapipe.stores.places import parse_location
 
 
 def run_verify(args: argparse.Namespace) -> int:

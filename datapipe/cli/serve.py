@@ -13,7 +13,7 @@ from datapipe.core.printable import counted, say
 from datapipe.errors import MissingDataError, OptionError
 from datapipe.remote_workers.settings import TOKEN, check_token, is_loopback, read_named, read_pem
 from datapipe.serving.service import Encryption, Service
-from datapipe.stores.location import is_url, parse_location
+from datapipe.stores.location import is_url, located
 
 _TOKEN_NBYTES = 24  # of a token that is made here
 
@@ -80,7 +80,7 @@ def _encryption(args: argparse.Namespace) -> Encryption | None:
 
 def _root(root: str) -> str:
     if is_url(root):
-        return str(parse_location(root))
+        return str(located(root))
     if not os.path.isdir(root):
         raise MissingDataError(f"--root {root}: is no folder; pass one that holds data, or the URL of a store")
     return os.path.realpath(root)

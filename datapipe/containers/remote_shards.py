@@ -28,8 +28,9 @@ from datapipe.errors import FormatError, MissingDataError, StorageError, Unfinis
 from datapipe.index.manifest import BUILDING_NAME, Manifest, read_manifest
 from datapipe.index.remote_set import RemoteSet, nothing_there
 from datapipe.index.sample_index import SampleIndex
-from datapipe.stores.location import Location, parse_location
+from datapipe.stores.location import Location
 from datapipe.stores.objects import ListedObject, list_objects, object_facts
+from datapipe.stores.places import parse_location
 from datapipe.stores.random_access import pin_object
 
 _AT_ONCE = 8  # shards that are looked through

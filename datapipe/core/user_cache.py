@@ -35,6 +35,7 @@ _NO_LOCKS = frozenset((errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP))  # the err
 INDEXES, IMAGES, RATES, TRIALS = "index", "decoded", "calibration", "trials"
 # Of datasets in object stores: their indexes, cached shards, and conversions before their upload.
 REMOTE_INDEXES, REMOTE_SHARDS, STAGED = "remote-index", "remote-shards", "staged"
+HUB = "hub"  # what the Hub of Hugging Face has answered
 TABLES = "tables"  # finished rows of tables
 UNPACKED = "unpacked"  # recordings that lie compressed in shards
 

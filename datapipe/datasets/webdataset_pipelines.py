@@ -15,7 +15,8 @@ from datapipe.datasets.image_folders import leaves_as_it_is
 from datapipe.datasets.seen import DatasetFiles
 from datapipe.errors import DatapipeError
 from datapipe.index.sample_index import SampleIndex
-from datapipe.stores.location import Location, is_url, parse_location
+from datapipe.stores.location import Location, is_url
+from datapipe.stores.places import parse_location
 
 _IMAGE_SUFFIXES = frozenset(("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm"))
 _PIL = ("pil", "pilrgb")

@@ -17,8 +17,9 @@ from datapipe.fetch.shard_cache.cache import ShardCache
 from datapipe.fetch.shard_cache.filling import Filling
 from datapipe.fetch.shard_cache.schedule import Schedule
 from datapipe.index.entries import Codec, Extents, is_bytes
-from datapipe.stores.location import is_url, parse_location
+from datapipe.stores.location import is_url
 from datapipe.stores.pending import PendingBytes, RemoteObject, take_waited_ns
+from datapipe.stores.places import parse_location
 from datapipe.stores.random_access import pinned_object
 from datapipe.stores.requests import Requests, apply_settings, requests
 from datapipe.stores.settings import Remote

@@ -256,6 +256,15 @@ class Data(Protocol):
         return printable(f"<{kind.__module__.partition('.')[0]}.{kind.__qualname__}: {self.shown}>")
 
     @property
+    def versions(self) -> Mapping[str, str]:
+        """The versions at which places were opened that change, such as branches, by place."""
+        return {}
+
+    def at(self, versions: Mapping[str, str], /) -> Data | None:
+        """Return the same data at other versions of its places; None if it is not opened from places alone."""
+        return None
+
+    @property
     def own_transform(self) -> object:
         """The transforms that came with a torch Dataset, which a loader applies unless it has others; None: there are none."""
         return None

@@ -8,9 +8,11 @@ from typing import Any
 import torch
 
 from datapipe.core.observe import Observer, check_observer
+from datapipe.core.printable import get_logger
+from datapipe.errors import StateError
 from datapipe.kernel.bad_samples import BadSample
 from datapipe.kernel.iteration import BatchIterator
-from datapipe.kernel.kind import Data
+from datapipe.kernel.kind import Data, Kind
 from datapipe.kernel.options import SETTABLE, LoaderOptions, check_settable, parse_options
 from datapipe.kernel.passes import Passes
 from datapipe.kernel.ranks import resolve_device, resolve_rank
@@ -27,6 +29,8 @@ from datapipe.kernel.torch_compat import (
 )
 from datapipe.order.plan import Tail
 
+logger = get_logger(__name__)
+
 
 class Loader:
     """A loader of batches of one kind of data: what frameworks and scripts expect of torch's DataLoader, and saved states.
@@ -41,10 +45,11 @@ class Loader:
         self._resolve_device = resolve_device(arguments["device"])
         self.dataset: Any = data
         meant = {**arguments, "transform": transform}
-        kind = data.open_kind(meant, device=self._resolve_device, open_loader=open_loader)
+        self._open_loader = open_loader
+        self._meant = meant
+        kind = self._open_kind(data)
         options = parse_options(arguments, kind.block_sizes)
         self._passes = Passes(kind, LoaderProgress(seed, arguments["ranks"]))
-        self._open_loader = open_loader
         self.origin = ""  # what `from_torch` took over, and how
         self.strategy_lines: tuple[str, ...] = ()  # the lines of `explain` about how that was chosen
         # Attributes that frameworks and scripts read from a torch DataLoader.
@@ -57,6 +62,9 @@ class Loader:
         self.persistent_workers = arguments["persistent_workers"]
         self._apply(arguments, options)
         self._names = names_of(self)
+
+    def _open_kind(self, data: Data) -> Kind:
+        return data.open_kind(self._meant, device=self._resolve_device, open_loader=self._open_loader)
 
     def _apply(self, arguments: dict[str, Any], options: LoaderOptions) -> None:
         """Use these arguments for passes that begin from now on. Raises OptionError, and changes nothing, if they do not fit."""
@@ -129,18 +137,44 @@ class Loader:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the place after the last batch delivered: small, JSON-safe. After a pass: the beginning of the next epoch."""
-        return self._passes.state()
+        versions = self.dataset.versions
+        return self._passes.state() | ({"versions": dict(versions)} if versions else {})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue there with the next pass, on any number of ranks as long as batch_size x world_size is the same.
 
         Where `Tokens` have `max_tokens`, that product may differ.
 
+        Of data whose place has changed since, such as a branch or a table that grows, the loader takes what it was, and says so:
+        its length and `dataset` are those of then.
+
         A state taken after the last batch, before the pass ended, leaves nothing: the next pass is empty, and the one after it
         is over the next epoch.
         Raises StateError for a state that this loader would not continue exactly.
         """
-        self._passes.resume(state)
+        data = self._as_saved(state)
+        if data is self.dataset:
+            self._passes.resume(state)
+            return
+        passes = Passes(self._open_kind(data), self._progress)
+        passes.configure(self._arguments, self.options)
+        passes.resume(state)
+        passes.observer, passes.bad_samples = self._passes.observer, self._passes.bad_samples
+        vars(self).update(dataset=data, _passes=passes, _arguments={**self._arguments, "dataset": data})
+
+    def _as_saved(self, state: Mapping[str, Any]) -> Data:
+        """Return the data at the versions of its places of a saved state. Raises StateError if they cannot be opened again."""
+        saved = state.get("versions") if isinstance(state, Mapping) else None
+        data: Data = self.dataset
+        now = data.versions
+        if not isinstance(saved, Mapping) or saved.keys() != now.keys() or saved == now or self._passes.is_of_this_data(state):
+            return data
+        moved = "; ".join(f"{place} was at {saved[place]}, and is at {now[place]}" for place in now if saved[place] != now[place])
+        found = data.at({str(place): str(version) for place, version in saved.items()})
+        if found is None:
+            raise StateError(f"the state was saved with other data: {moved}; open it at what it was, and select or mix that")
+        logger.warning("%s: training continues with what it was", moved)
+        return found
 
     @property
     def observer(self) -> Observer:

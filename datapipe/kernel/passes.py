@@ -71,6 +71,10 @@ class Passes:
         order = self.kind.order(seed, shuffle=options.shuffle, global_batch=options.batch_size * rank.world_size)
         return Plan(order, options.batch_size, rank, options.tail)
 
+    def is_of_this_data(self, state: Mapping[str, Any]) -> bool:
+        """Return whether a saved state is of the same data, or of what it was converted from."""
+        return state.get("dataset") in {self.kind.fingerprint, self.kind.former_fingerprint} - {""}
+
     def state(self) -> dict[str, Any]:
         """Return the place after the last batch delivered, JSON-safe."""
         identity = self.kind.identity

@@ -10,19 +10,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from datapipe.index.tokens import TokenIndex
-from datapipe.kernel.kind import Data
 from datapipe.kernel.mixing import Mixture, mixed_order
 from datapipe.kernel.options import Shuffle
+from datapipe.kernel.reopening import ReopenedData
 from datapipe.order.by_length import BalancedSteps, LikeLengths
 from datapipe.order.draws import Ints
 from datapipe.order.sample_order import Order, SequentialOrder, ShuffledOrder
 from datapipe.packing.row_settings import RowSettings
 
 
-class RowData(Data):
+class RowData(ReopenedData):
     """Rows of documents, opened by an `opening` that a copy in another process opens again; or several such, mixed."""
 
-    mixture: Mixture | None = None
     _parts: tuple[Any, ...] = ()  # that are mixed
     _opening: Any
     settings: Any
@@ -52,7 +51,7 @@ class RowData(Data):
         """Return the rows of an epoch, over all ranks; with `max_tokens` the batches."""
         return len(self._rows) if self.mixture is None else sum(self.mixture.counts)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def _making(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         if self.mixture is not None:
             return type(self)._join, (self._parts, self.mixture)
         return type(self)._reopen, (self._opening, self.settings, self._is_padded)

@@ -20,10 +20,12 @@ from typing import TYPE_CHECKING, Any
 from datapipe.containers.form import Form, errors_in_python
 from datapipe.containers.forms import AUTO, FORMS
 from datapipe.core.checks import path_name
+from datapipe.core.pinning import opened_at
 from datapipe.core.remembering import remembered
 from datapipe.errors import OptionError
 from datapipe.opening.recognise import recognise
-from datapipe.stores.location import is_url, parse_place
+from datapipe.stores.location import is_url
+from datapipe.stores.places import parse_place
 from datapipe.stores.requests import apply_settings
 from datapipe.stores.settings import Remote
 
@@ -70,9 +72,10 @@ def open_data(source: Any) -> Data:
     if isinstance(source, (str, os.PathLike)):
         if isinstance(source, str) and is_url(source):
             apply_settings(Remote())  # another loader may have applied others
-        with errors_in_python():
-            kind, index = open_path(source)
-        return part(kind, "data").make_data(source, index)  # type: ignore[no-any-return]
+        with opened_at({}):  # what the data notes, too
+            with errors_in_python():
+                kind, index = open_path(source)
+            return part(kind, "data").make_data(source, index)  # type: ignore[no-any-return]
     for kind in KINDS:
         found: Data | None = part(kind, "data").make_data(source, None)
         if found is not None:

@@ -23,7 +23,8 @@ from datapipe.opening.converted import kind_of_set
 from datapipe.sources.file_tree import FileKind, classes_if_all, placed
 from datapipe.sources.lists.parts import ListedParts
 from datapipe.sources.tars import media_held
-from datapipe.stores.location import Place, is_url, parse_place
+from datapipe.stores.location import Place, is_url
+from datapipe.stores.places import parse_place
 
 _AT_ONCE = 1 << 16  # samples that are looked up
 

@@ -25,7 +25,8 @@ from datapipe.opening.recognise import recognise
 from datapipe.opening.unpacking import unpacked_shards
 from datapipe.sources.archives.members import split_archive_path
 from datapipe.sources.spool import compressed_tar, compression_of
-from datapipe.stores.location import is_url, parse_location, parse_place
+from datapipe.stores.location import is_url
+from datapipe.stores.places import parse_location, parse_place
 
 
 def open_index(path: str | os.PathLike[str], form: Form | None = None) -> SampleIndex:

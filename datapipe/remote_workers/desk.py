@@ -19,12 +19,17 @@ from datapipe.fetch.local import LocalFiles
 from datapipe.fetch.remote import RemoteFiles
 from datapipe.kernel.process_main import Scratch
 from datapipe.remote_workers.wire import MAX_NBYTES, MAX_ROWS
-from datapipe.stores.location import is_url, parse_location
+from datapipe.stores.location import HUB_SCHEME, Location, is_url, located
 from datapipe.stores.settings import Remote
 
 Codes: TypeAlias = dict[str, str] | None  # files of code that loaders have sent, by digest; None: no code of others runs here
 
 _OPENED = 8  # recipes that are kept ready
+
+
+def _dataset_of(location: Location) -> str:
+    """Return what a root must be equal in: of a dataset on the Hub its name, as a worker serves all its commits."""
+    return location.root.rpartition("@")[0] if location.scheme == HUB_SCHEME else location.root
 
 
 class Desk:
@@ -37,7 +42,7 @@ class Desk:
         self.codes: Codes = None
         self._is_free, roots = roots is None, roots or ()
         self._folders = [os.fsencode(os.path.realpath(root)) for root in roots if not is_url(root)]
-        self._prefixes = [parse_location(root) for root in roots if is_url(root)]
+        self._prefixes = [located(root) for root in roots if is_url(root)]
         self._real_folder = functools.lru_cache(maxsize=1 << 16)(os.path.realpath)
         self._opened: OrderedDict[Hashable, Any] = OrderedDict()
         self._scratch: Scratch | None = None
@@ -69,11 +74,11 @@ class Desk:
 
     def _is_below(self, url: str) -> bool:
         """Return whether an object lies below one of the prefixes."""
-        there = parse_location(url)
+        there = located(url)
         if any(part in ("", ".", "..") for part in there.key.split("/")):
             return False
         return any(
-            (there.scheme, there.root) == (prefix.scheme, prefix.root)
+            (there.scheme, _dataset_of(there)) == (prefix.scheme, _dataset_of(prefix))
             and (not prefix.key or there.key == prefix.key or there.key.startswith(f"{prefix.key}/"))
             for prefix in self._prefixes
         )

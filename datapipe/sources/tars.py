@@ -37,8 +37,9 @@ from datapipe.sources.archives.recognise import TAR, find_archives, first_member
 from datapipe.sources.fields import Choices, in_order
 from datapipe.sources.lists import refuse_class_from
 from datapipe.sources.spool import compression_of
-from datapipe.stores.location import Location, Place, parse_place
+from datapipe.stores.location import Location, Place
 from datapipe.stores.objects import ListedObject
+from datapipe.stores.places import parse_place
 
 _CHOICES = ("image", "mask", "boxes", "text", "json", "array", "bytes", "label", "none")
 _MAX_SUFFIXES = 1000  # different suffixes

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from datapipe.core.waiting import Wait, reported_wait
 from datapipe.errors import DatapipeError
-from datapipe.stores.failures import NO_ANSWER, TIMEOUT_S, Failure, examine, given_up, pause_s, retry_s, told
-from datapipe.stores.location import WEB_SCHEMES, Location
-from datapipe.stores.opening import open_store
+from datapipe.stores.failures import NO_ANSWER, TIMEOUT_S, Failure, examine, given_up, told
+from datapipe.stores.location import BUCKET_SCHEMES, Location
+from datapipe.stores.opening import reach
+from datapipe.stores.patience import Patience
 from datapipe.stores.reachability import note_reached
 from datapipe.stores.redirects import LOOK_S, with_target
 from datapipe.stores.requests import requests
@@ -31,38 +32,44 @@ class Attempts:
 
     def __init__(self, location: Location, *, timeout_s: float = TIMEOUT_S, wait: Wait | None = None) -> None:
         self._location = location
-        self._timeout_s = timeout_s
+        self._patience = Patience(location, timeout_s)
         self._wait = Wait(str(location), NO_ANSWER) if wait is None else wait
-        self.num_failed, self._last_s = 0, time.monotonic()
         self._failure: Failure | None = None
 
     @property
     def left_s(self) -> float:
         """Return for how many seconds the next attempt may last."""
-        return max(0.0, self._last_s + self._timeout_s - time.monotonic())
+        return self._patience.left_s
+
+    @property
+    def num_failed(self) -> int:
+        """Return how many attempts have failed since the last success."""
+        return self._patience.num_failed
 
     def succeeded(self) -> None:
         """Begin to count failures and seconds again, as some of the work is done."""
         note_reached(self._location)
-        self.num_failed, self._last_s, self._wait = 0, time.monotonic(), Wait(str(self._location), NO_ANSWER)
+        self._patience, self._wait = Patience(self._location, self._patience.timeout_s), Wait(str(self._location), NO_ANSWER)
         self._failure = None
 
     def failed(self, failure: Failure) -> None:
         """Wait until the next attempt is due. Raises MissingDataError or StorageError if there is to be none."""
         failure = self._failure = told(failure, self._failure)
-        left_s = retry_s(failure, self._location, since_s=self._last_s, timeout_s=self._timeout_s)
-        if not left_s:
-            elapsed_s, tried = time.monotonic() - self._last_s, self.num_failed + 1
-            failure = _with_target(failure, self._location)
-            raise given_up(failure, self._location, elapsed_s=elapsed_s, attempts=tried, timeout_s=self._timeout_s) from None
+        pause = self._patience.pause_s(failure)
+        if pause is None:
+            raise self._error(_with_target(failure, self._location)) from None
         self._wait.reason = failure.what
-        self._wait.report_if_long()
-        time.sleep(min(pause_s(self.num_failed), left_s))
-        self.num_failed += 1
+        if not failure.wait_s:  # which is told to one process for all
+            self._wait.report_if_long()
+        time.sleep(pause)
+
+    def _error(self, failure: Failure) -> DatapipeError:
+        elapsed_s, timeout_s = time.monotonic() - self._patience.since_s, self._patience.timeout_s
+        return given_up(failure, self._location, elapsed_s=elapsed_s, attempts=self.num_failed, timeout_s=timeout_s)
 
 
 def _with_target(failure: Failure, location: Location) -> Failure:
-    if location.scheme in WEB_SCHEMES:
+    if location.scheme not in BUCKET_SCHEMES:
         with contextlib.suppress(TimeoutError):
             return requests().call(lambda: with_target(failure, location), 2 * LOOK_S)
     return failure
@@ -88,6 +95,10 @@ def retried(attempt: Callable[[float], T], location: Location, *, timeout_s: flo
                 return found
 
 
-def answered(ask: Callable[[ObjectStore], Awaitable[T]], location: Location, *, timeout_s: float = TIMEOUT_S) -> T:
-    """Return what a location's store answers, asked again as `retried` does it. `ask`: makes one request of the store."""
-    return retried(lambda left_s: requests().call(lambda: ask(open_store(location)), left_s), location, timeout_s=timeout_s)
+def answered(ask: Callable[[ObjectStore, str], Awaitable[T]], location: Location, *, timeout_s: float = TIMEOUT_S) -> T:
+    """Return what a location's store answers, asked again as `retried` does it. `ask`: makes one request, by a key."""
+
+    async def asked() -> T:
+        return await ask(*await reach(location))
+
+    return retried(lambda left_s: requests().call(asked, left_s), location, timeout_s=timeout_s)

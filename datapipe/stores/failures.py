@@ -11,22 +11,26 @@ import enum
 import errno
 import random
 import re
-import time
 from dataclasses import dataclass
 
 from datapipe.core.printable import counted
 from datapipe.errors import DatapipeError, MissingDataError, StorageError
 from datapipe.stores.location import WEB_SCHEMES, Location, redacted
-from datapipe.stores.reachability import note_reached, patience_s
 
 _STATUS = re.compile(r"status code: (\d{3})|status: (\d{3})")
 _CODE = re.compile(r"<Code>\s*(\w{1,60})\s*</Code>")
 _REGION = re.compile(r"<Region>\s*([a-z0-9-]{3,30})\s*</Region>|expecting '([a-z0-9-]{3,30})'")
 _METADATA_HOSTS = ("169.254.169.254", "metadata.google.internal")  # asked by the library where it finds no other credentials
 _NO_CREDENTIALS = ("InvalidCredential", "MissingCredential", "credential")
-_PERMANENT_TRANSPORT = ("CertificateError", "invalid peer certificate", "UnknownIssuer", "URL scheme is not allowed")
+_PERMANENT_TRANSPORT = (
+    "CertificateError",
+    "CERTIFICATE_VERIFY_FAILED",
+    "invalid peer certificate",
+    "UnknownIssuer",
+    "URL scheme is not allowed",
+)
 _PLAIN_TARGET = re.compile(r'url: "(http://[^"\s]+)",\s*source: BadScheme')
-_TO_PLAIN = (
+TO_PLAIN = (
     "redirects from https to plain http are not followed, as anyone on the way could read and change the data; have the server "
     "redirect to https, or pass the http:// URL itself if you trust the network"
 )
@@ -61,6 +65,7 @@ class Failure:
     kind: Cause
     what: str  # for users: what was found, and what to do
     target: str = ""  # the URL to which the request was redirected, without its query, where that is known
+    wait_s: float = 0.0  # for which the server asks to wait; 0: it does not say
 
     @property
     def may_pass(self) -> bool:
@@ -81,6 +86,14 @@ class Failure:
         return StorageError(number, text)
 
 
+class FailedRequestError(Exception):
+    """A request failed for a known reason."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.what)
+        self.failure = failure
+
+
 class ShortBodyError(Exception):
     """Fewer bytes came than were requested."""
 
@@ -99,6 +112,8 @@ class ChangedError(Exception):
 
 def examine(exc: BaseException, location: Location) -> Failure:
     """Classify an exception of `obstore`, or one raised while its result was read."""
+    if isinstance(exc, FailedRequestError):
+        return exc.failure
     if isinstance(exc, ChangedError):
         return Failure(Cause.CHANGED, "changed")
     text = str(exc)
@@ -146,7 +161,7 @@ def _without_answer(text: str, location: Location) -> Failure:
         return Failure(*_OTHER_REGION)
     plain = _PLAIN_TARGET.search(text)
     if plain is not None:
-        return Failure(Cause.BROKEN, _TO_PLAIN, redacted(plain.group(1)))
+        return Failure(Cause.BROKEN, TO_PLAIN, redacted(plain.group(1)))
     if any(sign in text for sign in _NO_CREDENTIALS):
         return _without_credentials(location)
     if "builder error" in text or "BadScheme" in text:
@@ -173,7 +188,7 @@ _CREDENTIALS = {
     "s3": f"{_ENVIRONMENT}; for a public bucket set AWS_SKIP_SIGNATURE=true",
     "gs": "set GOOGLE_SERVICE_ACCOUNT or GOOGLE_APPLICATION_CREDENTIALS, or run `gcloud auth application-default login`",
     "az": "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, or a SAS token",
-    "hf": "set HF_TOKEN",
+    "hf": "set HF_TOKEN, or log in with `hf auth login`",
     "http": "the server wants none of ours",
     "https": "the server wants none of ours",
 }
@@ -220,18 +235,6 @@ NO_ANSWER = "no answer yet"  # the reason of a wait in which nothing has failed
 def pause_s(attempts: int) -> float:
     """Return how many seconds to wait before the next attempt, after so many that failed (0 for the first of them)."""
     return random.uniform(0, min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**attempts))
-
-
-def retry_s(failure: Failure, location: Location, *, since_s: float, timeout_s: float) -> float:
-    """Return for how many seconds from now to retry after a failure; 0 for not at all.
-
-    `since_s`: the time (time.monotonic) since which nothing has succeeded, for at most `timeout_s`.
-    """
-    if failure.kind is Cause.UNREACHED:
-        timeout_s = patience_s(location, since_s, timeout_s)
-    elif failure.kind is not Cause.SILENT:
-        note_reached(location)
-    return max(0.0, since_s + timeout_s - time.monotonic()) if failure.may_pass else 0.0
 
 
 def told(failure: Failure, last: Failure | None) -> Failure:

@@ -9,9 +9,13 @@ from urllib.parse import quote, unquote, urlsplit
 
 from datapipe.errors import FormatError, OptionError
 
-WEB_SCHEMES = ("http", "https", "hf")  # of web servers, which list nothing, and may redirect
-SCHEMES = ("s3", "gs", "az", *WEB_SCHEMES)
+BUCKET_SCHEMES = ("s3", "gs", "az")
+WEB_SCHEMES = ("http", "https")  # of web servers, which list nothing, and may redirect
+HUB_SCHEME = "hf"
+SCHEMES = (*BUCKET_SCHEMES, HUB_SCHEME, *WEB_SCHEMES)
 _QUOTED = str.maketrans({one: quote(one) for one in "%?#"})
+_DATASET = re.compile(r"([^/@]+/[^/@]+)(?:@(refs/convert/\w+|refs/pr/\d+|[^/]+))?(?:/(.*))?")
+_HUB_PAGE = re.compile(r"datasets/([^/@]+/[^/@]+)(?:/(?:resolve|blob|tree|raw)/(refs/convert/\w+|refs/pr/\d+|[^/]+))?(?:/(.*))?")
 _URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
 
 
@@ -25,7 +29,7 @@ class Location:
 
     def __str__(self) -> str:
         """Return the URL, in which only what would mean something else is quoted."""
-        top = f"hf://datasets/{self.root}" if self.scheme == "hf" else f"{self.scheme}://{self.root}"
+        top = f"hf://datasets/{self.root}" if self.scheme == HUB_SCHEME else f"{self.scheme}://{self.root}"
         return f"{top}/{self.key.translate(_QUOTED)}" if self.key else top
 
     def __truediv__(self, name: str) -> Location:
@@ -58,13 +62,10 @@ def is_url(text: str) -> bool:
     return _URL.match(text) is not None
 
 
-def parse_place(text: str) -> Place:
-    """Return the path or the location that a text names. Raises OptionError for URLs that are not read."""
-    return parse_location(text) if is_url(text) else Path(text)
+def located(url: str) -> Location:
+    """Return the location that a URL names, asking nobody. `places.parse_location` says what it is on the Hub.
 
-
-def parse_location(url: str) -> Location:
-    """Return the location that a URL names.
+    Pages of datasets on huggingface.co, and URLs of their files, are their place on the Hub.
 
     Raises OptionError for unsupported schemes, for user names and passwords in a URL, and for queries, as signed URLs
     have: a signature is valid for one object, and a dataset has several. The message contains no part of them.
@@ -85,9 +86,13 @@ def parse_location(url: str) -> Location:
             "pass the plain URL of the dataset, and give credentials by the environment"
         )
     root, key = parts.hostname or "", unquote(parts.path).strip("/")
-    if scheme in ("http", "https"):
+    of_hub = _HUB_PAGE.fullmatch(key) if (scheme, root) == ("https", "huggingface.co") else None
+    if of_hub is not None:
+        dataset, revision, key = of_hub.groups(default="")
+        scheme, root = HUB_SCHEME, f"{dataset}@{revision or 'main'}"
+    elif scheme in ("http", "https"):
         root += "" if port is None else f":{port}"
-    elif scheme == "hf":
+    elif scheme == HUB_SCHEME:
         root, key = _hugging_face(url, parts.netloc, key)
     else:
         root = parts.netloc  # names of buckets keep their case
@@ -100,11 +105,11 @@ def parse_location(url: str) -> Location:
 
 def _hugging_face(url: str, kind: str, path: str) -> tuple[str, str]:
     """Return the dataset with its revision, and the rest, of hf://datasets/OWNER/NAME[@REVISION]/PATH."""
-    owner, _, rest = path.partition("/")
-    name, _, key = rest.partition("/")
-    if kind != "datasets" or not owner or not name:
+    found = _DATASET.fullmatch(path)
+    if kind != "datasets" or found is None:
         raise OptionError(f"{redacted(url)}: write hf://datasets/OWNER/NAME/PATH, or NAME@REVISION in place of NAME")
-    return f"{owner}/{name}" if "@" in name else f"{owner}/{name}@main", key
+    dataset, revision, key = found.groups(default="")
+    return f"{dataset}@{revision or 'main'}", key
 
 
 def redacted(url: str) -> str:
@@ -113,11 +118,3 @@ def redacted(url: str) -> str:
     bare = re.split(r"[?#]", rest, maxsplit=1)[0]
     host, slash, path = bare.partition("/")
     return f"{head}://{host.rpartition('@')[2] if head != 'hf' else host}{slash}{path}"
-
-
-def http_url(location: Location) -> str:
-    """Return the URL of the directory that HTTP keys of this location are relative to."""
-    if location.scheme == "hf":
-        name, _, revision = location.root.rpartition("@")
-        return f"https://huggingface.co/datasets/{name}/resolve/{quote(revision, safe='')}"
-    return f"{location.scheme}://{location.root}"

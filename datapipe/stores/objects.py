@@ -14,9 +14,11 @@ from datapipe.core.printable import listed
 from datapipe.core.remembering import current_scope, recall
 from datapipe.core.waiting import reported_wait
 from datapipe.errors import DatapipeError, MissingDataError, OptionError
-from datapipe.stores.attempts import Attempts, answered
+from datapipe.stores.attempts import Attempts, answered, retried
 from datapipe.stores.failures import NO_ANSWER, examine
-from datapipe.stores.location import WEB_SCHEMES, Location
+from datapipe.stores.hub.commits import HubFile, HubListing, listing
+from datapipe.stores.hub.targets import keep_bytes, kept_bytes
+from datapipe.stores.location import HUB_SCHEME, WEB_SCHEMES, Location
 from datapipe.stores.opening import open_store
 from datapipe.stores.pending import PendingBytes, RemoteObject
 from datapipe.stores.requests import requests
@@ -35,13 +37,21 @@ def read_object(location: Location) -> bytes:
 
 
 def read_objects(locations: Sequence[Location]) -> list[bytes]:
-    """Return all of several objects, read at once; a long wait is reported. Raises the error of the first that failed."""
+    """Return all of several objects, read at once; a long wait is reported. Raises the error of the first that failed.
+
+    Those of the Hub are kept for all processes of this machine, as each request counts there.
+    """
     timeout_s = open_timeout_s()
-    wanted = [PendingBytes(RemoteObject(location), is_urgent=True, timeout_s=timeout_s) for location in locations]
+    kept = {location: kept_bytes(location.root, location.key) for location in locations if location.scheme == HUB_SCHEME}
+    asked = [location for location in locations if kept.get(location) is None]
+    wanted = [PendingBytes(RemoteObject(location), is_urgent=True, timeout_s=timeout_s) for location in asked]
     requests().submit(wanted)
-    what = listed([str(location) for location in locations], most=1)
+    what = listed([str(location) for location in asked], most=1)
     with reported_wait(what, lambda: next((one.trouble for one in wanted if one.trouble), NO_ANSWER)):
-        return [pending.wait() for pending in wanted]
+        found = {location: pending.wait() for location, pending in zip(asked, wanted, strict=True)}
+    for location in kept.keys() & found.keys():
+        keep_bytes(location.root, location.key, found[location])
+    return [data if (data := kept.get(location)) is not None else found[location] for location in locations]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +77,41 @@ def _directly_under(location: Location) -> tuple[Any, str]:
 
 
 def _ask_for_listing(location: Location, prefix: str) -> Any:
-    return answered(lambda store: store.list_with_delimiter_async(prefix), location, timeout_s=open_timeout_s())
+    if location.scheme == HUB_SCHEME:
+        return _of_commit(location, prefix)
+    return answered(lambda store, _: store.list_with_delimiter_async(prefix), location, timeout_s=open_timeout_s())
+
+
+def _of_commit(location: Location, prefix: str) -> dict[str, Any]:
+    """Return what a commit on the Hub has directly under a prefix, as stores answer."""
+    metas, folders = [], dict[str, None]()
+    for file in hub_listing(location).below(prefix):
+        folder, slash, _ = file.path[len(prefix) :].partition("/")
+        if slash:
+            folders[prefix + folder] = None
+        else:
+            metas.append(_meta_of(file))
+    return {"objects": metas, "common_prefixes": list(folders)}
+
+
+def _meta_of(file: HubFile) -> dict[str, Any]:
+    return {"path": file.path, "size": file.nbytes, "e_tag": f'"{file.digest}"'}
+
+
+def hub_listing(location: Location) -> HubListing:
+    """Return the files of the location's dataset on the Hub. Raises MissingDataError and StorageError."""
+    return retried(lambda _: listing(location.root), location, timeout_s=open_timeout_s())
 
 
 def object_facts(location: Location, *, timeout_s: float | None = None) -> ListedObject:
     """Return the size and etag of an object. Raises MissingDataError and StorageError."""
     timeout_s = open_timeout_s() if timeout_s is None else timeout_s
-    meta = answered(lambda store: store.head_async(location.key), location, timeout_s=timeout_s)
+    if location.scheme == HUB_SCHEME:
+        file = hub_listing(location).find(location.key)
+        if file is None:
+            raise MissingDataError(f"{location}: no such object; check the URL")
+        return ListedObject(location.name, file.nbytes, f'"{file.digest}"')
+    meta = answered(lambda store, key: store.head_async(key), location, timeout_s=timeout_s)
     return ListedObject(location.name, meta["size"], meta["e_tag"])
 
 
@@ -126,6 +164,11 @@ def list_below(location: Location) -> Generator[list[ListedObject]]:
     """
     refuse_unlistable(location)
     shared, prefix = requests(), f"{location.key}/" if location.key else ""
+    if location.scheme == HUB_SCHEME:
+        files = hub_listing(location).below(prefix)
+        while some := list(itertools.islice(files, _PAGE)):
+            yield [_listed_object(_meta_of(file), prefix) for file in some]
+        return
     last: str | None = None
     attempts = Attempts(location, timeout_s=shared.timeout_s)
     while True:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 from datapipe.core.environment import install_command
 from datapipe.errors import DatapipeError, DependencyError, OptionError
 from datapipe.stores.failures import TIMEOUT_S
-from datapipe.stores.location import Location, http_url
+from datapipe.stores.hub.commits import forget_commits
+from datapipe.stores.hub.targets import forget_targets, target
+from datapipe.stores.location import HUB_SCHEME, Location
 from datapipe.stores.reachability import forget_reached
 
 if TYPE_CHECKING:
@@ -24,7 +28,10 @@ _SILENCE_S = 10  # time without a byte after which an attempt is abandoned
 
 _PART_RETRIES = 10
 
+_MOST_TARGETS = 256  # clients of files on the Hub: each has its own, as each has a signed URL of its own
+
 _stores: dict[tuple[str, str, bool, bool], ObjectStore] = {}
+_targets: OrderedDict[str, ObjectStore] = OrderedDict()  # by the URL of the bytes, the one used last at the end
 _lock = threading.Lock()
 
 
@@ -42,14 +49,39 @@ def open_store(location: Location, *, for_uploads: bool = False, retries: bool =
         return _stores[place]
 
 
+async def reach(location: Location) -> tuple[ObjectStore, str]:
+    """Return the client and the key by which to ask for an object, to be awaited in the thread of the requests.
+
+    Of a file on the Hub the client is that of its bytes' URL. Raises what `open_store` raises, and FailedRequestError.
+    """
+    if location.scheme != HUB_SCHEME:
+        return open_store(location), location.key
+    found = await asyncio.to_thread(target, location.root, location.key)
+    with _lock:
+        store = _targets.pop(found.url, None)
+        if store is None:
+            store = _created(location, lambda: _web_store(found.url, found.headers, _SILENCE_S, _retry_config(False)))
+        _targets[found.url] = store
+        while len(_targets) > _MOST_TARGETS:
+            _targets.popitem(last=False)
+    return store, ""
+
+
 def forget_stores() -> None:
     """Read credentials and settings from the environment again at the next use of each store."""
     with _lock:
         _stores.clear()
+        _targets.clear()
+    forget_commits()
+    forget_targets()
     forget_reached()
 
 
 def _opened(location: Location, silence_s: float | None, *, retries: bool) -> ObjectStore:
+    return _created(location, lambda: _OPENERS[location.scheme](location, silence_s, _retry_config(retries)))
+
+
+def _created(location: Location, create: Callable[[], ObjectStore]) -> ObjectStore:
     try:
         import obstore  # noqa: F401
     except ImportError as exc:
@@ -57,7 +89,7 @@ def _opened(location: Location, silence_s: float | None, *, retries: bool) -> Ob
     from obstore.exceptions import BaseError
 
     try:
-        return _OPENERS[location.scheme](location, silence_s, _retry_config(retries))
+        return create()
     except DatapipeError:
         raise
     except (BaseError, ValueError) as exc:
@@ -148,18 +180,15 @@ def _open_az(location: Location, silence_s: float | None, retry_config: Any) -> 
 
 
 def _open_http(location: Location, silence_s: float | None, retry_config: Any) -> ObjectStore:
+    return _web_store(f"{location.scheme}://{location.root}", {}, silence_s, retry_config)
+
+
+def _web_store(url: str, headers: Mapping[str, str], silence_s: float | None, retry_config: Any) -> ObjectStore:
     from obstore.store import HTTPStore
 
-    url, headers = web_server(location)
-    return HTTPStore.from_url(url, client_options=_client(url, silence_s, headers=headers), retry_config=retry_config)
-
-
-def web_server(location: Location) -> tuple[str, dict[str, str]]:
-    """Return the URL to which keys are relative, and the headers of requests; these are for the host of that URL alone."""
-    token = os.environ.get("HF_TOKEN")
-    return http_url(location), {"Authorization": f"Bearer {token}"} if location.scheme == "hf" and token else {}
+    return HTTPStore.from_url(url, client_options=_client(url, silence_s, headers=dict(headers)), retry_config=retry_config)
 
 
 _OPENERS: dict[str, Callable[[Location, float | None, Any], ObjectStore]] = {
-    "s3": _open_s3, "gs": _open_gs, "az": _open_az, "http": _open_http, "https": _open_http, "hf": _open_http,
+    "s3": _open_s3, "gs": _open_gs, "az": _open_az, "http": _open_http, "https": _open_http,
 }  # fmt: skip

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, overload
 
 from datapipe.core.remembering import current_scope, recall
 from datapipe.errors import MissingDataError, StorageError
-from datapipe.stores.location import parse_location
 from datapipe.stores.objects import ListedObject, object_facts
 from datapipe.stores.pending import PendingBytes, RemoteObject
+from datapipe.stores.places import parse_location
 from datapipe.stores.requests import requests
 
 if TYPE_CHECKING:

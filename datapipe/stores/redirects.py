@@ -6,12 +6,11 @@ import asyncio
 import contextlib
 import dataclasses
 import os
-from collections.abc import Mapping
 from urllib.parse import SplitResult, quote, urljoin, urlsplit
 
 from datapipe.stores.failures import Cause, Failure
-from datapipe.stores.location import WEB_SCHEMES, Location, redacted
-from datapipe.stores.opening import web_server
+from datapipe.stores.hub.targets import known_url
+from datapipe.stores.location import HUB_SCHEME, WEB_SCHEMES, Location, redacted
 
 LOOK_S = 2.0  # for finding it out, at most
 _MOST = 10  # redirects, as many as the library follows
@@ -22,7 +21,12 @@ _PORTS = {"http": 80, "https": 443}
 
 async def with_target(failure: Failure, location: Location) -> Failure:
     """Return a request's failure with the URL to which it was redirected, as far as that can be found out now."""
-    if failure.target or failure.kind is Cause.CHANGED or location.scheme not in WEB_SCHEMES:
+    if failure.target or failure.kind is Cause.CHANGED:
+        return failure
+    if location.scheme == HUB_SCHEME:
+        url = known_url(location.root, location.key)
+        return dataclasses.replace(failure, target=redacted(url)) if url else failure
+    if location.scheme not in WEB_SCHEMES:
         return failure
     return dataclasses.replace(failure, target=await redirect_target(location))
 
@@ -31,7 +35,7 @@ async def redirect_target(location: Location) -> str:
     """Return the URL to which requests for an object are redirected in the end, without its query; "" for none.
 
     Asks each server on the way, for at most two seconds in all, and reads no body. Returns the last URL that was found in
-    that time. The headers of the location are for its own host. Asks nobody where a proxy is set.
+    that time. Asks nobody where a proxy is set.
     """
     found: list[str] = []
     with contextlib.suppress(Exception):  # another failure is the one to tell
@@ -42,12 +46,10 @@ async def redirect_target(location: Location) -> str:
 
 async def _follow(location: Location, found: list[str]) -> None:
     """Add the URL of each redirect to `found`, up to one that leads back, or that the library would not follow."""
-    base, headers = web_server(location)
-    url = f"{base}/{quote(location.key)}"
+    url = f"{location.scheme}://{location.root}/{quote(location.key)}"
     parts, known = urlsplit(url), {url}
-    origin = _origin(parts)
     while parts.scheme in _PORTS and len(found) < _MOST and not _has_proxy(parts.scheme):
-        to = await _redirected(parts, headers if _origin(parts) == origin else {})
+        to = await _redirected(parts)
         if to is None:
             return
         url = urljoin(url, to)
@@ -58,15 +60,13 @@ async def _follow(location: Location, found: list[str]) -> None:
         known.add(url)
 
 
-async def _redirected(parts: SplitResult, headers: Mapping[str, str]) -> str | None:
+async def _redirected(parts: SplitResult) -> str | None:
     """Return the `Location` of the answer to a request for one byte; None if it is no redirect."""
     host = parts.netloc.rpartition("@")[2]
     target = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"
     lines = [f"GET {target} HTTP/1.1", f"Host: {host}", "Accept: */*", "Range: bytes=0-0", "Connection: close"]
-    lines += [f"{name}: {value}" for name, value in headers.items()]
-    reader, writer = await asyncio.open_connection(
-        parts.hostname, _origin(parts)[2], ssl=True if parts.scheme == "https" else None
-    )
+    port = parts.port or _PORTS[parts.scheme]
+    reader, writer = await asyncio.open_connection(parts.hostname, port, ssl=True if parts.scheme == "https" else None)
     try:
         writer.write("\r\n".join([*lines, "", ""]).encode("latin-1"))
         status, *answered = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
@@ -76,10 +76,6 @@ async def _redirected(parts: SplitResult, headers: Mapping[str, str]) -> str | N
         return None
     fields = (line.partition(":") for line in answered)
     return next((value.strip() for name, _, value in fields if name.lower() == "location"), None)
-
-
-def _origin(parts: SplitResult) -> tuple[str, str | None, int]:
-    return parts.scheme, parts.hostname, parts.port or _PORTS[parts.scheme]
 
 
 def _has_proxy(scheme: str) -> bool:

@@ -29,12 +29,11 @@ from datapipe.stores.failures import (
     WholeObjectError,
     examine,
     given_up,
-    pause_s,
-    retry_s,
     told,
 )
-from datapipe.stores.location import WEB_SCHEMES
-from datapipe.stores.opening import open_store
+from datapipe.stores.location import BUCKET_SCHEMES, HUB_SCHEME
+from datapipe.stores.opening import reach
+from datapipe.stores.patience import Patience
 from datapipe.stores.pending import PendingBytes, RemoteObject
 from datapipe.stores.reachability import note_reached
 from datapipe.stores.redirects import with_target
@@ -165,13 +164,12 @@ class Requests:
 
     async def _see_through(self, pending: PendingBytes) -> None:
         """Repeat the request until it succeeds, fails for good, or the time is over."""
-        begun_s = time.monotonic()
         timeout_s = self.timeout_s if pending.timeout_s is None else pending.timeout_s
-        until_s, last = self._loop.time() + timeout_s, None
+        patience, last = Patience(pending.object.location, timeout_s), None
         try:
             while not pending.is_done:
                 try:
-                    async with asyncio.timeout_at(until_s):
+                    async with asyncio.timeout(patience.left_s):
                         data = await self._attempt(pending)
                 except asyncio.CancelledError:
                     raise
@@ -180,14 +178,14 @@ class Requests:
                     return
                 except BaseException as exc:
                     failure = last = told(examine(exc, pending.object.location), last)
-                    if failure.kind is Cause.THROTTLED:
+                    if failure.kind is Cause.THROTTLED and not failure.wait_s:
                         self.window.throttled()
-                    left_s = retry_s(failure, pending.object.location, since_s=begun_s, timeout_s=timeout_s)
-                    if not left_s:
-                        pending.fail(await self._error(failure, pending, time.monotonic() - begun_s, timeout_s))
+                    pause = patience.pause_s(failure)
+                    if pause is None:
+                        pending.fail(await self._error(failure, pending, time.monotonic() - patience.since_s, timeout_s))
                         return
                     pending.trouble = failure.what
-                    await asyncio.sleep(min(pause_s(pending.attempts), left_s))
+                    await asyncio.sleep(pause)
                     pending.attempts += 1
                     pending.started_s = time.monotonic()
                 else:
@@ -210,25 +208,25 @@ class Requests:
         of 400 us of CPU off a request. Should they differ, the reader asks again, for bytes of that etag.
         """
         target = pending.object
-        store = open_store(target.location)
-        is_own = target.location.scheme not in WEB_SCHEMES  # whose server the settings name; its answers fit
+        store, key = await reach(target.location)
+        is_own = target.location.scheme in BUCKET_SCHEMES  # whose server the settings name; its answers fit
         if is_own and pending.has_checksum and pending.end is not None and target.nbytes >= 0:
-            data = bytes(await store.get_range_async(target.location.key, start=pending.start, end=pending.end))
+            data = bytes(await store.get_range_async(key, start=pending.start, end=pending.end))
             return _checked(data, pending.nbytes, target.nbytes)
         options: GetOptions = {}
         if pending.end is not None:
             options["range"] = (pending.start, pending.end)
-        pinned = target.etag
-        if pinned is not None and not pinned.startswith("W/"):
-            options["if_match"] = pinned
-        result = await store.get_async(target.location.key, options=options)
+        has_etag = target.location.scheme != HUB_SCHEME  # whose commits do not change, and whose etags differ by server
+        if has_etag and target.etag is not None and not target.etag.startswith("W/"):
+            options["if_match"] = target.etag
+        result = await store.get_async(key, options=options)
         meta = result.meta
         if pending.end is None and meta["size"] > MAX_WHOLE_NBYTES:  # the library allocates what the answer claims
             raise TooLargeError(f"{meta['size']} bytes")
         data = await _body(result, meta["size"] if pending.end is None else pending.nbytes)
         if target.nbytes < 0:
             target.etag, target.nbytes = meta["e_tag"], meta["size"]
-        elif (target.etag, target.nbytes) != (meta["e_tag"], meta["size"]):  # checked here too, for servers that ignore If-Match
+        elif target.nbytes != meta["size"] or (has_etag and target.etag != meta["e_tag"]):  # for servers that ignore If-Match
             raise ChangedError
         return _checked(data, meta["size"] if pending.end is None else pending.nbytes, meta["size"])
 
@@ -244,7 +242,8 @@ class Requests:
     async def _etag_now(self, target: RemoteObject) -> str | None:
         with contextlib.suppress(Exception):
             async with asyncio.timeout(_LOOK_S):
-                meta = await open_store(target.location).head_async(target.location.key)
+                store, key = await reach(target.location)
+                meta = await store.head_async(key)
             return None if meta["e_tag"] is None else str(meta["e_tag"])
         return None
 

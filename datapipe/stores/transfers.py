@@ -16,13 +16,13 @@ from datapipe.core.regular_files import open_file
 from datapipe.errors import DatapipeError, MissingDataError, OptionError, StorageError
 from datapipe.stores.attempts import Attempts, answered
 from datapipe.stores.failures import TIMEOUT_S, Cause, ChangedError, ShortBodyError, WholeObjectError, examine
-from datapipe.stores.location import Location
+from datapipe.stores.location import BUCKET_SCHEMES, HUB_SCHEME, Location
 from datapipe.stores.objects import ListedObject, next_of, object_facts
-from datapipe.stores.opening import open_store
+from datapipe.stores.opening import open_store, reach
 from datapipe.stores.requests import requests
 
 if TYPE_CHECKING:
-    from obstore import GetOptions
+    from obstore import GetOptions, GetResult
 
 _CHUNK_NBYTES = 1 << 20
 
@@ -44,13 +44,15 @@ def download(
     Raises MissingDataError and StorageError, also if the object has another size or is replaced meanwhile.
     """
     done, size = 0, nbytes
+    has_etag = location.scheme != HUB_SCHEME  # whose commits do not change, and whose etags differ by server
+    etag = etag if has_etag else None
     attempts = Attempts(location, timeout_s=requests().timeout_s if timeout_s is None else timeout_s)
     while True:
         try:
             for piece, meta in _pieces(location, done, etag, attempts):
                 if (etag is not None and meta["e_tag"] != etag) or size not in (None, meta["size"]):
                     raise ChangedError
-                etag, size = meta["e_tag"], meta["size"]
+                etag, size = meta["e_tag"] if has_etag else None, meta["size"]
                 if len(piece):
                     try:
                         sink(piece, done)
@@ -88,7 +90,12 @@ def _pieces(location: Location, offset: int, etag: str | None, attempts: Attempt
     if etag is not None and not etag.startswith("W/"):
         options["if_match"] = etag
     shared = requests()
-    result = shared.call(lambda: open_store(location).get_async(location.key, options=options), attempts.left_s)
+
+    async def begun() -> GetResult:
+        store, key = await reach(location)
+        return await store.get_async(key, options=options)
+
+    result = shared.call(begun, attempts.left_s)
     if result.range[0] != offset:
         raise WholeObjectError
     yield b"", result.meta
@@ -111,13 +118,12 @@ MAX_OBJECT_NBYTES = 5 << 40  # S3's limit
 _PART_NBYTES = 64 << 20
 _MAX_PARTS = 10_000  # S3's limit
 _PARTS_AT_ONCE = 4
-WRITABLE = ("s3", "gs", "az")
 
 
 def refuse_unwritable(location: Location) -> None:
     """Raise OptionError for locations that cannot be written."""
-    if location.scheme not in WRITABLE:
-        names = ", ".join(f"{scheme}://" for scheme in WRITABLE)
+    if location.scheme not in BUCKET_SCHEMES:
+        names = ", ".join(f"{scheme}://" for scheme in BUCKET_SCHEMES)
         raise OptionError(f"{location}: cannot be written; choose a place in one of {names}")
 
 
@@ -210,4 +216,4 @@ def delete(location: Location) -> None:
     """Delete an object; does nothing if it does not exist. Raises StorageError."""
     requests().check_process()
     with contextlib.suppress(MissingDataError):
-        answered(lambda store: store.delete_async(location.key), location)
+        answered(lambda store, key: store.delete_async(key), location)

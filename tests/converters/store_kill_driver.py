@@ -14,7 +14,8 @@ from typing import Any
 from converters import ConvertOptions
 from converters.to_store import convert_to_store
 from datapipe.stores import transfers
-from datapipe.stores.location import Location, parse_location
+from datapipe.stores.location import Location
+from datapipe.stores.places import parse_location
 
 
 def main(source: str, url: str, name: str, when: str) -> None:

@@ -40,7 +40,7 @@ from datapipe.errors import DatapipeError, DecodeError, MissingDataError, Option
 from datapipe.index.manifest import read_manifest
 from datapipe.opening.tokens.opening import open_tokens
 from datapipe.processors.reading import read_processor
-from datapipe.stores.location import parse_place
+from datapipe.stores.places import parse_place
 
 END = "<|end|>"
 

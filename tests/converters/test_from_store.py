@@ -24,9 +24,10 @@ from converters.verify import verify
 from datapipe.cli.main import main
 from datapipe.containers.form import ClassFrom
 from datapipe.errors import IntegrityError
-from datapipe.stores.location import Location, parse_location, parse_place
+from datapipe.stores.location import Location
 from datapipe.stores.objects import list_names, read_object
 from datapipe.stores.opening import open_store
+from datapipe.stores.places import parse_location, parse_place
 
 pytestmark = needs_moto
 

@@ -32,8 +32,9 @@ from datapipe.core.user_cache import STAGED, user_cache
 from datapipe.errors import UnfinishedError
 from datapipe.opening.samples import open_index
 from datapipe.stores import transfers
-from datapipe.stores.location import Location, parse_location
+from datapipe.stores.location import Location
 from datapipe.stores.objects import list_names, read_object
+from datapipe.stores.places import parse_location
 from datapipe.testing.loaders.kind import copies
 
 pytestmark = needs_moto

@@ -13,7 +13,7 @@ from stand_in_stores import BUCKET, directory_store, needs_obstore
 import datapipe as dp
 from converters.verify import Problem, verify, verify_remote
 from datapipe.opening.samples import open_index
-from datapipe.stores.location import parse_location
+from datapipe.stores.places import parse_location
 
 pytestmark = needs_obstore
 PLACE = parse_location(f"s3://{BUCKET}/train")

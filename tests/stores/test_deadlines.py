@@ -13,10 +13,10 @@ from stand_in_stores import needs_obstore
 
 import datapipe as dp
 from datapipe.stores import requests as requests_module
-from datapipe.stores.location import parse_location
 from datapipe.stores.objects import object_facts, read_object
 from datapipe.stores.opening import forget_stores
 from datapipe.stores.pending import PendingBytes, RemoteObject
+from datapipe.stores.places import parse_location
 from datapipe.stores.requests import apply_settings, requests
 from datapipe.stores.settings import Remote
 from datapipe.stores.transfers import download

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from datapipe.errors import OptionError
-from datapipe.stores.location import Location, http_url, is_url, parse_location, redacted
+from datapipe.stores.location import Location, is_url, located, redacted
+from datapipe.stores.places import parse_location
 
 
 @pytest.mark.parametrize(
@@ -21,17 +22,17 @@ from datapipe.stores.location import Location, http_url, is_url, parse_location,
         ("az://container/train", "az", "container", "train"),
         ("https://host.example:8443/data/train", "https", "host.example:8443", "data/train"),
         ("hf://datasets/owner/name/data", "hf", "owner/name@main", "data"),
+        ("hf://datasets/owner/name", "hf", "owner/name@main", ""),
         ("hf://datasets/owner/name@v1.0/data", "hf", "owner/name@v1.0", "data"),
+        ("hf://datasets/owner/name@refs/convert/parquet/default", "hf", "owner/name@refs/convert/parquet", "default"),
+        ("https://huggingface.co/datasets/owner/name", "hf", "owner/name@main", ""),
+        ("https://huggingface.co/datasets/owner/name/resolve/v1/a/b%20c.tar", "hf", "owner/name@v1", "a/b c.tar"),
+        ("https://huggingface.co/datasets/owner/name/tree/refs%2Fconvert%2Fparquet", "hf", "owner/name@refs/convert/parquet", ""),
+        ("hf://datasets/owner/name@refs%2Fpr%2F1", "hf", "owner/name@refs/pr/1", ""),
     ],
 )
 def test_what_urls_mean(url: str, scheme: str, root: str, key: str) -> None:
-    assert parse_location(url) == Location(scheme, root, key)
-
-
-def test_hugging_face_urls_are_resolved() -> None:
-    location = parse_location("hf://datasets/owner/name@refs/x")
-    assert http_url(parse_location("hf://datasets/owner/name@v1/d")) == "https://huggingface.co/datasets/owner/name/resolve/v1"
-    assert str(location) == "hf://datasets/owner/name@refs/x"
+    assert located(url) == Location(scheme, root, key)
 
 
 @pytest.mark.parametrize(

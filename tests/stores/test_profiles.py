@@ -11,9 +11,9 @@ from faulty_store import FaultyStore
 from stand_in_stores import BUCKET, moto_store, needs_moto, upload
 
 import datapipe as dp
-from datapipe.stores.location import parse_location
 from datapipe.stores.objects import read_object
 from datapipe.stores.opening import forget_stores
+from datapipe.stores.places import parse_location
 
 pytestmark = needs_moto
 PLACE = parse_location(f"s3://{BUCKET}/data/x")

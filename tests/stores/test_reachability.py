@@ -13,8 +13,9 @@ from stand_in_stores import environment, needs_obstore
 import datapipe as dp
 from datapipe.stores import failures, reachability
 from datapipe.stores.failures import Cause, Failure
-from datapipe.stores.location import parse_location
 from datapipe.stores.objects import list_names, object_facts, read_object
+from datapipe.stores.patience import Patience
+from datapipe.stores.places import parse_location
 from datapipe.stores.transfers import write
 
 NO_HOST = "http://no-such-host.invalid:1234"
@@ -82,7 +83,11 @@ def test_the_host_is_given_its_seconds_only_once(closed_port: str) -> None:
 
 
 def retried_s(failure: Failure, url: str = "s3://b/x", *, ago_s: float = 0.0) -> float:
-    return failures.retry_s(failure, parse_location(url), since_s=time.monotonic() - ago_s, timeout_s=1000.0)
+    patience = Patience(parse_location(url), 1000.0)
+    patience.since_s -= ago_s
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("datapipe.stores.patience.pause_s", lambda _: 1000.0)
+        return patience.pause_s(failure) or 0.0
 
 
 def test_a_host_that_was_reached_is_waited_for() -> None:

@@ -14,8 +14,8 @@ from converters import ConvertOptions
 from converters import convert as convert_again
 from converters.to_store import convert_to_store
 from converters.verify import verify_remote
-from datapipe.stores.location import parse_location
 from datapipe.stores.objects import list_below
+from datapipe.stores.places import parse_location
 from datapipe.stores.transfers import delete, write
 from datapipe.testing.loaders.kind import copies, same
 

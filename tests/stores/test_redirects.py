@@ -15,10 +15,10 @@ from ill_server import IllServer, ill_server
 from stand_in_stores import environment, needs_obstore
 
 import datapipe as dp
-from datapipe.stores import opening
-from datapipe.stores.location import Location, parse_location
+from datapipe.stores.location import Location
 from datapipe.stores.objects import object_facts, read_object
 from datapipe.stores.opening import forget_stores
+from datapipe.stores.places import parse_location
 from datapipe.stores.redirects import redirect_target
 from datapipe.stores.requests import apply_settings
 from datapipe.stores.settings import Remote
@@ -225,31 +225,6 @@ def test_a_redirect_to_nowhere_is_not_taken_for_a_bucket_of_another_region(serve
     assert "the server redirects, but not to a URL; " in refused(read_object, server.url("elsewhere", "x"))
     server.target = "http://127.0.0.1:99999/"
     assert "the server redirects to a damaged URL" in refused(read_object, server.url("elsewhere", "x"))
-
-
-def test_credentials_stay_with_the_host_they_are_for(
-    server: IllServer, target: IllServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HF_TOKEN", "very-secret")
-    monkeypatch.setattr(opening, "http_url", lambda location: f"http://127.0.0.1:{server.port}/elsewhere")
-    server.target = f"http://localhost:{target.port}/well/set/a?"
-    assert read_object(parse_location("hf://datasets/o/n/a")) == BODY
-    (asked,), (sent,) = server.headers.values(), target.headers.values()
-    assert b"very-secret" in asked[0]
-    assert b"very-secret" not in sent[0]
-
-
-def test_credentials_are_for_their_own_host_alone(server: IllServer, target: IllServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the target is asked for, after an error, and where it leads back."""
-    monkeypatch.setenv("HF_TOKEN", "very-secret")
-    monkeypatch.setattr(opening, "http_url", lambda location: f"http://127.0.0.1:{server.port}/elsewhere")
-    server.target = target.url("forbidden", "x?")
-    said = refused(read_object, "hf://datasets/o/n/a")
-    assert said.startswith(f"hf://datasets/o/n@main/a (redirected to {target.url('forbidden', 'x')}): forbidden (403)")
-    (asked,), (sent,) = server.headers.values(), target.headers.values()
-    assert len(asked) == len(sent) == 2  # the request, and the look for its target
-    assert all(b"very-secret" in request for request in asked)
-    assert not any(b"very-secret" in request for request in sent)
 
 
 def test_nobody_is_asked_for_a_target_past_a_proxy(server: IllServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import datapipe as dp
 from datapipe.stores import failures
 from datapipe.stores.attempts import retried
 from datapipe.stores.failures import ShortBodyError
-from datapipe.stores.location import parse_location
+from datapipe.stores.places import parse_location
 
 PLACE = parse_location("s3://b/x")
 

@@ -33,7 +33,8 @@ from datapipe.errors import DatapipeError
 from datapipe.kinds import registry
 from datapipe.opening.recognise import recognise
 from datapipe.stores import objects
-from datapipe.stores.location import Location, parse_place
+from datapipe.stores.location import Location
+from datapipe.stores.places import parse_place
 
 _LISTED = "holds images and {}: pass .*{} to take what it lists"
 _TWO = "may be several things, say which: --from {} .*; or --from {} "

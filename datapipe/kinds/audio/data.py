@@ -9,12 +9,13 @@ from typing import Any
 import torch
 
 from datapipe.core.checks import names_or_none
+from datapipe.core.pinning import opened_at
 from datapipe.core.printable import counted, get_logger, warn_once
 from datapipe.errors import OptionError
 from datapipe.index.utterances import Utterances
-from datapipe.kernel.kind import Data
 from datapipe.kernel.mixing import Mixture, refuse_unlike, warn_of_classes
 from datapipe.kernel.options import refuse_unknown_fields
+from datapipe.kernel.reopening import ReopenedData
 from datapipe.kinds.audio.kind import AudioKind
 from datapipe.kinds.audio.samples import AudioSamples
 from datapipe.kinds.audio.settings import AudioSettings, Crop, Short
@@ -26,7 +27,7 @@ from datapipe.stores.settings import Remote, remote_settings
 logger = get_logger(__name__)
 
 
-class Audio(Data):
+class Audio(ReopenedData):
     """Sound, in crops of a few seconds or whole utterances: what a loader for speech or music reads.
 
     >>> data = datapipe.Audio("speech", seconds=5, rate=16_000)
@@ -91,10 +92,11 @@ class Audio(Data):
         ):
             apply_settings(settings.remote)  # for the opening too
         self._opening = source, settings, skip_bad
-        self.samples = AudioSamples.of(open_utterances(source), settings, skip_bad=skip_bad)
+        with opened_at({}) as self._versions:
+            self.samples = AudioSamples.of(open_utterances(source), settings, skip_bad=skip_bad)
         refuse_unknown_fields(settings.fields, self.samples.possible_fields)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def _making(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         if self.mixture is not None:
             return Audio._join, (self._parts, self.mixture)
         return Audio._reopen, self._opening

@@ -11,18 +11,20 @@ import torch
 
 from datapipe.codecs.video.conversion import Resize
 from datapipe.core.checks import items_of, path_name, real_number, whole_number
+from datapipe.core.pinning import opened_at
 from datapipe.core.printable import counted, get_logger, warn_once
 from datapipe.errors import MissingDataError, OptionError
 from datapipe.index.clips import AnyClips, ClipIndex, Short, Which, WindowSettings
 from datapipe.index.joined_clips import JoinedClips
-from datapipe.kernel.kind import Data
 from datapipe.kernel.mixing import Mixture, refuse_unlike, warn_of_classes
 from datapipe.kernel.options import refuse_unknown_fields
+from datapipe.kernel.reopening import ReopenedData
 from datapipe.kinds.clips.kind import ClipKind
 from datapipe.kinds.clips.settings import ClipSettings, Layout
 from datapipe.opening.videos.lerobot import is_lerobot, open_episodes
 from datapipe.opening.videos.opening import ClipSource, open_parts
-from datapipe.stores.location import is_url, parse_place
+from datapipe.stores.location import is_url
+from datapipe.stores.places import parse_place
 from datapipe.stores.requests import apply_settings
 from datapipe.stores.settings import Remote, remote_settings
 from datapipe.transforms import Recipe
@@ -59,7 +61,7 @@ class _Opening:
         return ClipIndex(parts, self.windows, where=where, skips_bad=self.skip_bad), parts.classes
 
 
-class Clips(Data):
+class Clips(ReopenedData):
     """Clips of videos, a few frames each: what a loader for action recognition, or of robots' cameras, reads.
 
     >>> data = datapipe.Clips("videos", frames=8, stride=4, step=4)
@@ -162,7 +164,8 @@ class Clips(Data):
         self._opening, self.settings = opening, settings
         self._parts: tuple[Clips, ...] = ()
         self.mixture: Mixture | None = None
-        self.index, self.classes = opening.open(settings)
+        with opened_at({}) as self._versions:
+            self.index, self.classes = opening.open(settings)
         if settings.fields is not None and "label" in settings.fields and "label" not in self.index.columns:
             raise OptionError(
                 f"fields has 'label', and {self.index.where} has no labels; put videos in folders of classes, or leave it out"
@@ -172,7 +175,7 @@ class Clips(Data):
             bad = f" ({self.index.left_out})" if self.index.left_out else ""
             raise MissingDataError(f"{self.index.where}: no clips{bad}; check the path, `frames` and `short`")
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def _making(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         if self.mixture is not None:
             return Clips._join, (self._parts, self.mixture)
         return Clips._reopen, (self._opening, self.settings)

@@ -17,7 +17,7 @@ from datapipe.index.clips import VideoParts
 from datapipe.index.videos import VideoIndex
 from datapipe.opening.videos.lerobot import open_cameras
 from datapipe.opening.videos.opening import open_parts
-from datapipe.stores.location import parse_place
+from datapipe.stores.places import parse_place
 
 _LOOKED_AT = 200  # videos, spread over all
 _MAX_SHOWN = 5  # bad videos

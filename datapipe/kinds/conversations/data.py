@@ -12,6 +12,7 @@ import torch
 
 from datapipe.codecs.decode import Decode
 from datapipe.core.checks import path_name
+from datapipe.core.pinning import opened_at
 from datapipe.core.printable import counted
 from datapipe.errors import MissingDataError, OptionError
 from datapipe.index.joined_tokens import joined_index
@@ -127,7 +128,8 @@ class Conversations(RowData):
 
     def _set(self, opening: _Opening, settings: ConversationSettings, *, is_padded: bool) -> None:
         self._opening, self._is_padded = opening, is_padded
-        self.documents = opening.open()
+        with opened_at({}) as self._versions:
+            self.documents = opening.open()
         self.settings = settings = replace(settings, pad=self.index.padding(settings.pad if is_padded else None))
         self.packs: Packs = _packs(self.documents, settings)
         if not len(self):

@@ -17,6 +17,7 @@ from datapipe.codecs.decode import Decode
 from datapipe.codecs.field_values import NO_LABEL, NULL_LABEL
 from datapipe.containers.form import Form
 from datapipe.core.checks import positions_of, real_number, whole_number
+from datapipe.core.pinning import opened_at
 from datapipe.core.printable import counted, listed
 from datapipe.datasets import Original
 from datapipe.errors import DecodeError, IntegrityError, OptionError
@@ -97,9 +98,33 @@ class Images(Data):
             if form is not None:
                 raise OptionError("form says how a path is read, and source is Images already; leave it out")
             self._set(source._samples, replace(source.settings, **given), source.fields if fields is None else None)
+            self._versions = source._versions
+            if source._opened is not None:
+                source, form, before = source._opened
+                self._opened = source, form, {**before, **given}
         else:
             settings = ImageSettings(**given)
-            self._set(Samples.open(source, settings.remote, form), settings, None)
+            with opened_at({}) as versions:
+                samples = Samples.open(source, settings.remote, form)
+            self._set(samples, settings, None)
+            self._opened = source, form, given
+            self._versions = versions
+
+    _opened: tuple[AnySource, Form | str | None, dict[str, Any]] | None = None  # as it was called; None: made of other data
+    _versions: Mapping[str, str] = {}
+
+    @property
+    def versions(self) -> Mapping[str, str]:
+        """The versions at which places were opened that change, such as branches, by place."""
+        return self._versions
+
+    def at(self, versions: Mapping[str, str], /) -> Images | None:
+        """Return the same samples at other versions of their place; None for what select() or mix() made."""
+        if self._opened is None:
+            return None
+        source, form, given = self._opened
+        with opened_at(versions):
+            return Images(source, form=form, **given)
 
     def _set(self, samples: Samples, settings: ImageSettings, fields: BatchFields | None) -> None:
         """`fields`: None for those that the settings name."""
@@ -123,7 +148,7 @@ class Images(Data):
         return images
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Images._of, (replace(self._samples, original=None), self.settings, self.fields)
+        return Images._of, (replace(self._samples, original=None), self.settings, self.fields), {"_versions": self._versions}
 
     @property
     def mixture(self) -> Mixture | None:
@@ -272,10 +297,14 @@ class Images(Data):
         warn_of_classes([(index.where, index.manifest.classes) for index in indexes])
         index, fields = concatenated(indexes), self.fields if all(part.fields == self.fields for part in parts) else None
         samples = Samples(index, mixture, recipe=self._samples.recipe)
-        return Images._of(samples, replace(self.settings, fields=None), fields)
+        mixed = Images._of(samples, replace(self.settings, fields=None), fields)
+        mixed._versions = {place: version for part in parts for place, version in part.versions.items()}
+        return mixed
 
     def _part(self, samples: Samples) -> Images:
-        return Images._of(samples, self.settings, self.fields)
+        part = Images._of(samples, self.settings, self.fields)
+        part._versions = self._versions
+        return part
 
     # -- a loader's data --------------------------------------------------------------------------
 
@@ -323,7 +352,10 @@ def of_torch_dataset(dataset: Any, index: AnyIndex, settings: ImageSettings, rec
 def make_data(source: Any, index: AnyIndex | None) -> Images | None:
     """Return the samples of a source: a path, whose index was claimed, or a torch Dataset. None for other objects."""
     if index is not None:
-        return Images._of(Samples(index), ImageSettings(), None)
+        images = Images._of(Samples(index), ImageSettings(), None)
+        images._opened = source, None, {}
+        with opened_at({}) as images._versions:
+            return images
     if isinstance(source, torch.utils.data.IterableDataset):
         name = type(source).__qualname__
         raise OptionError(

@@ -12,11 +12,12 @@ import torch
 from datapipe.columns.layout import ColumnGroups, MatrixLayout, layout_of
 from datapipe.columns.recipe import Columns
 from datapipe.containers.tables.files import open_table
+from datapipe.core.pinning import opened_at
 from datapipe.core.printable import counted, listed
 from datapipe.errors import FormatError, MissingDataError, OptionError
 from datapipe.index.tables import TableIndex
 from datapipe.kernel.cache_settings import Cache
-from datapipe.kernel.kind import Data
+from datapipe.kernel.reopening import ReopenedData
 from datapipe.kinds.loader import DataLoader
 from datapipe.kinds.tables.kind import WINDOW_NBYTES, TableKind, TableSettings
 from datapipe.stores.location import is_url
@@ -28,7 +29,7 @@ _OF_TABLES = ("columns", "label", "dtypes", "transform", "lists", "cache", "wind
 TableSource = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
-class Table(Data):
+class Table(ReopenedData):
     """The rows of a table: what a loader reads, and the matrices that it makes of them.
 
     >>> data = datapipe.Table("train/*.parquet", columns={"dense": ["I*"], "ids": ["C*"]}, label="label")
@@ -88,7 +89,8 @@ class Table(Data):
         requests = _requests_for(source, settings.remote)
         if requests is not None:
             apply_settings(requests)  # for the opening too
-        self.index = open_table(source) if index is None else index
+        with opened_at({}) as self._versions:
+            self.index = open_table(source) if index is None else index
         self._requests = requests
         self.layout: MatrixLayout = layout_of(
             self.index,
@@ -105,7 +107,7 @@ class Table(Data):
         table._set(source, settings, index)
         return table
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def _making(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         return Table._of, (self._source, self.settings)
 
     @property

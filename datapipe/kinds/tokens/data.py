@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from datapipe.core.checks import names_or_none, path_name
+from datapipe.core.pinning import opened_at
 from datapipe.core.printable import counted
 from datapipe.errors import MissingDataError, OptionError
 from datapipe.index.joined_tokens import joined_index
@@ -130,7 +131,8 @@ class Tokens(RowData):
         if field is not None and (not names or len({*names}) < len(names)):
             raise OptionError(f"field is {field!r:.60}; name fields of tokens, each once")
         opening = _Opening(source, dtype, eos, vocab_size, names, remote_settings(remote))
-        indexes = opening.open()
+        with opened_at({}) as versions:
+            indexes = opening.open()
         if tokenizer is not None:
             refuse_other_tokenizer(indexes[0], Path(path_name(tokenizer, "tokenizer")))
         is_whole = len(indexes) > 1 or max_tokens is not None  # documents, none of them split
@@ -150,12 +152,14 @@ class Tokens(RowData):
             accumulate=accumulate,
         )
         self._set(opening, settings, is_padded=pad is not None, indexes=indexes)
+        self._versions = versions
 
     def _set(
         self, opening: _Opening, settings: TokenSettings, *, is_padded: bool, indexes: Sequence[TokenIndex] | None = None
     ) -> None:
         self._opening, self._is_padded = opening, is_padded
-        indexes = indexes or opening.open()
+        with opened_at({}) as self._versions:
+            indexes = indexes or opening.open()
         index = indexes[0]
         if index.facts.image is not None:
             call = f"datapipe.Conversations({index.where!r}, length=..., processor=...)"

@@ -35,7 +35,8 @@ from datapipe.sources.lists.parts import LIST_SUFFIXES, ListedParts, read_parts,
 from datapipe.sources.lists.parts_source import PartsSource
 from datapipe.sources.lists.rows import read_header, text_lines
 from datapipe.sources.tars import media_held
-from datapipe.stores.location import Place, is_url, parse_place
+from datapipe.stores.location import Place, is_url
+from datapipe.stores.places import parse_place
 
 KIND = FileKind(AUDIO_FIELD, is_audio_name, "sound files", ", ".join(AUDIO_SUFFIXES[:5]) + ", ...")
 _KEPT = 16  # recordings that are known, whose parts often follow each other

@@ -30,8 +30,9 @@ from datapipe.opening.videos.lerobot_files import (
     read_table,
 )
 from datapipe.opening.videos.lerobot_tables import FILES_AT_ONCE, groups_of
-from datapipe.stores.location import Place, is_url, parse_location
+from datapipe.stores.location import Place, is_url
 from datapipe.stores.objects import object_exists
+from datapipe.stores.places import parse_location
 
 
 def recognise(look: Look, form: Form) -> Evidence | None:

@@ -43,7 +43,8 @@ from datapipe.sources.lists import refuse_class_from
 from datapipe.sources.lists.named_files import list_and_root
 from datapipe.sources.lists.parts import LIST_SUFFIXES, ListedParts, read_parts, what_it_lists
 from datapipe.sources.lists.parts_source import PartsSource
-from datapipe.stores.location import Location, Place, is_url, parse_location, parse_place
+from datapipe.stores.location import Location, Place, is_url
+from datapipe.stores.places import parse_location, parse_place
 from datapipe.stores.random_access import pinned_object
 
 FIELD = FieldSpec("mp4", FieldKind.BYTES)

@@ -20,8 +20,9 @@ from datapipe.core import regular_files
 from datapipe.errors import FormatError, MissingDataError, StorageError
 from datapipe.peers.litdata.formats import parse_format
 from datapipe.peers.packed_fields import StoredAs
-from datapipe.stores.location import is_url, parse_location
+from datapipe.stores.location import is_url
 from datapipe.stores.objects import read_object
+from datapipe.stores.places import parse_location
 
 NAME = "index.json"
 _MAX_LEAVES = 1000

@@ -18,7 +18,8 @@ from datapipe.sources.fields import in_order
 from datapipe.sources.file_tree import FileKind
 from datapipe.sources.lists.named_files import FileLookup, NamedFiles
 from datapipe.sources.lists.parts import ListedParts
-from datapipe.stores.location import Location, Place, parse_location
+from datapipe.stores.location import Location, Place
+from datapipe.stores.places import parse_location
 from datapipe.stores.random_access import pin_each, pinned_object
 
 _PART = "part, in seconds"  # of a sample's values, as no field is called: JSON [start, end]; null: up to the end
