@@ -20,7 +20,7 @@ import torch
 from datapipe.codecs.decode import default_decoder_name
 from datapipe.core.environment import install_command, memory_nbytes, shared_memory, version_of
 from datapipe.core.printable import counted, say_text, size_text
-from datapipe.core.user_cache import IMAGES, INDEXES, REMOTE_INDEXES, user_cache
+from datapipe.core.user_cache import HUB, IMAGES, INDEXES, REMOTE_INDEXES, user_cache
 from datapipe.fetch.shard_cache.directory import known_cache_directories
 from datapipe.kernel.accelerators import device_name, devices, torch_build
 from datapipe.kernel.options import default_num_workers
@@ -28,7 +28,8 @@ from datapipe.kernel.options import default_num_workers
 _PACKAGES = (
     "gpu-datapipe", "torch", "numpy", "pyarrow", "pillow", "simplejpeg", "crc32c",
     "nvidia-nvimgcodec-cu12", "nvidia-nvimgcodec-cu13", "nvidia-dali-cuda120", "nvidia-dali-cuda130",
-    "cudf-cu12", "cudf-cu13", "webdataset", "h5py", "obstore", "tokenizers", "av", "PyNvVideoCodec", "soundfile", "torchvision",
+    "cudf-cu12", "cudf-cu13", "webdataset", "h5py", "obstore", "huggingface_hub", "tokenizers", "av", "PyNvVideoCodec", "soundfile",
+    "torchvision",
     "timm",
 )  # fmt: skip
 _MADE_FOR_A_TORCH = ("torchvision", "timm")  # may be installed and yet fail to import; timm imports torchvision
@@ -68,7 +69,7 @@ def examine() -> dict[str, Any]:
         "torch_cuda": cuda,
         "gpus": [device_name(one) for one in devices()],
         "decoder": default_decoder_name(),
-        "caches": [kept for name in (INDEXES, IMAGES, REMOTE_INDEXES) if (kept := _kept(user_cache(name))) is not None],
+        "caches": [kept for name in (INDEXES, IMAGES, REMOTE_INDEXES, HUB) if (kept := _kept(user_cache(name))) is not None],
         "shard_caches": [
             {"directory": str(one.path), "shards": one.held().num_shards, "nbytes": one.held().nbytes}
             for one in known_cache_directories()
