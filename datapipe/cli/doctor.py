@@ -28,8 +28,8 @@ from datapipe.kernel.options import default_num_workers
 _PACKAGES = (
     "gpu-datapipe", "torch", "numpy", "pyarrow", "pillow", "simplejpeg", "crc32c",
     "nvidia-nvimgcodec-cu12", "nvidia-nvimgcodec-cu13", "nvidia-dali-cuda120", "nvidia-dali-cuda130",
-    "cudf-cu12", "cudf-cu13", "webdataset", "h5py", "obstore", "huggingface_hub", "tokenizers", "av", "PyNvVideoCodec", "soundfile",
-    "torchvision",
+    "cudf-cu12", "cudf-cu13", "webdataset", "h5py", "obstore", "huggingface_hub", "tokenizers", "av", "PyNvVideoCodec",
+    "soundfile", "torchvision",
     "timm",
 )  # fmt: skip
 _MADE_FOR_A_TORCH = ("torchvision", "timm")  # may be installed and yet fail to import; timm imports torchvision

@@ -21,7 +21,7 @@ import datapipe as dp  # noqa: E402
 from converters import ConvertOptions, OnError, convert, recognise  # noqa: E402
 from datapipe.cli.main import main  # noqa: E402
 from datapipe.errors import MissingDataError, OptionError  # noqa: E402
-from datapipe.stores.location import parse_place  # noqa: E402
+from datapipe.stores.places import parse_place  # noqa: E402
 
 pytestmark = needs_moto
 TOP = f"s3://{BUCKET}"
