@@ -226,6 +226,7 @@ BARS = (
     _times("MosaicML's shards in place against tar", 0.95, _in_place("mds")),
     _times("LitData's chunks in place against tar", 0.95, _in_place("litdata")),
     _times("FFCV's file in place against tar", 0.95, _in_place("beton")),
+    _times("a Lance dataset in place against tar", 0.70, _in_place("lance")),
     _times(
         "from_torch, ImageNet recipe, against the loader over the folder",
         0.95,

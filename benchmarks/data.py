@@ -14,6 +14,7 @@ import os
 import random
 import shutil
 import subprocess
+import sys
 import tarfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -233,6 +234,11 @@ def _make_litdata(workshop: Workshop, image_set: ImageSet, out: Path) -> None:
     _write_by_peer(workshop, "litdata", workshop.directory(image_set) / "folder", out)
 
 
+def _make_lance(workshop: Workshop, image_set: ImageSet, out: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.contenders.streaming_peers", "write", "lance"]
+    _run([*command, str(workshop.directory(image_set) / "folder"), str(out)])
+
+
 def _write_by_peer(workshop: Workshop, peer: str, folder: Path, out: Path) -> None:
     if workshop.peers_python is None:
         raise SystemExit(f"{peer} needs --peers; benchmarks/README.md says how to install LitData and MosaicML Streaming")
@@ -250,6 +256,7 @@ _MAKERS: dict[str, Callable[[Workshop, ImageSet, Path], None]] = {
     "webdataset": _make_webdataset,
     "mds": _make_mds,
     "litdata": _make_litdata,
+    "lance": _make_lance,
     "ffcv.beton": _make_ffcv,
     "ffcv-raw.beton": _make_ffcv_raw,
 }

@@ -2,10 +2,10 @@
 
     python -m benchmarks.foreign --peers .venv-peers/bin/python --ffcv-python .venv-ffcv/bin/python
 
-JPEG -> RandomResizedCrop(224) -> flip -> normalise -> float32, shuffled in full, from MosaicML's, LitData's and FFCV's files as
-their own writers make them of the files' bytes. Tar is measured twice: how far its ratio to itself is from 1 is the noise.
-MosaicML's and LitData's own loaders decode with Pillow in as many worker processes, as their documentation shows. What no
-environment is given for is left out.
+JPEG -> RandomResizedCrop(224) -> flip -> normalise -> float32, shuffled in full, from MosaicML's, LitData's, FFCV's and
+Lance's files as their own writers make them of the files' bytes. Tar is measured twice: how far its ratio to itself is from 1
+is the noise. MosaicML's, LitData's and Lance's own loaders decode with Pillow in as many worker processes, as their
+documentation shows. What no environment is given for is left out.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from benchmarks.ratios import ratio_of
 
 LINE_UP = {
     "tar": "ours", "tar-again": "ours-again", "mds": "ours-mds", "litdata": "ours-litdata", "beton": "ours-beton",
-    "mosaicml": "mosaicml-local", "lightning": "litdata-local", "ffcv": "ffcv",
+    "lance": "ours-lance", "mosaicml": "mosaicml-local", "lightning": "litdata-local", "ffcv": "ffcv", "pylance": "lance-local",
 }  # fmt: skip
-AIM = 0.95  # of tar's images per second, at least, in place
-IN_PLACE = {"mds": "mosaicml", "litdata": "lightning", "beton": "ffcv"}  # by form, its own loader
+AIMS = {"mds": 0.95, "litdata": 0.95, "beton": 0.95, "lance": 0.7}  # of tar's images per second, at least, in place
+IN_PLACE = {"mds": "mosaicml", "litdata": "lightning", "beton": "ffcv", "lance": "pylance"}  # by form, its own loader
 
 
 def main() -> None:
@@ -76,7 +76,7 @@ def summarise(rounds: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
         },
         "ratios": {name: dataclasses.asdict(ratio) for name, ratio in ratios.items()},
         "aims": {
-            name: {"at_least": AIM, "is_met": ratios[f"{name} / tar"].ratio >= AIM}
+            name: {"at_least": AIMS[name], "is_met": ratios[f"{name} / tar"].ratio >= AIMS[name]}
             for name in IN_PLACE
             if f"{name} / tar" in ratios
         },

@@ -22,7 +22,7 @@ from benchmarks.task import CROP, Task
 
 PACKAGES = (
     "torch", "torchvision", "numpy", "pillow", "simplejpeg", "nvidia-nvimgcodec-cu12", "nvidia-dali-cuda120", "webdataset",
-    "ffcv", "opencv-python", "numba", "pyarrow",
+    "pylance", "ffcv", "opencv-python", "numba", "pyarrow",
 )  # fmt: skip
 
 

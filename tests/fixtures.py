@@ -360,6 +360,21 @@ def write_beton(source: Path, destination: Path) -> Path:
     return destination
 
 
+def write_lance(source: Path, destination: Path, *, per_shard: int = 10, blobs: bool = False, mode: str = "create") -> Path:
+    """A Lance dataset, at its first version, of fragments of `per_shard` rows; images are binary values, or blobs."""
+    import lance
+    import pyarrow as pa
+
+    paths = listing(source)
+    binary, about = (pa.large_binary(), {"lance-encoding:blob": "true"}) if blobs else (pa.binary(), None)
+    schema = pa.schema([pa.field("image", binary, metadata=about), ("label", pa.int64()), ("file_name", pa.string())])
+    names = [os.fspath(path.relative_to(source)) for path in paths]
+    labels = [CLASSES.index(path.parent.name) for path in paths]
+    table = pa.table([[path.read_bytes() for path in paths], labels, names], schema=schema)
+    lance.write_dataset(table, os.fspath(destination), mode=mode, max_rows_per_file=per_shard)
+    return destination
+
+
 def litdata_config(formats: Mapping[str, str], compression: str | None = None) -> dict[str, Any]:
     """What an `index.json` says of samples that are dicts. `formats`: of their values."""
     leaf = {"type": None, "context": None, "children_spec": []}

@@ -369,6 +369,7 @@ TARGETS = {
     "litdata": Target(fuzz_peers.litdata_chunks, fuzz_peers.look_at_chunk),
     "litdata-framed": Target(fuzz_peers.framed_chunks, fuzz_peers.look_at_framed),
     "beton": Target(fuzz_peers.beton_files, _scanned(beton.index_shard)),
+    "lance": Target(fuzz_peers.lance_manifests, fuzz_peers.look_at_manifest),
     "shard-list": Target(fuzz_peers.list_files, fuzz_peers.look_at_list),
     "hdf5": Target(_hdf5_files, _scanned(hdf5.index_shard, "hdf5")),
     "tar": Target(_tar_files, _scanned(tar.index_shard), _mend_tar),

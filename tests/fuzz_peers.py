@@ -1,9 +1,11 @@
-"""Damaged shards of other loaders, for `fuzz.py`: LitData's chunks and index, FFCV's files."""
+"""Damaged shards of other loaders, for `fuzz.py`: LitData's chunks and index, FFCV's files, Lance's versions."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import struct
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -13,7 +15,11 @@ import numpy as np
 import pyarrow as pa
 from fixtures import litdata_config, packed, picture
 
+from datapipe.containers.formats import take_rows
+from datapipe.errors import DatapipeError
 from datapipe.peers import beton
+from datapipe.peers.lance import library
+from datapipe.peers.lance import scanner as lance_scanner
 from datapipe.peers.litdata import index_file as litdata_index
 from datapipe.peers.litdata import scanner as litdata
 from datapipe.peers.litdata.framed import unframed
@@ -84,6 +90,39 @@ def look_at_list(data: bytes, scratch: Path) -> object:
     if litdata_index.listed_shards(data, "x") is None:
         return None
     return litdata_index.leaves_beside(str(folder / "chunk-0-0.bin"))
+
+
+def lance_manifests() -> list[bytes]:
+    with tempfile.TemporaryDirectory() as folder:
+        return [_lance_dataset(Path(folder) / "x.lance").read_bytes()]
+
+
+def _lance_dataset(place: Path) -> Path:
+    """Write a dataset of three rows; return the manifest of its version, which names its file as any other one's does."""
+    import lance
+
+    columns = {"image": [_jpeg(number) for number in range(3)], "label": [0, 1, 0], "text": ["a", "b", "c"]}
+    lance.write_dataset(pa.table(columns), str(place))
+    (data,) = (place / "data").iterdir()
+    manifest = next((place / "_versions").glob("*.manifest"))
+    name = data.with_stem("0" * len(data.stem)).name
+    manifest.write_bytes(manifest.read_bytes().replace(data.name.encode(), name.encode()))
+    data.rename(data.with_name(name))
+    return manifest
+
+
+def look_at_manifest(data: bytes, scratch: Path) -> object:
+    """Read what a version says: the library trusts the files that hold the values, so these are well."""
+    place = scratch.with_name("of-fuzz.lance")
+    manifest = next((place / "_versions").glob("*.manifest"), None) or _lance_dataset(place)
+    manifest.write_bytes(data)
+    library._open.clear()
+    rows, _ = lance_scanner.index_shard(manifest)
+    for column in rows.columns.values():
+        assert column.column is not None
+        with contextlib.suppress(DatapipeError):
+            take_rows("lance", str(manifest), column.column, range(min(len(rows), 8)))
+    return rows
 
 
 def beton_files() -> list[bytes]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from fixtures import convert, encode, jpeg, npy, write_beton, write_litdata, write_mds
+from fixtures import convert, encode, jpeg, npy, write_beton, write_lance, write_litdata, write_mds
 
 import datapipe as dp
 
@@ -549,6 +549,19 @@ def split_of_energon(top: Path) -> Path:
     put(top / "set" / "a.tar", tar_of(samples()))
     put(top / "set" / ".nv-meta" / "split.yaml", "split_parts: {train: [a.tar], val: []}")
     return top / "set" / "train"
+
+
+@place
+def dataset_of_lance(top: Path) -> Path:
+    return write_lance(classes(top / "photos"), top / "photos.lance")
+
+
+@place
+def table_of_lance(top: Path) -> Path:
+    import lance
+
+    lance.write_dataset(pa.table({"x": [1.0, 2.0], "y": [0, 1]}), str(top / "rows.lance"))
+    return top / "rows.lance"
 
 
 @place

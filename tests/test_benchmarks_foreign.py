@@ -24,10 +24,10 @@ def test_every_form_is_made_and_read_by_our_loader_and_its_own() -> None:
 
 def test_what_has_no_environment_is_left_out() -> None:
     none: dict[str, str | None] = {"peers": None, "ffcv": None}
-    assert [name for name in foreign.LINE_UP if foreign._can_run(name, none)] == ["tar", "tar-again"]
+    assert [name for name in foreign.LINE_UP if foreign._can_run(name, none)] == ["tar", "tar-again", "lance", "pylance"]
     peers = none | {"peers": "python"}
     runs = [name for name in foreign.LINE_UP if foreign._can_run(name, peers)]
-    assert runs == ["tar", "tar-again", "mds", "litdata", "mosaicml", "lightning"]
+    assert runs == ["tar", "tar-again", "mds", "litdata", "lance", "mosaicml", "lightning", "pylance"]
 
 
 def test_ratios_are_to_tar_and_to_the_own_loader() -> None:

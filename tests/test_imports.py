@@ -63,7 +63,7 @@ CONVERTS = "datapipe.instruments.trials.process"  # the one module below cli tha
 # Rooms, and those of their members that do not import each other.
 SIBLINGS = {
     "datapipe.containers": ("folder", "tar", "tfrecord", "hdf5", "parquet"),
-    "datapipe.peers": ("arrow", "mds", "litdata", "energon", "beton"),
+    "datapipe.peers": ("arrow", "lance", "mds", "litdata", "energon", "beton"),
     "datapipe.kinds": ("audio", "clips", "conversations", "images", "tables", "tokens"),
     "datapipe.kinds.images": ("images_cpu", "dali"),
     "datapipe.kinds.tables": ("arrow", "cudf"),
@@ -71,6 +71,7 @@ SIBLINGS = {
 
 # Heavy or optional packages and the only modules (by prefix) that may import them.
 OWN_ROOMS: dict[str, tuple[str, ...]] = {
+    "lance": ("datapipe.peers.lance.library",),
     "nvidia.dali": ("datapipe.kinds.images.dali",),
     "nvidia.nvimgcodec": ("datapipe.codecs.decode", "datapipe.kinds.images.dali"),
     "cudf": ("datapipe.kinds.tables.cudf",),

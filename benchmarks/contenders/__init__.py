@@ -67,6 +67,8 @@ _ALL = (
     Contender("ours-mds", "datapipe, MosaicML's shards", "ours", "mds", {"part": "mds"}),
     Contender("ours-litdata", "datapipe, LitData's chunks", "ours", "litdata", {"part": "litdata"}),
     Contender("ours-beton", "datapipe, FFCV's file", "ours", "ffcv.beton", {"part": "ffcv.beton"}),
+    Contender("ours-lance", "datapipe, a Lance dataset", "ours", "lance", {"part": "lance"}),
+    Contender("lance-local", "Lance + PIL", "local_peers", "lance", {"peer": "lance"}),
     Contender("mosaicml-local", "MosaicML Streaming + PIL", "local_peers", "mds", {"peer": "mds"}, interpreter="peers"),
     Contender("litdata-local", "LitData + PIL", "local_peers", "litdata", {"peer": "litdata"}, interpreter="peers"),
     Contender("ours-raw", "datapipe, raw shards", "ours", "raw", {"part": "raw"}),

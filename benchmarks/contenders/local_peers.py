@@ -1,4 +1,4 @@
-"""LitData and MosaicML Streaming, reading their own shards from a disk as their documentation shows it, with PIL."""
+"""LitData, MosaicML Streaming and Lance, reading their own data from a disk as their documentation shows it, with PIL."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from benchmarks.task import Task
 def make(task: Task, *, peer: str) -> Iterator[Sized]:
     """Batches for ever, shuffled, decoded by as many worker processes as there are threads elsewhere."""
     import_torchvision()
-    loader = (_litdata if peer == "litdata" else _mds)(str(Path(task.data) / peer), task)
+    loader = {"litdata": _litdata, "mds": _mds, "lance": _lance}[peer](str(Path(task.data) / peer), task)
     return endlessly(lambda: (images for images, _ in loader))
 
 
@@ -26,6 +26,31 @@ def _litdata(folder: str, task: Task) -> Any:
     litdata = importlib.import_module("litdata")
     dataset = litdata.StreamingDataset(folder, shuffle=True, drop_last=True, transform=Decoded())
     return litdata.StreamingDataLoader(dataset, batch_size=task.batch_size, num_workers=task.num_threads, drop_last=True)
+
+
+class Stacked:
+    """Makes batches of what a Lance dataset yields, in worker processes that are spawned."""
+
+    def __init__(self) -> None:
+        self._decoded: Decoded | None = None
+
+    def __call__(self, samples: list[dict[str, Any]]) -> Any:
+        if self._decoded is None:
+            import_torchvision()
+            self._decoded = Decoded()
+        return torch.utils.data.default_collate([self._decoded(sample) for sample in samples])
+
+
+def _lance(folder: str, task: Task) -> Any:
+    data = importlib.import_module("lance.torch.data")
+    return data.get_safe_loader(
+        data.SafeLanceDataset(folder),
+        batch_size=task.batch_size,
+        num_workers=task.num_threads,
+        shuffle=True,
+        drop_last=True,
+        collate_fn=Stacked(),
+    )
 
 
 def _mds(folder: str, task: Task) -> Any:

@@ -47,6 +47,10 @@ def write(peer: str, folder: Path, out: Path) -> None:
         litdata = importlib.import_module("litdata")
         litdata.optimize(encoded, shuffled, output_dir=str(out), chunk_bytes=_SHARD_NBYTES, num_workers=2)
         return
+    if peer == "lance":
+        lance, pyarrow = importlib.import_module("lance"), importlib.import_module("pyarrow")
+        lance.write_dataset(pyarrow.Table.from_pylist([encoded(sample) for sample in shuffled]), str(out))
+        return
     streaming = importlib.import_module("streaming")
     with streaming.MDSWriter(columns={"image": "bytes", "label": "int"}, out=str(out), size_limit=_SHARD_NBYTES) as writer:
         for sample in shuffled:

@@ -140,7 +140,10 @@ def in_place(result: dict[str, Any]) -> str:
     return f"The same photographs in shards of other loaders, read in place, against tar: {of_tar}.{beside}"
 
 
-_FORMS = (("mds", "MosaicML's", "mosaicml"), ("litdata", "LitData's", "lightning"), ("beton", "FFCV's", "ffcv"))
+_FORMS = (
+    ("mds", "MosaicML's", "mosaicml"), ("litdata", "LitData's", "lightning"), ("beton", "FFCV's", "ffcv"),
+    ("lance", "Lance's", "pylance"),
+)  # fmt: skip
 
 
 def scaled(result: dict[str, Any]) -> str:

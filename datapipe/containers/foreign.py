@@ -20,6 +20,7 @@ from typing import Any, Protocol, TypeVar
 from datapipe.codecs.field_values import FieldSpec
 from datapipe.containers.columns import CommonFields
 from datapipe.containers.formats import scanner_of
+from datapipe.containers.forms import FORMS
 from datapipe.containers.labels import SetLabels, webdataset_number
 from datapipe.core import atomic, regular_files
 from datapipe.core.printable import printable
@@ -148,7 +149,8 @@ class ForeignShards:
 
     @property
     def where(self) -> str:
-        return str(self.directory) if len(self.names) != 1 else str(self.directory / self.names[0])
+        is_file = len(self.names) == 1 and "/" not in self.names[0]
+        return str(self.directory / self.names[0]) if is_file else str(self.directory)
 
     def root(self, stamp: dict[str, Any]) -> Path:
         return self.directory
@@ -274,6 +276,7 @@ def write_index(home: Path, container: str, scanned: Iterable[ScannedShard], *, 
         classes=classes,
         class_to_idx=class_numbers(classes),
         has_row_groups=has_row_groups,
+        takes_rows=FORMS[container].takes_rows,
     )
     write_manifest(home, manifest)
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 from datapipe.codecs.field_values import FieldSpec
 from datapipe.containers.forms import FORMS
 from datapipe.containers.listing import held_apart_names
-from datapipe.errors import FormatError, IntegrityError, MissingDataError, StorageError
+from datapipe.errors import DecodeError, FormatError, IntegrityError, MissingDataError, StorageError
 from datapipe.index.entries import RowGroup, Rows
 from datapipe.index.sidecar import SidecarRows
 
 TEXT_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson")  # of lists and of tables
+_T = TypeVar("_T")
 _OTHERS = re.compile(r".*\.(idx|index|json|txt|tmp|part)", re.IGNORECASE)  # what lies beside shards
 
 
@@ -69,6 +71,23 @@ def scanner_of(container: str) -> Callable[[Any], tuple[SidecarRows, tuple[Field
     return scanner
 
 
+def entry_of(form: str, folder: Path) -> Path | None:
+    """Return the file by which a folder of a form is read; None if the form has none, or it is no such folder."""
+    module = FORMS[form].entries
+    found: Path | None = importlib.import_module(module).entry_of(folder) if module else None
+    return found
+
+
+def take_rows(container: str, path: str, column: str, rows: Sequence[int]) -> list[bytes | DecodeError]:
+    """Return one field of rows of a shard by their numbers, of a form that `takes_rows`; errors of single values among them.
+
+    Values are as those of `read_rows`, which also says what is raised. Thread-safe.
+    """
+    reader = importlib.import_module(FORMS[container].rows)
+    found: list[bytes | DecodeError] = _reported(reader, lambda: reader.take_rows(path, column, rows), path, f"{column!r}")
+    return found
+
+
 def read_rows(group: RowGroup) -> Rows:
     """Read one field of a row group: values as the bytes that decoders and `field_values` take. Thread-safe.
 
@@ -79,17 +98,23 @@ def read_rows(group: RowGroup) -> Rows:
     if not module:
         raise IntegrityError(f"{group.path}: its index has row groups, which {group.container} has not; get the index again")
     reader = importlib.import_module(module)
+    what = f"{group.column!r} of rows {group.first} to {group.end - 1}"
+    rows: Rows = _reported(reader, lambda: reader.read_rows(group), group.path, what)
+    return rows
+
+
+def _reported(reader: Any, read: Callable[[], _T], path: str, what: str) -> _T:
+    """Return what `read` returns, with errors that say where, and `what` could not be read. `reader`: the module that reads."""
     try:
-        rows: Rows = reader.read_rows(group)
-        return rows
+        return read()
     except (MissingDataError, StorageError):  # of a store, which has said what is wrong
         raise
     except FileNotFoundError as exc:
-        raise MissingDataError(f"{group.path}: is missing; get the file again") from exc
+        raise MissingDataError(f"{path}: is missing; get the file again") from exc
     except reader.DAMAGE as exc:
         if isinstance(exc, OSError) and exc.errno:
-            raise StorageError(exc.errno, f"{group.path}: cannot be read ({exc.strerror or exc})") from exc
+            raise StorageError(exc.errno, f"{path}: cannot be read ({exc.strerror or exc})") from exc
         raise IntegrityError(
-            f"{group.path}: {group.column!r} of rows {group.first} to {group.end - 1} cannot be read ({str(exc) or repr(exc)}): "
-            "damaged, or changed since it was indexed; get the file again"
+            f"{path}: {what} cannot be read ({str(exc) or repr(exc)}): damaged, or changed since it was indexed; get the file"
+            " again"
         ) from exc

@@ -42,12 +42,14 @@ class FormFacts:
     source: str = ""  # module of `open_source`; "" for shards, whose samples are those of their index
     shards: str = ""  # module of `index_shard`
     lists: tuple[str, ...] = ()  # files of which one names the shards of a set of this form, if it has such (`shard_lists`)
+    entries: str = ""  # module of `entry_of(folder)`: the file by which a folder of this form is read, which is a shard
     list_reader: str = ""  # module of `listed_shards` that reads them
     has_splits: bool = False  # the list has several sets, which are named as if they were folders
     known_by: str = ""  # module of `recognise`; "": the one above, if it has that, else the names of files
     files: re.Pattern[str] | None = None  # the names of its files; those of shards in this case alone
     marks: re.Pattern[str] | None = None  # further names, in lower case, of files and folders that places of this form have
     rows: str = ""  # module that reads row groups by `read_rows`, and names the errors by which it finds DAMAGE
+    takes_rows: bool = False  # ... and any rows by `take_rows`
     tables: str = ""  # module of `scan` and `open_groups` (`tables/container`), if files of it hold rows of tables
     row_files: re.Pattern[str] | None = None  # the names of these, in lower case, where they are not all of `files`
     kind: str = IMAGES  # the kind of data that it holds, of `kinds/registry`
@@ -176,6 +178,19 @@ FORMS: dict[str, FormFacts] = {
         row_files=re.compile(r".+\.(arrow|feather|ipc)"),
         files=re.compile(r"(?!.+\.index\.).+\.arrow"),
     ),
+    "lance": FormFacts(
+        title="a Lance dataset",
+        help="a Lance dataset (pylance), whose rows are samples, at its latest version",
+        examples=("photos.lance shards/train --to webdataset",),
+        about=("a folder of Lance", "a row", "the columns", "the rows"),
+        shards="datapipe.peers.lance.scanner",
+        entries="datapipe.peers.lance.versions",
+        rows="datapipe.peers.lance.rows",
+        takes_rows=True,
+        tables="datapipe.peers.lance.groups",
+        files=re.compile(r"\d+\.manifest"),
+        marks=re.compile(r"_versions|.+\.lance"),
+    ),
     "mds": FormFacts(
         title="MosaicML shards",
         help="MDS shards of MosaicML's streaming, also compressed",
@@ -255,8 +270,8 @@ FORMS: dict[str, FormFacts] = {
             "see [tables.md](tables.md#conversion)",
         ),
         known_by="datapipe.opening.tables",
-        files=re.compile(r".+\.(parquet|pq|arrow|feather|ipc|h5|csv|tsv|jsonl|ndjson|npy)", re.IGNORECASE),
-        marks=re.compile(r"table\.json"),
+        files=re.compile(r".+\.(parquet|pq|arrow|feather|ipc|h5|csv|tsv|jsonl|ndjson|npy)|\d+\.manifest", re.IGNORECASE),
+        marks=re.compile(r"table\.json|_versions"),
         kind="tables",
         targets=("parquet", "hdf5"),
         made_for=("parquet", "hdf5"),

@@ -26,6 +26,7 @@ _COLUMNS = ("label", "labels", "target", "targets", "y", "class", "fine_label")
 LABEL_NAMES: dict[str, tuple[str, ...]] = {
     "arrow": _COLUMNS,
     "parquet": _COLUMNS,
+    "lance": _COLUMNS,
     "mds": _COLUMNS,
     "litdata": _COLUMNS,
     "beton": _COLUMNS,

@@ -39,11 +39,14 @@ def opened_at(chosen: Mapping[str, str]) -> Iterator[dict[str, str]]:
         _opening.reset(token)
 
 
-def version_of(place: str, latest: Callable[[], str]) -> str:
-    """Return the version at which to open a place, and note it: the chosen one, else the latest, which `latest` finds out."""
+def version_of(place: str, resolve: Callable[[str], str]) -> str:
+    """Return the version at which to open a place, and note it.
+
+    `resolve`: returns the version that a chosen text names, such as a tag, and the latest one for "".
+    """
     opening = _opening.get()
     if opening is None:
-        return latest()
+        return resolve("")
     if place not in opening.found:
-        opening.found[place] = opening.chosen.get(place) or latest()
+        opening.found[place] = resolve(opening.chosen.get(place, ""))
     return opening.found[place]

@@ -15,6 +15,8 @@ import crc32c
 
 from datapipe.codecs.probe import check_sample_size
 from datapipe.codecs.stored import PLAIN, decode_stored, value_nbytes, why_absent
+from datapipe.containers.formats import take_rows
+from datapipe.containers.forms import FORMS
 from datapipe.core.regular_files import open_descriptor
 from datapipe.errors import (
     DecodeError,
@@ -25,11 +27,12 @@ from datapipe.errors import (
     StorageError,
 )
 from datapipe.fetch.row_groups import RowGroups
-from datapipe.index.entries import WHOLE_FILE, Extents, RowGroup, is_bytes
+from datapipe.index.entries import WHOLE_FILE, Codec, Extents, RowGroup, is_bytes
 
 # Errors of a file that is missing where the listing found it; they do not mean that the storage fails.
 _GONE = frozenset((errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG))
 _MAX_GAP = 1 << 16  # bytes read in vain rather than skipped
+_TAKING = frozenset(form for form, facts in FORMS.items() if facts.takes_rows)
 _RESTORE = "restore it, or pass on_error='skip' or 'replace'"
 
 
@@ -62,9 +65,10 @@ class LocalFiles:
         Raises MissingDataError and StorageError.
         """
         found: list[bytes | DecodeError | IntegrityError] = []
+        taken = {} if extents.codecs is None else _taken(extents, extents.codecs, rows)
         for row, place in zip(rows, _places(extents, rows), strict=True):
             try:
-                found.append(self._read(extents, row, *place))
+                found.append(taken[row] if row in taken else self._read(extents, row, *place))
             except (DecodeError, IntegrityError) as exc:
                 found.append(exc)
         return found
@@ -186,6 +190,22 @@ def plan_reads(extents: Extents, *, max_gap: int = _MAX_GAP) -> list[ByteSpan]:
     if end >= 0:
         spans.append(ByteSpan(path, start, end - start))
     return spans
+
+
+def _taken(extents: Extents, codecs: Sequence[Codec], rows: Sequence[int]) -> dict[int, bytes | DecodeError | IntegrityError]:
+    """Return the values, or errors, of those rows that a form takes by their numbers, all of a shard at once."""
+    wanted: dict[tuple[str, str, str], list[int]] = {}
+    for row in rows:
+        codec = codecs[row]
+        if isinstance(codec, RowGroup) and codec.container in _TAKING:
+            wanted.setdefault((codec.container, codec.path, codec.column), []).append(row)
+    found: dict[int, bytes | DecodeError | IntegrityError] = {}
+    for (container, path, column), some in wanted.items():
+        try:
+            found |= zip(some, take_rows(container, path, column, extents.offset[some].tolist()), strict=True)
+        except IntegrityError as exc:
+            found |= dict.fromkeys(some, exc)
+    return found
 
 
 def _places(extents: Extents, rows: Sequence[int]) -> Iterator[tuple[str, int, int, int, int]]:

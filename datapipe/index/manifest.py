@@ -61,6 +61,7 @@ class Manifest:
     made_from: dict[str, Any] | None = None  # the dataset or archive that it was converted from, where that was one
     is_listing: bool = False  # its shards are parts of a listing of files, not files themselves
     has_row_groups: bool = False  # some fields are addressed by rows, which are read by row groups
+    takes_rows: bool = False  # ... or one by one, so that no order goes by the groups
     tokens: TokenFacts | None = None  # of token ids
 
     @property
@@ -91,7 +92,7 @@ class Manifest:
         """Return the manifest as JSON-safe values."""
         value = dataclasses.asdict(self)
         value["fields"] = [{"name": field.name, "kind": field.kind.value} for field in self.fields]
-        for name in ("made_from", "is_listing", "has_row_groups", "tokens"):
+        for name in ("made_from", "is_listing", "has_row_groups", "takes_rows", "tokens"):
             if not value[name]:
                 del value[name]
         return {"version": MANIFEST_VERSION, "num_samples": self.num_samples, **value}
@@ -160,6 +161,7 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True):
     made_from: dict[str, Any] | None = None
     is_listing: bool = False
     has_row_groups: bool = False
+    takes_rows: bool = False
     tokens: TokenFacts | None = None
     checksum: _Digest = ""  # of the rest; "" if not recorded
 

@@ -260,7 +260,7 @@ class SampleIndex:
         return [made[number] for number in numbers.tolist()]
 
     def _find_row_grouping(self, wanted: frozenset[str], ids: NDArray[np.int64] | None = None) -> RowGrouping | None:
-        if not self.manifest.has_row_groups:
+        if not self.manifest.has_row_groups or self.manifest.takes_rows:
             return None
         self._sidecars.refuse_claims()
         starts: list[NDArray[np.int64]] = []

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from datapipe.containers.foreign import ForeignShards, open_foreign
 from datapipe.containers.form import Form
-from datapipe.containers.formats import container_of, only_format, refuse_several_sets
+from datapipe.containers.formats import container_of, entry_of, only_format, refuse_several_sets
 from datapipe.containers.forms import AUTO, CONVERTED, FORMS, IMAGES
 from datapipe.containers.remote_shards import listed_shards, open_remote_shards, shards_in_list
 from datapipe.containers.shard_lists import ShardList, shard_list, tell_unlisted
@@ -90,6 +90,9 @@ def _shards_at(here: Path, text: str, form: Form) -> ForeignShards | None:
     if not here.exists() and glob.has_magic(text):
         return _shards([Path(match) for match in matching(text)], text)
     paths = [here] if here.is_file() and container_of(here.name) == form.name else []
+    entry = None if here.is_file() else entry_of(form.name, here)
+    if entry is not None:
+        return ForeignShards(form.name, here.absolute(), (str(entry.relative_to(here)),))
     found = None if here.is_file() else shard_list(form.name, here)
     if found is not None:
         return _listed_shards(found, form)

@@ -14,6 +14,7 @@ from datapipe.index.manifest import MANIFEST_NAME
 from datapipe.index.sidecar import SIDECAR_SUFFIX
 from datapipe.index.tables import TABLE_NAME
 from datapipe.peers import arrow
+from datapipe.peers.lance import scanner as lance
 from datapipe.sources.lists import names_files
 
 _SAMPLES = ("tar", "tfrecord")  # forms of shards that no table has
@@ -97,5 +98,5 @@ def _are_rows(look: Look, path: str) -> bool:
 
 
 def _holds_samples(look: Look, path: str, container: str) -> bool:
-    holds = parquet.holds_samples if container == "parquet" else arrow.holds_samples
+    holds = {"parquet": parquet.holds_samples, "lance": lance.holds_samples}.get(container, arrow.holds_samples)
     return look.once(f"samples in {path}", lambda: holds(path))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from datapipe.core.pinning import version_of
+from datapipe.core.pinning import opened_at, version_of
+from datapipe.errors import OptionError
 from datapipe.stores.attempts import retried
 from datapipe.stores.hub.commits import commit_of, is_commit, listing
 from datapipe.stores.location import HUB_SCHEME, Location, Place, is_url, located
@@ -33,9 +36,42 @@ def parse_location(url: str) -> Location:
         return location
     dataset, _, revision = location.root.rpartition("@")
     if not is_commit(revision):
-        commit = version_of(f"hf://datasets/{location.root}", lambda: _asked(commit_of, location))
+        commit = version_of(
+            f"hf://datasets/{location.root}",
+            lambda chosen: _asked(commit_of, replace(location, root=f"{dataset}@{chosen or revision}")),
+        )
         location = replace(location, root=f"{dataset}@{commit}")
     return location if location.key else replace(location, key=_asked(listing, location).only_folder())
+
+
+def version_key(source: str | os.PathLike[str]) -> str:
+    """Return the name under which `pinning` has the version of a path or URL."""
+    text = os.fspath(source)
+    if not is_url(text):
+        return str(Path(text).absolute())
+    location = located(text)
+    return f"hf://datasets/{location.root}" if location.scheme == HUB_SCHEME else str(location)
+
+
+@contextlib.contextmanager
+def opened_at_version(source: object, version: int | str | None) -> Iterator[Mapping[str, str]]:
+    """Open a source within the block at a version, None for its latest; yields the versions of its places, as `opened_at` does.
+
+    Raises OptionError if a version is given, and the source has none.
+    """
+    if version is None:
+        with opened_at({}) as found:
+            yield found
+        return
+    if isinstance(version, bool) or not isinstance(version, (int, str)) or version == "":
+        raise OptionError(f"version is {version!r:.60}; pass a number, or a name such as that of a tag")
+    if not isinstance(source, (str, os.PathLike)):
+        raise OptionError(f"version={version!r:.60} is of a path or a URL, and source is {source!r:.60}; leave it out")
+    key = version_key(source)
+    with opened_at({key: str(version)}) as found:
+        yield found
+    if key not in found:
+        raise OptionError(f"version={version!r:.60}: {source} has no versions, as Lance datasets and the Hub have; leave it out")
 
 
 def _asked(ask: Callable[[str], _T], location: Location) -> _T:

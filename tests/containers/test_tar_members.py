@@ -147,7 +147,7 @@ def test_links_that_lead_to_no_file_say_why() -> None:
 
 
 def test_links_of_more_names_than_are_remembered_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("datapipe.containers.links._MAX_NBYTES", 1000)
+    monkeypatch.setattr("datapipe.core.archive_links._MAX_NBYTES", 1000)
     data = tar_of(*((f"{number}.jpg", b"1") for number in range(5)), link_to("4.jpg", "l.jpg"), link_to("0.jpg", "m.jpg"))
     assert "too many members" in str(reasons(data)["l.jpg"])
     assert read(data)["m.jpg"] == b"1"

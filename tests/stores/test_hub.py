@@ -25,6 +25,7 @@ from stand_in_stores import needs_obstore
 
 import converters
 import datapipe as dp
+from datapipe.remote_workers.desk import Desk
 from datapipe.stores.hub import commits, requests, targets
 from datapipe.stores.opening import forget_stores
 from datapipe.stores.places import parse_location
@@ -280,6 +281,15 @@ def test_offline_what_is_kept_is_read(hub: StandInHub, sets: dict[str, Path], mo
     assert len(dp.Images("hf://datasets/o/n")) == 37
     with pytest.raises(dp.errors.StorageError, match="HF_HUB_OFFLINE is set, and this was not asked for before"):
         dp.Images("hf://datasets/o/other")
+
+
+def test_a_worker_serves_all_commits_of_a_dataset_and_no_other() -> None:
+    """Without asking the Hub: what a trainer reads is a commit already."""
+    desk = Desk(["hf://datasets/o/n/data"])
+    assert desk.check(f"hf://datasets/o/n@{'a' * 40}/data/x.tar")
+    for other in ("o/other", "o/n", "o/nn"):
+        with pytest.raises(dp.errors.OptionError, match="lies below none of the roots"):
+            desk.check(f"hf://datasets/{other}@{'a' * 40}/x.tar")
 
 
 # -- answers that are not the Hub's --------------------------------------------------------------------------

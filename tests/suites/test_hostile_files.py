@@ -25,6 +25,7 @@ from fixtures import (
     write_arrow,
     write_beton,
     write_hdf5,
+    write_lance,
     write_litdata,
     write_mds,
     write_parquet,
@@ -46,7 +47,7 @@ from datapipe.opening.samples import open_index
 
 FOREIGN = {
     "tar": write_webdataset, "tfrecord": write_tfrecord, "hdf5": write_hdf5, "parquet": write_parquet, "arrow": write_arrow,
-    "mds": write_mds, "litdata": write_litdata, "beton": write_beton,
+    "lance": write_lance, "mds": write_mds, "litdata": write_litdata, "beton": write_beton,
 }  # fmt: skip
 MAX_WAIT_S = 60  # for what takes a second or two; on a busy machine, some more
 
@@ -135,7 +136,7 @@ def test_a_pipe_in_a_kept_index_is_not_waited_for(container: str, folder: Path, 
     load(root)
     home = open_index(root).sidecar_directory
     assert home.is_relative_to(root)
-    for path in (home / "dataset.json", home / "source.json", next(home.glob(f"*{SIDECAR_SUFFIX}"))):
+    for path in (home / "dataset.json", home / "source.json", next(home.rglob(f"*{SIDECAR_SUFFIX}"))):
         kept = path.read_bytes()
         with pipe_at(path):
             assert "a named pipe, not a regular file" in problem_of(lambda: load(root))
@@ -148,7 +149,8 @@ def test_a_pipe_in_a_kept_index_is_not_waited_for(container: str, folder: Path, 
 def test_a_pipe_in_place_of_an_indexed_shard_is_not_waited_for(container: str, folder: Path, tmp_path: Path) -> None:
     root = FOREIGN[container](folder, tmp_path / "set")
     loader = dp.DataLoader(str(root), batch_size=8, num_workers=0, device="cpu", transform=[T.CenterCrop(8)])
-    path = next(path for path in sorted(root.iterdir()) if path.is_file() and path.suffix != ".json")
+    files = sorted(root.glob("_versions/*")) or sorted(root.iterdir())
+    path = next(path for path in files if path.is_file() and path.suffix != ".json")
     with pipe_at(path):
         assert f"{path}: a named pipe, not a regular file" in problem_of(lambda: list(loader))
         assert "not a regular" in problem_of(lambda: open_index(root))

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from datapipe.codecs.stored import PLAIN, absent, decode_stored, value_nbytes, why_absent
-from datapipe.containers.links import Link, NoTarget, Targets
 from datapipe.containers.mapped import ByteSource
 from datapipe.containers.tar import sparse
 from datapipe.containers.tar.layout import BLOCK_NBYTES as BLOCK
+from datapipe.core.archive_links import Link, NoTarget, Targets
 from datapipe.core.printable import get_logger
 from datapipe.errors import DecodeError, FormatError
 

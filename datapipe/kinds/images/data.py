@@ -37,6 +37,7 @@ from datapipe.kinds.images.samples import AnySource, BatchSamples, ImageSettings
 from datapipe.order.draws import key64
 from datapipe.order.sample_order import Permutation
 from datapipe.order.sampling import MAX_MIXED
+from datapipe.stores.places import opened_at_version
 from datapipe.stores.settings import Remote, remote_settings
 from datapipe.transforms import Recipe
 
@@ -55,6 +56,7 @@ class Images(Data):
       `Images`, whose settings are taken over where None is given here.
     form: how a path is read: a name, such as "pairs", or a `datapipe.Form(...)`, which also says where file names start, which
       column is what, and what names the class; None: that is recognised.
+    version: of a Lance dataset, or of one on the Hub: a number, a tag or a branch; None: the latest. Saved states have it.
     fields: the fields that batches have, in this order; None: image and label of shards that others wrote, all of other data.
       Masks, boxes and further images are cut and flipped with the image.
     boxes: "list", a (k, 5) tensor for each sample, or "padded", one (b, k, 5) tensor, padding rows having the label -1; None:
@@ -78,6 +80,7 @@ class Images(Data):
         source: AnySource | Images,
         *,
         form: Form | str | None = None,
+        version: int | str | None = None,
         fields: Iterable[str] | None = None,
         boxes: BoxesForm | None = None,
         memory_format: torch.memory_format | None = None,
@@ -97,6 +100,8 @@ class Images(Data):
         if isinstance(source, Images):
             if form is not None:
                 raise OptionError("form says how a path is read, and source is Images already; leave it out")
+            if version is not None:
+                raise OptionError("version says how a path is opened, and source is Images already; leave it out")
             self._set(source._samples, replace(source.settings, **given), source.fields if fields is None else None)
             self._versions = source._versions
             if source._opened is not None:
@@ -104,7 +109,7 @@ class Images(Data):
                 self._opened = source, form, {**before, **given}
         else:
             settings = ImageSettings(**given)
-            with opened_at({}) as versions:
+            with opened_at_version(source, version) as versions:
                 samples = Samples.open(source, settings.remote, form)
             self._set(samples, settings, None)
             self._opened = source, form, given

@@ -55,8 +55,8 @@ def refuse_unserved(samples: BatchSamples, recipe: Recipe) -> None:
         )
     if any(part.manifest.has_row_groups for part in wholes(samples.index)):
         raise OptionError(
-            "workers: row groups are read whole, and shared by the batches of one machine; convert the data to WebDataset "
-            "shards, or leave out workers="
+            "workers: rows of these data are read by a library, or together with others, on one machine; convert the data to "
+            "WebDataset shards, or leave out workers="
         )
     named(recipe)
 

@@ -21,10 +21,21 @@ from datapipe.kernel.reopening import ReopenedData
 from datapipe.kinds.loader import DataLoader
 from datapipe.kinds.tables.kind import WINDOW_NBYTES, TableKind, TableSettings
 from datapipe.stores.location import is_url
+from datapipe.stores.places import opened_at_version
 from datapipe.stores.requests import apply_settings
 from datapipe.stores.settings import Remote, remote_settings
 
-_OF_TABLES = ("columns", "label", "dtypes", "transform", "lists", "cache", "window_nbytes", "remote")  # of a loader's arguments
+_OF_TABLES = (
+    "columns",
+    "label",
+    "dtypes",
+    "transform",
+    "lists",
+    "cache",
+    "window_nbytes",
+    "remote",
+    "version",
+)  # of a loader's arguments
 
 TableSource = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -51,6 +62,7 @@ class Table(ReopenedData):
     window_nbytes: how much memory a window takes, within which rows are shuffled.
     remote: a `datapipe.Remote(...)`: how files are read if the source is URLs in an object store. Its `cache_dir` keeps shards of
       images; `cache` keeps rows.
+    version: of a Lance dataset, or of one on the Hub: a number, a tag or a branch; None: the latest. Saved states have it.
 
     A batch is `x`, or `(x, label)` with a label; x is the matrix of the only group, or a dict of them by name. With tail="mask" a
     bool tensor comes last that is False for rows that are repeats. Nulls are NaN in floating matrices and an error in others.
@@ -75,13 +87,15 @@ class Table(ReopenedData):
         cache: Cache | str | os.PathLike[str] | None = None,
         window_nbytes: int = WINDOW_NBYTES,
         remote: Remote | None = None,
+        version: int | str | None = None,
     ) -> None:
         if isinstance(cache, str) and cache not in ("ram", "gpu", "disk"):
             cache = Path(cache)  # a new directory needs no ./
         settings = TableSettings(
             columns, label, dtypes, transform, lists, Cache.of(cache), window_nbytes, remote_settings(remote)
         )
-        self._set(source, settings, None)
+        with opened_at_version(source, version):
+            self._set(source, settings, None)
 
     def _set(self, source: TableSource, settings: TableSettings, index: TableIndex | None) -> None:
         """`index`: that of the source, if it was opened already."""
@@ -135,7 +149,7 @@ class TableLoader(DataLoader):
     ...     train(x, label)
 
     Shorthand for `DataLoader(Table(source, ...), batch_size, shuffle, ...)`: `columns`, `label`, `dtypes`, `transform`, `lists`,
-    `cache`, `window_nbytes` and `remote` are those of `Table`, all other arguments those of `DataLoader`.
+    `cache`, `window_nbytes`, `remote` and `version` are those of `Table`, all other arguments those of `DataLoader`.
     """
 
     def __init__(self, source: TableSource, batch_size: int, shuffle: bool = False, **options: Any) -> None:

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import NamedTuple, overload
 
 from datapipe.codecs.stored import PLAIN, decode_stored, deflated, summed_crc32, why_absent
-from datapipe.containers.links import Link, NoTarget, Targets
 from datapipe.containers.listing import is_junk
 from datapipe.containers.mapped import ByteSource, byte_source, mapped
 from datapipe.containers.remote_shards import named_shards
 from datapipe.containers.tar.members import scan_members
+from datapipe.core.archive_links import Link, NoTarget, Targets
 from datapipe.core.directories import read_directory
 from datapipe.core.printable import printable
 from datapipe.errors import DecodeError, FormatError, MissingDataError, OptionError, StorageError
