@@ -196,7 +196,7 @@ def test_other_processes_open_it_themselves(place: Path, method: str) -> None:
     if method == "spawn":
         assert found == here
     else:
-        assert "cannot be read in the child; start processes by 'spawn'" in found
+        assert "cannot read Lance datasets in the child; start processes by 'spawn'" in found
 
 
 # -- tables --------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -26,18 +27,24 @@ DAMAGE = (LanceError, pa.ArrowException, ValueError, KeyError, OverflowError)
 
 _open: OrderedDict[tuple[str, int, tuple[int, int]], Any] = OrderedDict()
 _lock = threading.Lock()
-_process: int | None = None  # that uses the library; a child that was forked after that has none of its threads
+_is_lost = False  # in a child that was forked after the library was loaded, whose threads do not exist there
+
+
+def _note_fork() -> None:
+    global _is_lost
+    _is_lost = "lance" in sys.modules
+
+
+os.register_at_fork(after_in_child=_note_fork)
 
 
 def _check_process() -> None:
-    """Raise LifecycleError in a child that was forked after the library was used, where it would wait for ever."""
-    global _process
-    if _process not in (None, os.getpid()):
+    """Raise LifecycleError in a child that was forked after the library was loaded, where it would wait for ever."""
+    if _is_lost:
         raise LifecycleError(
-            "a Lance dataset was read in this process before it forked, and cannot be read in the child; start processes by "
-            "'spawn': multiprocessing.get_context('spawn')"
+            "pylance was loaded in this process before it forked, and cannot read Lance datasets in the child; start processes "
+            "by 'spawn': multiprocessing.get_context('spawn')"
         )
-    _process = os.getpid()
 
 
 def library(where: object) -> Any:

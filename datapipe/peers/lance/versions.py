@@ -51,10 +51,9 @@ def _number(place: Path, chosen: str, known: dict[int, str]) -> int:
 
 def _versions_in(place: Path) -> dict[int, str]:
     """Return the names of manifests by version; none for a folder that is no dataset."""
-    try:
-        names = os.listdir(place / FOLDER)
-    except OSError:
+    if not os.path.isdir(place / FOLDER):
         return {}
+    names = os.listdir(place / FOLDER)
     return {number: name for name in names if (number := number_of(name)) is not None}
 
 
