@@ -369,7 +369,8 @@ def write_lance(source: Path, destination: Path, *, per_shard: int = 10, blobs: 
     binary, about = (pa.large_binary(), {"lance-encoding:blob": "true"}) if blobs else (pa.binary(), None)
     schema = pa.schema([pa.field("image", binary, metadata=about), ("label", pa.int64()), ("file_name", pa.string())])
     names = [os.fspath(path.relative_to(source)) for path in paths]
-    labels = [CLASSES.index(path.parent.name) for path in paths]
+    classes = sorted({path.parent.name for path in paths})
+    labels = [classes.index(path.parent.name) for path in paths]
     table = pa.table([[path.read_bytes() for path in paths], labels, names], schema=schema)
     lance.write_dataset(table, os.fspath(destination), mode=mode, max_rows_per_file=per_shard)
     return destination

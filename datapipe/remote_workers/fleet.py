@@ -7,6 +7,7 @@ thread of the fleet asks the worker, ever less often, until it answers again.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import threading
@@ -40,7 +41,7 @@ _FORGETTING = 0.9  # how much of the slowest one is remembered with each piece
 _AGAIN_S, _SELDOM_S = 0.5, 30.0  # between attempts to find a worker again: at least, and at most
 _SHARE = 0.1  # of the time for which it has been gone, between attempts
 _SAME_DATA = "it must see the same data at the same path, below one of the roots that `datapipe serve` was started with"
-_MOST_TRIES = 3  # workers that are asked for one piece
+_MOST_TRIES = 3  # workers that are asked for one piece, and times that one is asked what it finds
 _ZEROS = (8, 1 << 20)  # rows, and bytes of each, of a request by which the network is measured
 
 T = TypeVar("T")
@@ -316,7 +317,7 @@ class Fleet:
 
     def _look(self, place: str, connection: Connection) -> None:
         """Compare files with what a worker finds there. Raises OptionError, with both machines' words, for one that differs."""
-        for path, found in zip(self._paths, connection.look(self._paths, _HELLO_S).found, strict=False):
+        for path, found in zip(self._paths, self._found(connection), strict=False):
             here = os.stat(path).st_size if os.path.exists(path) else None
             if isinstance(found, str):
                 there = f"the worker at {place} cannot read it ({found})"
@@ -325,6 +326,13 @@ class Fleet:
             else:
                 continue
             raise OptionError(f"{path}: {there}; {_SAME_DATA}")
+
+    def _found(self, connection: Connection) -> Sequence[int | str]:
+        """Return what a worker finds of files, asked again where its process ended. Raises LostError, UnableError."""
+        for _ in range(_MOST_TRIES - 1):
+            with contextlib.suppress(UnableError):
+                return connection.look(self._paths, _HELLO_S).found
+        return connection.look(self._paths, _HELLO_S).found
 
     def _look_for(self, worker: Worker) -> None:
         looking = threading.Thread(target=_look_for, args=(weakref.ref(self), worker), name="datapipe-workers", daemon=True)

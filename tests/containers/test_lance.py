@@ -217,6 +217,15 @@ def test_a_table_is_read_at_its_version(tmp_path: Path) -> None:
     assert torch.equal(torch.cat([x for x, _ in resumed]), torch.cat(first))
 
 
+def test_groups_of_rows_stay_where_they_are_while_a_table_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("datapipe.peers.lance.groups._GROUP_NBYTES", 1 << 10)
+    x = np.random.default_rng(0).random(1000)
+    place = write(tmp_path / "rows.lance", {"x": x, "y": np.arange(1000) % 3})
+    loader = dp.TableLoader(place, 8, shuffle=False, label="y")
+    write(place, {"x": np.random.default_rng(1).random(20_000), "y": np.zeros(20_000, np.int64)}, mode="append")
+    assert np.array_equal(torch.cat([batch for batch, _ in loader]).numpy().ravel(), x)
+
+
 # -- conversions -----------------------------------------------------------------------------------------------
 
 

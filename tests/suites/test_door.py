@@ -118,6 +118,8 @@ SPECIFICATION: dict[str, tuple[str, dict[str, str]]] = {
     "mosaicml_shard": ("mds", {}),
     "split_of_energon": ("energon", {}),
     "file_of_ffcv": ("beton", {}),
+    "dataset_of_lance": ("lance", {}),
+    "table_of_lance": ("table", _OF_TABLES),
     "folder_of_litdata": ("litdata", {}),
     "folder_of_litdata_compressed": ("litdata", {}),
     "saved_by_datasets": ("arrow", {}),

@@ -10,10 +10,10 @@ from typing import Any
 
 from datapipe.containers.tables.container import RowsFound, Wanted
 from datapipe.containers.tables.types import columns_of
-from datapipe.core.regular_files import read_bytes
+from datapipe.core.regular_files import read_bytes, refuse_irregular
 from datapipe.index.tables import TableFile
 from datapipe.peers.lance.library import LanceError, asked
-from datapipe.peers.lance.scanner import group_starts
+from datapipe.peers.lance.scanner import files_of, group_starts
 from datapipe.peers.lance.versions import dataset_at, dataset_of
 
 _GROUP_NBYTES, _MOST_ROWS = 64 << 20, 1 << 16
@@ -32,8 +32,11 @@ def scan(path: str) -> RowsFound:
 
 
 def _starts(dataset: Any, path: str) -> tuple[int, ...]:
-    num = int(asked(dataset.count_rows))
-    return group_starts(dataset, num, path, nbytes=_GROUP_NBYTES, most=_MOST_ROWS)
+    """Return the rows at which the groups of a version begin, and their number; the same ones while the dataset grows."""
+    files = [*files_of(dataset, dataset_of(path)[0])]
+    for file, _ in files:
+        refuse_irregular(file)
+    return group_starts(int(asked(dataset.count_rows)), sum(nbytes for _, nbytes in files), _GROUP_NBYTES, _MOST_ROWS)
 
 
 def _sizes(starts: Sequence[int]) -> list[int]:

@@ -7,6 +7,7 @@ contents; the label is a column of integers. The other columns are further field
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from datapipe.containers.field_names import (
 from datapipe.containers.form import Form
 from datapipe.containers.labels import label_names
 from datapipe.containers.look import Evidence, Look, Nature, Strength
+from datapipe.core.directories import files_below
 from datapipe.core.regular_files import refuse_irregular
 from datapipe.errors import DatapipeError, DecodeError, DependencyError, FormatError, MissingDataError
 from datapipe.index.sidecar import FieldColumn, SidecarRows
@@ -97,7 +99,7 @@ def _index_columns(dataset: Any, where: str, path: str | Path) -> tuple[SidecarR
     if not num:
         raise FormatError(f"{where}: no rows")
     _refuse_other_sizes(dataset, dataset_of(path)[0])
-    starts = group_starts(dataset, num, os.fspath(path))
+    starts = group_starts(num, _held_below(dataset_of(path)[0]), _GROUP_NBYTES, _MOST_ROWS)
     columns = columns_of(dataset.schema)
     image = _image_column(dataset, where)
     features = read_features(dataset.schema.metadata, where)
@@ -121,31 +123,38 @@ def _index_columns(dataset: Any, where: str, path: str | Path) -> tuple[SidecarR
 
 def _refuse_other_sizes(dataset: Any, place: Path) -> None:
     """Raise MissingDataError or FormatError for files of the version that are gone, or of another size than it says."""
+    for path, said in files_of(dataset, place):
+        try:
+            nbytes = path.stat().st_size
+        except FileNotFoundError:
+            what = f"is missing, though version {dataset.version} has it; get the file again"
+            raise MissingDataError(f"{path}: {what}") from None
+        if nbytes != said:
+            what = f"has {nbytes} bytes, its dataset says {said}"
+            raise FormatError(f"{path}: {what}: cut off, or of another version; get the file again")
+
+
+def files_of(dataset: Any, place: Path) -> Iterator[tuple[Path, int]]:
+    """Yield the files of the version, with the sizes in bytes that it says; not those without a size, or in other folders."""
     for fragment in asked(dataset.get_fragments):
         for one in asked(fragment.data_files):
-            path = place / "data" / one.path
-            if one.file_size_bytes is None or getattr(one, "base_id", None) is not None:  # not said; in another folder
-                continue
-            try:
-                nbytes = path.stat().st_size
-            except FileNotFoundError:
-                what = f"is missing, though version {dataset.version} has it; get the file again"
-                raise MissingDataError(f"{path}: {what}") from None
-            if nbytes != one.file_size_bytes:
-                what = f"has {nbytes} bytes, its dataset says {one.file_size_bytes}"
-                raise FormatError(f"{path}: {what}: cut off, or of another version; get the file again")
+            if one.file_size_bytes is not None and getattr(one, "base_id", None) is None:
+                yield place / "data" / one.path, one.file_size_bytes
 
 
-def group_starts(dataset: Any, num: int, path: str, *, nbytes: int = _GROUP_NBYTES, most: int = _MOST_ROWS) -> tuple[int, ...]:
-    """Return the rows at which the groups begin in which rows are read in order, and their number.
-
-    A group is of about `nbytes` bytes of all columns, as far as the sizes of the dataset's files say, and of `most` rows at most.
-    """
-    place, _ = dataset_of(path)
-    files = [file for file in place.glob("data/**/*") if not file.is_dir()]
+def _held_below(place: Path) -> int:
+    """Return the bytes of all files of data, those of blobs among them. Raises FormatError for what is no regular file."""
+    files = files_below(place / "data")
     for file in files:
         refuse_irregular(file)
-    held = sum(file.stat().st_size for file in files)
+    return sum(os.stat(file).st_size for file in files)
+
+
+def group_starts(num: int, held: int, nbytes: int, most: int) -> tuple[int, ...]:
+    """Return the rows at which groups of about `nbytes` bytes, and `most` rows at most, begin, and `num`.
+
+    `held`: the bytes of all `num` rows.
+    """
     rows = max(1, min(most, nbytes * num // max(1, held)))
     return (*range(0, num, rows), num)
 

@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from datapipe.core.directories import names_in
 from datapipe.core.pinning import version_of
 from datapipe.core.regular_files import refuse_irregular
 from datapipe.errors import MissingDataError, OptionError
@@ -53,7 +54,7 @@ def _versions_in(place: Path) -> dict[int, str]:
     """Return the names of manifests by version; none for a folder that is no dataset."""
     if not os.path.isdir(place / FOLDER):
         return {}
-    names = os.listdir(place / FOLDER)
+    names = names_in(place / FOLDER)
     return {number: name for name in names if (number := number_of(name)) is not None}
 
 
