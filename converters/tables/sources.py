@@ -1,4 +1,4 @@
-"""Open the source of a conversion: CSV, JSON lines, Parquet and Arrow files, `.npy` matrices."""
+"""Open the source of a conversion: CSV, JSON lines, Parquet and Arrow files, Lance datasets, `.npy` matrices."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from converters.tables import BadTableRow, Kinds, Member, Parsed, RowBlock, RowS
 from converters.tables.json_rows import JsonSource
 from converters.tables.text_rows import DELIMITERS, CsvSource
 from datapipe.codecs.npy import read_npy_header
+from datapipe.containers.formats import table_entry_of
 from datapipe.containers.tables.container import rows_container
 from datapipe.containers.tables.files import open_table
 from datapipe.containers.tables.partitions import partition_root, partitions_of
@@ -83,7 +84,10 @@ def _form_of(name: str) -> str | None:
 
 
 def _files(source: str) -> list[SourceFile]:
-    if os.path.isdir(source):
+    entry = table_entry_of(Path(source)) if os.path.isdir(source) else None
+    if entry is not None:
+        found, nothing = [str(entry)], ""
+    elif os.path.isdir(source):
         paths = (Path(path) for path in files_below(source))
         found = [str(path) for path in paths if _form_of(path.name) and _is_shown(path, source)]
         nothing = f"{source}: holds no .csv, .tsv, .jsonl, .parquet, .arrow or .npy files"

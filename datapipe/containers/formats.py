@@ -78,6 +78,11 @@ def entry_of(form: str, folder: Path) -> Path | None:
     return found
 
 
+def table_entry_of(folder: Path) -> Path | None:
+    """Return the file by which a folder is read that is a table of its own; None for other folders."""
+    return next((entry for form in FORMS if FORMS[form].tables and (entry := entry_of(form, folder)) is not None), None)
+
+
 def take_rows(container: str, path: str, column: str, rows: Sequence[int]) -> list[bytes | DecodeError]:
     """Return one field of rows of a shard by their numbers, of a form that `takes_rows`; errors of single values among them.
 

@@ -1,4 +1,7 @@
-"""Lance datasets: read at one version by pylance, images and tables, while they grow; what is damaged is named."""
+"""Lance datasets: read at one version by pylance, images and tables, while they grow; what is damaged is named.
+
+pylance is imported by the tests, not by this module, which every process that runs tests imports: it warns at each fork.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,9 @@ import multiprocessing
 import os
 import pickle
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -17,9 +21,11 @@ from batches import equal
 from fixtures import NUM_SAMPLES, convert, jpeg, make_folder, open_images, write_lance
 
 import datapipe as dp
+from converters.tables.conversion import convert_table
+from converters.tables.options import TableConversion
 from datapipe.opening.samples import open_index
 
-lance = pytest.importorskip("lance")
+pytestmark = pytest.mark.skipif(find_spec("lance") is None, reason="pylance is not installed")
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +43,8 @@ def batches(source: Any, **options: Any) -> list[Any]:
 
 
 def write(place: Path, columns: dict[str, Any], **options: Any) -> Path:
+    import lance
+
     lance.write_dataset(pa.table(columns), str(place), **options)
     return place
 
@@ -113,6 +121,8 @@ def test_a_training_keeps_to_the_rows_it_began_with(folder: Path, place: Path, c
 
 
 def test_a_version_or_a_tag_is_chosen(folder: Path, place: Path) -> None:
+    import lance
+
     lance.dataset(str(place)).tags.create("first", 1)
     write_lance(folder, place, mode="append")
     for version in (1, "1", "first"):
@@ -122,6 +132,8 @@ def test_a_version_or_a_tag_is_chosen(folder: Path, place: Path) -> None:
 
 
 def test_rows_that_were_deleted_are_gone(place: Path) -> None:
+    import lance
+
     lance.dataset(str(place)).delete("label = 0")
     data = dp.Images(place)
     assert set(data.targets) == {1, 2}
@@ -153,6 +165,8 @@ def test_a_version_of_what_has_none_is_refused(folder: Path) -> None:
 
 
 def test_a_version_that_is_cleaned_up_meanwhile_is_named(folder: Path, place: Path) -> None:
+    import lance
+
     loader = open_images(place, 8)
     lance.write_dataset(lance.dataset(str(place)).to_table(), str(place), mode="overwrite")
     from datetime import timedelta
@@ -224,6 +238,15 @@ def test_groups_of_rows_stay_where_they_are_while_a_table_grows(tmp_path: Path, 
     loader = dp.TableLoader(place, 8, shuffle=False, label="y")
     write(place, {"x": np.random.default_rng(1).random(20_000), "y": np.zeros(20_000, np.int64)}, mode="append")
     assert np.array_equal(torch.cat([batch for batch, _ in loader]).numpy().ravel(), x)
+
+
+@pytest.mark.parametrize("to", ["parquet", "hdf5"])
+def test_a_table_is_converted(tmp_path: Path, to: Literal["parquet", "hdf5"]) -> None:
+    rows = {"x": np.arange(50.0), "y": np.arange(50) % 3}
+    write(tmp_path / "rows.lance", rows, max_rows_per_file=20)
+    convert_table(TableConversion(tmp_path / "rows.lance", tmp_path / "out", to=to))
+    found = [batch for batch, _ in dp.TableLoader(tmp_path / "out", 8, shuffle=False, label="y")]
+    assert np.array_equal(np.sort(torch.cat(found).numpy().ravel()[:50]), rows["x"])
 
 
 # -- conversions -----------------------------------------------------------------------------------------------

@@ -497,7 +497,7 @@ def test_what_does_not_agree_is_computed_by_pillow(
         ours = batches(loader)
     assert len([one for one in warned if "datapipe computes" in str(one.message)]) == 1, "for both chains, in all batches"
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.filterwarnings("error", "datapipe")
         batches(loader)
     assert same(ours, batches(loaded(dataset, defer=False)))
     assert capfd.readouterr().err.count("datapipe computes") == 0, "workers say nothing"

@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from datapipe.containers.formats import TEXT_SUFFIXES, entry_of
-from datapipe.containers.forms import FORMS
+from datapipe.containers.formats import TEXT_SUFFIXES, table_entry_of
 from datapipe.containers.mapped import byte_source
 from datapipe.containers.parquet.footer import read_footer
 from datapipe.containers.parquet.thrift_compact import DamagedError
@@ -128,9 +127,9 @@ def _of_path(text: str) -> list[str]:
     here = Path(text)
     if here.is_dir():
         refuse_unfinished(here)
-        entries = [str(entry) for form in FORMS if FORMS[form].tables and (entry := entry_of(form, here)) is not None]
-        if entries:
-            return entries
+        entry = table_entry_of(here)
+        if entry is not None:
+            return [str(entry)]
         below = [Path(path) for path in files_below(here)]
         found = [str(path) for path in below if rows_container(path.name) and _is_shown(path, here)]
         if not found:

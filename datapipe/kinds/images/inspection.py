@@ -56,7 +56,7 @@ def describe(index: SampleIndex, args: argparse.Namespace) -> dict[str, Any]:
         "fields": {field.name: field.kind.value for field in manifest.fields},
         "classes": None if manifest.classes is None else len(manifest.classes),
         "shards": len(manifest.shards),
-        "bytes": sum(shard.nbytes for shard in manifest.shards),
+        "bytes": None if manifest.takes_rows else sum(shard.nbytes for shard in manifest.shards),
         "options": manifest.options,
         "looked_at": {
             "samples": len(ids),
@@ -83,9 +83,9 @@ def as_text(path: str | os.PathLike[str], facts: dict[str, Any]) -> str:
     encodings = ", ".join(f"{count} {name}" for name, count in seen["encodings"].items())
     fields = ", ".join(f"{name} ({kind})" for name, kind in facts["fields"].items())
     parts = counted(facts["shards"], "index part" if facts["is_listing"] else "shard")
+    size = "" if facts["bytes"] is None else f", {facts['bytes'] / 1e6:,.1f} MB"
     lines = [
-        f"{os.fspath(path)}: {facts['container']}, {counted(facts['samples'], 'sample')},"
-        f" {facts['bytes'] / 1e6:,.1f} MB in {parts}",
+        f"{os.fspath(path)}: {facts['container']}, {counted(facts['samples'], 'sample')}{size} in {parts}",
         f"  fields   {fields}",
         f"  classes  {facts['classes'] if facts['classes'] is not None else 'not named'}",
     ]

@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from datapipe.containers.form import Form, refuse_choices
+from datapipe.containers.forms import FORMS
 from datapipe.containers.tables.files import null_counts, open_table
 from datapipe.core.printable import counted
 from datapipe.errors import OptionError
@@ -38,10 +39,10 @@ def describe(index: TableIndex, args: argparse.Namespace) -> dict[str, Any]:
         return None if any(count is None for count in counts) else sum(count or 0 for count in counts)
 
     return {
-        "container": index.files[0].container,
+        "container": (container := index.files[0].container),
         "rows": len(index),
         "files": len(index.files),
-        "bytes": sum(file.nbytes for file in index.files),
+        "bytes": None if FORMS[container].entries else sum(file.nbytes for file in index.files),
         "row_groups": index.num_groups,
         "rows_per_group": {"least": least, "median": median, "most": most},
         "columns": [
@@ -74,12 +75,12 @@ def _advice(index: TableIndex, median: int) -> list[str]:
 def as_text(path: str, facts: dict[str, Any]) -> str:
     """Return the facts as text for people."""
     groups = facts["rows_per_group"]
-    size = f"{facts['bytes'] / 1e6:,.1f} MB in {counted(facts['files'], 'file')}"
+    size = "" if facts["bytes"] is None else f", {facts['bytes'] / 1e6:,.1f} MB"
     least, most = groups["least"], groups["most"]
     sizes = counted(most, "row") if least == most else f"{least:,} to {most:,} rows (median {groups['median']:,})"
     lines = [
         f"{path}: {facts['container']} table, {counted(facts['rows'], 'row')} of"
-        f" {counted(len(facts['columns']), 'column')}, {size}",
+        f" {counted(len(facts['columns']), 'column')}{size} in {counted(facts['files'], 'file')}",
         f"  groups   {counted(facts['row_groups'], 'row group')} of {sizes}",
     ]
     for column in facts["columns"][:_MAX_SHOWN]:
