@@ -237,7 +237,8 @@ def _probe_pnm(data: bytes) -> ImageHeader:
 
 
 def _probe_tiff(data: bytes) -> ImageHeader:
-    return _probe_by_pillow(data, "tiff header does not parse")._replace(complete=True)  # nothing says where it ends
+    reason = "a tiff that Pillow does not read: damaged, or of more than 8 bits a colour, as scenes of satellites are"
+    return _probe_by_pillow(data, reason)._replace(complete=True)  # nothing says where it ends
 
 
 _NPY_HEADER = re.compile(rb"\{'descr': '\|u1', 'fortran_order': False, 'shape': \((\d+), (\d+)(?:, (\d+))?\), \}\s*\Z")

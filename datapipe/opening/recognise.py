@@ -195,6 +195,9 @@ def _nothing_known(look: Look, target: str | None) -> OptionError:
     return OptionError(_why_unknown(look) + (f"; {DOCUMENTS_ARE}" if target == "tokens" else ""))
 
 
+_OF_ZARR = frozenset((b"zarr.json", b".zarray", b".zgroup"))
+
+
 def _why_unknown(look: Look) -> str:
     place = look.place
     if look.nature is Nature.PATTERN:
@@ -214,6 +217,8 @@ def _why_unknown(look: Look) -> str:
             f"{place}: no videos, folders of images, tars, archives or Parquet files in it; check the URL, or say --from what it"
             " is (--class-from none for images without labels)"
         )
+    if not _OF_ZARR.isdisjoint(look.files):
+        return f"{place}: a Zarr array, which is not read: cut the parts that are samples into .npy files, and convert those"
     name = _list_or_annotations(look)
     if name:
         return f"{place}: a folder with {name}: pass {place / name} itself, and --root for the folder of its files"

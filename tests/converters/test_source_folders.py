@@ -195,6 +195,7 @@ def test_options_that_do_not_fit(tmp_path: Path) -> None:
         (["k/a.jpg", "x.tar"], r"--from image-folder .*; or --from tar \(it holds \.tar files\)"),
         (["notes.pdf"], r"no images, videos, sound, \.npy files or shards in it"),
         (["instances.json"], r"a folder with instances\.json: pass .*instances\.json itself, and --root"),
+        (["zarr.json", "c/0/0"], r"a Zarr array, which is not read: cut the parts that are samples into \.npy"),
         (["manifest.jsonl"], r"a folder with manifest\.jsonl"),
         (["x.parquet", "y.h5"], r"--from hdf5 \(it holds \.h5 files\); or --from parquet|--from parquet .*; or --from hdf5"),
         (["data/train-00000-of-00001.parquet"], r"its folder .*data holds shards: pass that folder"),
