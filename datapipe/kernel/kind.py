@@ -255,10 +255,12 @@ class Data(Protocol):
         kind = type(self)
         return printable(f"<{kind.__module__.partition('.')[0]}.{kind.__qualname__}: {self.shown}>")
 
+    _versions: Mapping[str, str] = {}  # as `opened_at` notes them
+
     @property
     def versions(self) -> Mapping[str, str]:
         """The versions at which places were opened that change, such as branches, by place."""
-        return {}
+        return self._versions
 
     def at(self, versions: Mapping[str, str], /) -> Data | None:
         """Return the same data at other versions of its places; None if it is not opened from places alone."""

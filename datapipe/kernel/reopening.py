@@ -14,10 +14,9 @@ _Making = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
 class ReopenedData(Data):
-    """Data whose copies are made by a function of picklable arguments, at the versions in `_versions`, noted by `opened_at`."""
+    """Data whose copies are made by a function of picklable arguments, at the versions of its places."""
 
     mixture: Mixture | None = None
-    _versions: Mapping[str, str] = {}
 
     @abstractmethod
     def _making(self) -> _Making:
@@ -25,11 +24,6 @@ class ReopenedData(Data):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _made_at, (dict(self._versions), *self._making())
-
-    @property
-    def versions(self) -> Mapping[str, str]:
-        """The versions at which places were opened that change, such as branches, by place."""
-        return self._versions
 
     def at(self, versions: Mapping[str, str], /) -> Self | None:
         """Return the same data at other versions of its places; None for a mixture, whose shares are of its parts as they are."""

@@ -29,8 +29,17 @@ class Location:
 
     def __str__(self) -> str:
         """Return the URL, in which only what would mean something else is quoted."""
-        top = f"hf://datasets/{self.root}" if self.scheme == HUB_SCHEME else f"{self.scheme}://{self.root}"
-        return f"{top}/{self.key.translate(_QUOTED)}" if self.key else top
+        return f"{self.top}/{self.key.translate(_QUOTED)}" if self.key else self.top
+
+    @property
+    def top(self) -> str:
+        """The URL of the bucket, of the server, or of the dataset on the Hub."""
+        return f"hf://datasets/{self.root}" if self.scheme == HUB_SCHEME else f"{self.scheme}://{self.root}"
+
+    @property
+    def has_etags(self) -> bool:
+        """Whether etags tell objects apart: not on the Hub, whose commits do not change, and whose etags differ by server."""
+        return self.scheme != HUB_SCHEME
 
     def __truediv__(self, name: str) -> Location:
         """The object `name` under this prefix."""

@@ -180,7 +180,7 @@ def _open_az(location: Location, silence_s: float | None, retry_config: Any) -> 
 
 
 def _open_http(location: Location, silence_s: float | None, retry_config: Any) -> ObjectStore:
-    return _web_store(f"{location.scheme}://{location.root}", {}, silence_s, retry_config)
+    return _web_store(location.top, {}, silence_s, retry_config)
 
 
 def _web_store(url: str, headers: Mapping[str, str], silence_s: float | None, retry_config: Any) -> ObjectStore:

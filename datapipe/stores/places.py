@@ -1,22 +1,19 @@
-"""What a path or URL of a user's names, as it stands now: on the Hub, a branch is the commit that it stands at."""
+"""Parse the path or URL of a user's to a place as it stands now: of a branch on the Hub, the commit at which it stands."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
 
 from datapipe.core.pinning import opened_at, version_of
 from datapipe.errors import OptionError
 from datapipe.stores.attempts import retried
-from datapipe.stores.hub.commits import commit_of, is_commit, listing
+from datapipe.stores.hub.commits import commit_of, is_commit
 from datapipe.stores.location import HUB_SCHEME, Location, Place, is_url, located
-from datapipe.stores.objects import open_timeout_s
-
-_T = TypeVar("_T")
+from datapipe.stores.objects import hub_listing, open_timeout_s
 
 
 def parse_place(text: str) -> Place:
@@ -36,12 +33,9 @@ def parse_location(url: str) -> Location:
         return location
     dataset, _, revision = location.root.rpartition("@")
     if not is_commit(revision):
-        commit = version_of(
-            f"hf://datasets/{location.root}",
-            lambda chosen: _asked(commit_of, replace(location, root=f"{dataset}@{chosen or revision}")),
-        )
+        commit = version_of(location.top, lambda chosen: _commit(replace(location, root=f"{dataset}@{chosen or revision}")))
         location = replace(location, root=f"{dataset}@{commit}")
-    return location if location.key else replace(location, key=_asked(listing, location).only_folder())
+    return location if location.key else replace(location, key=hub_listing(location).only_folder())
 
 
 def version_key(source: str | os.PathLike[str]) -> str:
@@ -50,7 +44,7 @@ def version_key(source: str | os.PathLike[str]) -> str:
     if not is_url(text):
         return str(Path(text).absolute())
     location = located(text)
-    return f"hf://datasets/{location.root}" if location.scheme == HUB_SCHEME else str(location)
+    return location.top if location.scheme == HUB_SCHEME else str(location)
 
 
 @contextlib.contextmanager
@@ -74,5 +68,5 @@ def opened_at_version(source: object, version: int | str | None) -> Iterator[Map
         raise OptionError(f"version={version!r:.60}: {source} has no versions, as Lance datasets and the Hub have; leave it out")
 
 
-def _asked(ask: Callable[[str], _T], location: Location) -> _T:
-    return retried(lambda _: ask(location.root), location, timeout_s=open_timeout_s())
+def _commit(location: Location) -> str:
+    return retried(lambda _: commit_of(location.root), location, timeout_s=open_timeout_s())

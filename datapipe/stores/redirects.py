@@ -46,7 +46,7 @@ async def redirect_target(location: Location) -> str:
 
 async def _follow(location: Location, found: list[str]) -> None:
     """Add the URL of each redirect to `found`, up to one that leads back, or that the library would not follow."""
-    url = f"{location.scheme}://{location.root}/{quote(location.key)}"
+    url = f"{location.top}/{quote(location.key)}"
     parts, known = urlsplit(url), {url}
     while parts.scheme in _PORTS and len(found) < _MOST and not _has_proxy(parts.scheme):
         to = await _redirected(parts)

@@ -31,7 +31,7 @@ from datapipe.stores.failures import (
     given_up,
     told,
 )
-from datapipe.stores.location import BUCKET_SCHEMES, HUB_SCHEME
+from datapipe.stores.location import BUCKET_SCHEMES
 from datapipe.stores.opening import reach
 from datapipe.stores.patience import Patience
 from datapipe.stores.pending import PendingBytes, RemoteObject
@@ -216,8 +216,8 @@ class Requests:
         options: GetOptions = {}
         if pending.end is not None:
             options["range"] = (pending.start, pending.end)
-        has_etag = target.location.scheme != HUB_SCHEME  # whose commits do not change, and whose etags differ by server
-        if has_etag and target.etag is not None and not target.etag.startswith("W/"):
+        has_etags = target.location.has_etags
+        if has_etags and target.etag is not None and not target.etag.startswith("W/"):
             options["if_match"] = target.etag
         result = await store.get_async(key, options=options)
         meta = result.meta
@@ -226,7 +226,7 @@ class Requests:
         data = await _body(result, meta["size"] if pending.end is None else pending.nbytes)
         if target.nbytes < 0:
             target.etag, target.nbytes = meta["e_tag"], meta["size"]
-        elif target.nbytes != meta["size"] or (has_etag and target.etag != meta["e_tag"]):  # for servers that ignore If-Match
+        elif target.nbytes != meta["size"] or (has_etags and target.etag != meta["e_tag"]):  # for servers that ignore If-Match
             raise ChangedError
         return _checked(data, meta["size"] if pending.end is None else pending.nbytes, meta["size"])
 

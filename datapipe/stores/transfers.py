@@ -16,7 +16,7 @@ from datapipe.core.regular_files import open_file
 from datapipe.errors import DatapipeError, MissingDataError, OptionError, StorageError
 from datapipe.stores.attempts import Attempts, answered
 from datapipe.stores.failures import TIMEOUT_S, Cause, ChangedError, ShortBodyError, WholeObjectError, examine
-from datapipe.stores.location import BUCKET_SCHEMES, HUB_SCHEME, Location
+from datapipe.stores.location import BUCKET_SCHEMES, Location
 from datapipe.stores.objects import ListedObject, next_of, object_facts
 from datapipe.stores.opening import open_store, reach
 from datapipe.stores.requests import requests
@@ -44,15 +44,14 @@ def download(
     Raises MissingDataError and StorageError, also if the object has another size or is replaced meanwhile.
     """
     done, size = 0, nbytes
-    has_etag = location.scheme != HUB_SCHEME  # whose commits do not change, and whose etags differ by server
-    etag = etag if has_etag else None
+    etag = etag if location.has_etags else None
     attempts = Attempts(location, timeout_s=requests().timeout_s if timeout_s is None else timeout_s)
     while True:
         try:
             for piece, meta in _pieces(location, done, etag, attempts):
                 if (etag is not None and meta["e_tag"] != etag) or size not in (None, meta["size"]):
                     raise ChangedError
-                etag, size = meta["e_tag"] if has_etag else None, meta["size"]
+                etag, size = meta["e_tag"] if location.has_etags else None, meta["size"]
                 if len(piece):
                     try:
                         sink(piece, done)

@@ -109,19 +109,12 @@ class Images(Data):
                 self._opened = source, form, {**before, **given}
         else:
             settings = ImageSettings(**given)
-            with opened_at_version(source, version) as versions:
+            with opened_at_version(source, version) as self._versions:
                 samples = Samples.open(source, settings.remote, form)
             self._set(samples, settings, None)
             self._opened = source, form, given
-            self._versions = versions
 
     _opened: tuple[AnySource, Form | str | None, dict[str, Any]] | None = None  # as it was called; None: made of other data
-    _versions: Mapping[str, str] = {}
-
-    @property
-    def versions(self) -> Mapping[str, str]:
-        """The versions at which places were opened that change, such as branches, by place."""
-        return self._versions
 
     def at(self, versions: Mapping[str, str], /) -> Images | None:
         """Return the same samples at other versions of their place; None for what select() or mix() made."""

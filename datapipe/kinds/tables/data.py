@@ -25,17 +25,8 @@ from datapipe.stores.places import opened_at_version
 from datapipe.stores.requests import apply_settings
 from datapipe.stores.settings import Remote, remote_settings
 
-_OF_TABLES = (
-    "columns",
-    "label",
-    "dtypes",
-    "transform",
-    "lists",
-    "cache",
-    "window_nbytes",
-    "remote",
-    "version",
-)  # of a loader's arguments
+# Of a loader's arguments.
+_OF_TABLES = ("columns", "label", "dtypes", "transform", "lists", "cache", "window_nbytes", "remote", "version")
 
 TableSource = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 

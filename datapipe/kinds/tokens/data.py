@@ -131,7 +131,7 @@ class Tokens(RowData):
         if field is not None and (not names or len({*names}) < len(names)):
             raise OptionError(f"field is {field!r:.60}; name fields of tokens, each once")
         opening = _Opening(source, dtype, eos, vocab_size, names, remote_settings(remote))
-        with opened_at({}) as versions:
+        with opened_at({}) as self._versions:
             indexes = opening.open()
         if tokenizer is not None:
             refuse_other_tokenizer(indexes[0], Path(path_name(tokenizer, "tokenizer")))
@@ -152,14 +152,14 @@ class Tokens(RowData):
             accumulate=accumulate,
         )
         self._set(opening, settings, is_padded=pad is not None, indexes=indexes)
-        self._versions = versions
 
     def _set(
         self, opening: _Opening, settings: TokenSettings, *, is_padded: bool, indexes: Sequence[TokenIndex] | None = None
     ) -> None:
         self._opening, self._is_padded = opening, is_padded
-        with opened_at({}) as self._versions:
-            indexes = indexes or opening.open()
+        if indexes is None:
+            with opened_at({}) as self._versions:
+                indexes = opening.open()
         index = indexes[0]
         if index.facts.image is not None:
             call = f"datapipe.Conversations({index.where!r}, length=..., processor=...)"

@@ -19,11 +19,11 @@ _MOST_OPEN = 64
 _T = TypeVar("_T")
 
 
-class LanceError(Exception):
-    """A failure of the library."""
+class LanceError(ValueError):
+    """A failure of the library, mostly for damage."""
 
 
-DAMAGE = (LanceError, pa.ArrowException, ValueError, KeyError, OverflowError)
+DAMAGE = (pa.ArrowException, ValueError, KeyError, OverflowError)
 
 _open: OrderedDict[tuple[str, int, tuple[int, int]], Any] = OrderedDict()
 _lock = threading.Lock()

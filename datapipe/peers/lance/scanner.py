@@ -98,8 +98,9 @@ def _index_columns(dataset: Any, where: str, path: str | Path) -> tuple[SidecarR
     num = int(asked(dataset.count_rows))
     if not num:
         raise FormatError(f"{where}: no rows")
-    _refuse_other_sizes(dataset, dataset_of(path)[0])
-    starts = group_starts(num, _held_below(dataset_of(path)[0]), _GROUP_NBYTES, _MOST_ROWS)
+    place, _ = dataset_of(path)
+    _refuse_other_sizes(dataset, place)
+    starts = group_starts(num, _held_below(place), _GROUP_NBYTES, _MOST_ROWS)
     columns = columns_of(dataset.schema)
     image = _image_column(dataset, where)
     features = read_features(dataset.schema.metadata, where)

@@ -36,5 +36,10 @@ def read_kept(place: Path) -> dict[str, Any]:
 
 def keep(place: Path, contents: Mapping[str, Any]) -> None:
     """Keep JSON-safe contents at a place."""
+    keep_data(place, json.dumps(contents).encode())
+
+
+def keep_data(place: Path, data: bytes) -> None:
+    """Keep bytes at a place."""
     with atomic.atomic_writer(place, mode=0o600, durable=False) as file:
-        file.write(json.dumps(contents).encode())
+        file.write(data)

@@ -179,11 +179,12 @@ def _note_pause(server: str, wait_s: float) -> None:
     """Let all processes of this user wait, and say so, unless another one has said it."""
     place = _pause_place(server)
     with one_at_a_time(place.with_suffix(".lock")):
-        if _pause_s(server) < 1.0:
+        left_s = _pause_s(server)
+        if left_s < 1.0:
             logger.warning(
                 "%s: allows no more requests for %d s (429); all processes of this machine wait for it", server, math.ceil(wait_s)
             )
-        if _pause_s(server) < wait_s:
+        if left_s < wait_s:
             keep(place, {"until_s": time.time() + wait_s})
 
 

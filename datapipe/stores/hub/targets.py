@@ -11,12 +11,11 @@ from pathlib import Path
 from urllib.parse import parse_qs, quote, urljoin, urlsplit
 from zlib import crc32
 
-from datapipe.core import atomic
 from datapipe.core.regular_files import read_bytes
 from datapipe.core.user_cache import one_at_a_time
 from datapipe.stores.failures import TO_PLAIN, Cause, FailedRequestError, Failure
 from datapipe.stores.hub.commits import commit_of, is_commit, listing
-from datapipe.stores.hub.keeping import digest, keep, place_for, read_kept
+from datapipe.stores.hub.keeping import digest, keep, keep_data, place_for, read_kept
 from datapipe.stores.hub.requests import ask, endpoint, is_of, not_understood, token_headers
 from datapipe.stores.location import redacted
 
@@ -30,7 +29,7 @@ _targets: dict[tuple[str, str, str], tuple[Target, float, float]] = {}  # by ser
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where the bytes of a file are. Its URL may be signed, so it is shown to nobody. `headers`: of requests for it."""
+    """The URL of a file's bytes, which may be signed and so is shown to nobody, and the headers of requests for it."""
 
     url: str
     headers: Mapping[str, str]
@@ -96,8 +95,8 @@ def keep_bytes(root: str, path: str, data: bytes) -> None:
     if not is_commit(revision) or len(data) > _MOST_KEPT_NBYTES:
         return
     place = _place_of(endpoint(), dataset, revision, path).with_suffix(".bytes")
-    with contextlib.suppress(OSError), atomic.atomic_writer(place, mode=0o600, durable=False) as file:
-        file.write(data)
+    with contextlib.suppress(OSError):
+        keep_data(place, data)
 
 
 def forget_targets() -> None:
