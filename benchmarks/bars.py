@@ -10,6 +10,7 @@ from benchmarks import passes
 from benchmarks.audio import BARS as AUDIO_BARS
 from benchmarks.audio import KINDS as AUDIO_KINDS
 from benchmarks.audio import MAX_RESUME_S
+from benchmarks.buckets import OPENED_S, PADDED, PLANNED_S
 from benchmarks.conversations import BARS as CONVERSATION_BARS
 from benchmarks.conversations import figures as conversation_figures
 from benchmarks.shown.cells import line
@@ -350,6 +351,27 @@ BARS = (
         Bar(f"images inside text: {name}", aim, "", name.startswith("bytes"), _of_conversations(name))
         for name, aim in CONVERSATION_BARS.items()
     ),
+    Bar(
+        "buckets of shapes: a million images planned",
+        PLANNED_S,
+        " s",
+        True,
+        lambda found: float(found["buckets"]["planning"]["planned_s"]),
+    ),
+    Bar(
+        "buckets of shapes: the plan of a million images opened",
+        1000 * OPENED_S,
+        " ms",
+        True,
+        lambda found: 1000 * float(found["buckets"]["planning"]["opened_s"]),
+    ),
+    Bar(
+        "buckets of shapes: an epoch of a million images padded, 512 in a step",
+        100 * PADDED,
+        "%",
+        True,
+        lambda found: 100 * float(found["buckets"]["planning"]["padded"]["512"]),
+    ),
     _times("a store, full shuffle by ranges, nothing cached, against the disk", 0.78, _of_store("ranges")),
     _times("a store, windows, nothing cached, against the disk", 0.9, _of_store("windows, cold")),
     _times("a store, warm shard cache, against the disk", 0.97, _of_store("warm cache")),
@@ -389,7 +411,7 @@ BARS = (
 _NEEDED = (
     "images-photos", "images-256", "images-raw", "images-dali", "images-dali-uint8", "convert", "open-large", "gil", "stages-256",
     "containers", "images-from-torch", "images-any-dataset", "attach-cost", "tables", "tokens", "video", "audio", "remote",
-    "conversations", "elsewhere", "foreign",
+    "conversations", "elsewhere", "foreign", "buckets",
     "diagnostics-real", "diagnostics-scripts", "diagnostics-ranks", "convert-sources", "recording", "monitor-cost",
     "video-episodes", "video-stages",
 )  # fmt: skip

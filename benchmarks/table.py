@@ -34,6 +34,7 @@ _PARTS: dict[str, Callable[[dict[str, Any]], str]] = {
     "containers": images.containers,
     "foreign": images.in_place,
     "scaled": images.scaled,
+    "buckets": images.buckets,
     "cache": images.cache,
     "recording": images.recording,
     "convert": conversion.converting,

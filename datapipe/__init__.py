@@ -34,12 +34,14 @@ if TYPE_CHECKING:
     from datapipe.kinds.tokens.data import Tokens
     from datapipe.remote_workers.settings import Workers
     from datapipe.stores.settings import Remote
+    from datapipe.transforms.buckets import Buckets
 
 __version__ = "0.2.0"
 
 __all__ = [
     "Audio",
     "BadSample",
+    "Buckets",
     "Cache",
     "Clips",
     "Columns",
@@ -79,6 +81,7 @@ _HOMES = {
     "Dali": "datapipe.kinds.images.dali.settings",
     "DataLoader": "datapipe.kinds.loader",
     "Form": "datapipe.containers.form",
+    "Buckets": "datapipe.transforms.buckets",
     "Images": "datapipe.kinds.images.data",
     "Jagged": "datapipe.kinds.tables.jagged",
     "Monitor": "datapipe.diagnostics.monitor",

@@ -91,6 +91,12 @@ def add_inspect(subparsers: Commands) -> None:
     parser.add_argument("--num", metavar="N", type=int, default=24, help="samples on the sheet (default: 24)")
     parser.add_argument("--tokenizer", metavar="FILE", type=Path, help="print some documents of token ids as texts")
     add_processor(parser, "show conversations with images as the model in this folder will see them")
+    parser.add_argument(
+        "--buckets",
+        metavar="AREA[:STEP[:RATIO]]",
+        help="show which images belong to which bucket of shapes, such as of 1048576 pixels, sides multiples of 64, 2 times as"
+        " long as wide at most (1048576:64:2)",
+    )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     add_form_options(parser, "what the data is")
     parser.set_defaults(run="datapipe.cli.inspect:run")

@@ -9,6 +9,7 @@ from datapipe.cli.arguments import parse_form
 from datapipe.core.atomic import refuse_to_replace
 from datapipe.core.checks import whole_number
 from datapipe.core.printable import say_text
+from datapipe.errors import OptionError
 from datapipe.kinds.registry import open_path, part
 
 
@@ -18,6 +19,8 @@ def run(args: argparse.Namespace) -> int:
     if args.grid is not None:
         refuse_to_replace(args.grid)
     kind, index = open_path(args.path, parse_form(args))
+    if args.buckets is not None and kind != "images":
+        raise OptionError(f"--buckets: {args.path} holds no images, but {kind}; leave it out")
     inspection = part(kind, "inspection")
     facts = inspection.describe(index, args)
     say_text(json.dumps(facts, indent=1) if args.json else inspection.as_text(args.path, facts))

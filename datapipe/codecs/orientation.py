@@ -30,6 +30,15 @@ def orientation_of(data: bytes, header: ImageHeader) -> int:
     return found if found in range(1, 9) else UPRIGHT
 
 
+def turned(data: bytes, header: ImageHeader) -> ImageHeader:
+    """Return the header of an image once it is turned as its EXIF says. Raises DecodeError if it does not open."""
+    if header.encoding == "jpeg" and b"Exif" not in data and b"tiff:Orientation" not in data:
+        return header  # found out in microseconds
+    orientation = orientation_of(data, header)
+    height, width = upright_size(header.height, header.width, orientation)
+    return header._replace(height=height, width=width, orientation=orientation)
+
+
 def upright_size(height: int, width: int, orientation: int) -> tuple[int, int]:
     """Return (height, width) of an image of that size, once it is turned."""
     return (width, height) if orientation in _SIDEWAYS else (height, width)

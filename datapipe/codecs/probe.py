@@ -43,6 +43,7 @@ class ImageHeader(NamedTuple):
     complete: bool  # False: the end marker is missing, or the form is rare; only decoding, by Pillow, tells what it is
     animated: bool = False
     scan: FirstScan | None = None  # of a JPEG of the usual form
+    orientation: int = 1  # by which height and width are those of the image once it is turned, see `codecs/orientation`
 
 
 def encoding_of(data: bytes) -> str | None:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from datapipe.errors import OptionError, StateError
-from datapipe.order.sample_order import Order
+from datapipe.order.sample_order import ABSENT, Order
 
 MAX_SAMPLES = 1 << 40  # of an epoch, and of a batch
 _MAX_FILLED = 1 << 24  # samples to which a batch is filled up, whatever there are
@@ -160,16 +160,22 @@ class Plan:
         """
         epoch, num_samples = spans[0].after.epoch, spans[0].num_samples
         mine = np.concatenate([span.start + np.arange(len(span), dtype=np.int64) for span in spans])
-        places = mine % num_samples
+        filling = getattr(self.order, "fills", None)  # one that fills its own steps up, also the last
+        places = mine % num_samples if filling is None else mine
         positions, real = self.order(epoch, places), mine < num_samples
         occurring = getattr(self.order, "occurrences", None)  # isinstance of a protocol would take longer than all the rest
         occurrences = None if occurring is None else occurring(epoch, places)
+        if filling is not None:
+            real &= ~filling(epoch, places)
         first, found = 0, []
         for span in spans:
             rows = slice(first, first + len(span))
             first = rows.stop
-            repeats = None if occurrences is None else occurrences[rows]
-            found.append(Picks(span.step, span.after, positions[rows], real[rows], repeats))
+            taken: slice | NDArray[np.int64] = rows
+            if filling is not None:
+                taken = rows.start + np.flatnonzero(positions[rows] != ABSENT)
+            repeats = None if occurrences is None else occurrences[taken]
+            found.append(Picks(span.step, span.after, positions[taken], real[taken], repeats))
         return found
 
     def span(self, epoch: int, step: int) -> BatchSpan:

@@ -21,6 +21,7 @@ from datapipe.order.draws import key64, mix64
 
 TABLE_LIMIT = 1 << 16  # below it Feistel networks are visibly biased; a sorted table is exact and small
 MAX_LANES = 16
+ABSENT = -1  # in place of a position of the dataset: the batch has no sample there
 _ROUNDS = 6
 
 
@@ -28,7 +29,9 @@ class Order(Protocol):
     """A map from positions of an epoch to positions of the dataset.
 
     An order in which samples may come several times has a further method, `occurrences(epoch, positions)`, which returns (m,) a
-    number from 0 for each position, different for each occurrence of a sample.
+    number from 0 for each position, different for each occurrence of a sample. One that fills steps up itself has a method
+    `fills(epoch, positions)`, which returns (m,) whether each is such a repeat; it is asked for positions beyond its length, to
+    the end of the last step, and may give the position ABSENT, which makes a batch smaller.
     """
 
     @property

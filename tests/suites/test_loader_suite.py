@@ -87,6 +87,12 @@ def open_images(path: Path, **options: Any) -> Loader:
     return dp.DataLoader(path, **{"backend": "images_cpu", "output": "dict", "transform": transform} | options)
 
 
+def open_bucketed_images(path: Path, **options: Any) -> Loader:
+    """Of one shape that has images, so that it is known which samples a step has that is not full."""
+    data = dp.Images(path, buckets=dp.Buckets([(24, 24), (20, 24)], crop="random"))
+    return dp.DataLoader(data, **{"output": "dict", "transform": [dp.transforms.RandomHorizontalFlip()]} | options)
+
+
 def open_images_by_dali(path: Path, **options: Any) -> Loader:
     try:
         installation()
@@ -310,6 +316,7 @@ def open_utterances(path: Path, **options: Any) -> Loader:
 KINDS = {
     "images": LoaderOf(make_images, spoil_image, open_images, ids_of),
     "images_by_dali": LoaderOf(make_images, spoil_image, open_images_by_dali, ids_of, most_threads=2),
+    "bucketed_images": LoaderOf(make_images, spoil_image, open_bucketed_images, ids_of),
     "tables": LoaderOf(make_table, spoil_row_group, open_table, ids_of),
     "tokens": LoaderOf(make_tokens, spoil_document, open_tokens, ids_of_tokens),
     "conversations": LoaderOf(make_conversations, spoil_conversation, open_conversations, ids_of_conversations),

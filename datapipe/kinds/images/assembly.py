@@ -18,6 +18,7 @@ from datapipe.kernel.own_process import can_be_sent
 from datapipe.kernel.pools import ObjectPool
 from datapipe.kernel.processes import launcher, wanted
 from datapipe.kinds.images.batches import SampleBatchMaker, Worker
+from datapipe.kinds.images.buckets import BucketPlan
 from datapipe.kinds.images.choice import Choice
 from datapipe.kinds.images.collate import Collator
 from datapipe.kinds.images.dali.gate import choose_cut_form
@@ -53,10 +54,11 @@ def assemble(
     kept: KeptImages | None,
     device_images: DeviceImages | None,
     fleet: Fleet | None,
+    plan: BucketPlan | None = None,
 ) -> SampleBatchMaker:
     """Return the maker of a pass's batches. Call it in the consumer's thread: for a GPU it creates a stream there.
 
-    `fleet`: workers on other machines, greeted; None: there are none.
+    `fleet`: workers on other machines, greeted; None: there are none. `plan`: of buckets, of one of which each batch is.
     """
     index, fields, options = samples.index, samples.fields, settings.options
     stored_size = index.manifest.image_size
@@ -73,7 +75,7 @@ def assemble(
         boxes=samples.settings.boxes,
         delivery=delivery,
     )
-    leaves_pixels = collator.finishes_pixels and size is not None
+    leaves_pixels = collator.finishes_pixels and (size is not None or plan is not None)
     geometry = recipe.geometry_alone()
     in_blocks = geometry if device_images is None else device_images.front  # the rest is the device's
     block_size = size if device_images is None else device_images.shape
@@ -98,10 +100,15 @@ def assemble(
             return RemoteBlockWorker(worker_recipe, files, fleet, decode)
         if begun is not None:
             return ProcessBlockWorker(worker_recipe, files, begun, decode)
-        worker = BlockWorker(worker_recipe, files, decode=decode, kept=kept)
+        buckets = None if plan is None else plan.buckets
+        worker = BlockWorker(worker_recipe, files, decode=decode, kept=kept, buckets=buckets)
         return worker if stage is None else FetchWorker(worker, in_blocks, stage.graph)
 
     most = min(options.batch_size, len(index))
+    row_shape: tuple[int, ...] | None = None if block_size is None else (*block_size, 3)
+    if plan is not None:  # flat, so that a batch of any bucket fits
+        most, row_pixels = plan.row_pixels(options.batch_size)
+        row_shape = (row_pixels * 3,)
     lanes = None if stage is None else stage.lanes
     return SampleBatchMaker(
         settings=settings,
@@ -113,12 +120,13 @@ def assemble(
         further=FurtherFields(fields.further, index=index, files=files, geometry=geometry if fields.moved else None),
         recipe=in_blocks if leaves_pixels else recipe,
         files=files,
-        memory=None if block_size is None else delivery.memory((*block_size, 3), room=most),
+        memory=None if row_shape is None else delivery.memory(row_shape, room=most),
         dali=stage,
         collator=collator,
         repeats=Repeats.of(index),
         kept=kept,
         device_images=device_images,
+        plan=plan,
     )
 
 

@@ -27,6 +27,7 @@ from datapipe.kernel.bad_samples import replacement
 from datapipe.kernel.kind import BadRow, BatchMaker, LeftToConsumer, Pass, Piece, Resources, note_stage
 from datapipe.kernel.pools import BatchMemory
 from datapipe.kernel.random_state import collation_seed, random_state_kept, reseed
+from datapipe.kinds.images.buckets import BucketPlan
 from datapipe.kinds.images.collate import Batch, Collator
 from datapipe.kinds.images.dali.pipeline import DaliPipeline
 from datapipe.kinds.images.dali_stage import DaliStage, Fetched, FetchWorker
@@ -61,6 +62,7 @@ class SampleBatchMaker(BatchMaker):
     repeats: Repeats | None
     kept: KeptImages | None = None
     device_images: DeviceImages | None = None
+    plan: BucketPlan | None = None  # of buckets: memory is then of flat rows that hold the largest shape
 
     def with_settings(self, settings: Pass) -> SampleBatchMaker:
         """Return a maker for another pass, sharing all that this one holds."""
@@ -86,7 +88,7 @@ class SampleBatchMaker(BatchMaker):
             labels=entries.labels.copy(),
             ids=ids.copy(),
             good=np.ones(len(ids), np.bool_),
-            images=self._begin(len(ids)),
+            images=self._begin(picks.positions),
             values=[None] * len(ids),
             found=None if self.device_images is None else self.device_images.find(entries),
         )
@@ -123,6 +125,8 @@ class SampleBatchMaker(BatchMaker):
             batch.images.forget(row)
         epoch, seed, sample = batch.picks.after.epoch, self.settings.seed, int(batch.picked[row])
         position = replacement(len(self.index), seed=seed, epoch=epoch, id=sample, attempt=attempt)
+        if self.plan is not None:
+            position = self.plan.replacement(int(batch.picks.positions[row]), position)
         other = self.index.ids(np.array([position], np.int64))
         found = self._look_up(other)
         if batch.found is not None:
@@ -198,9 +202,15 @@ class SampleBatchMaker(BatchMaker):
             return batch.entries.extents.take(rows) if rows else None
         return batch.entries.extents if self.kept is None else self.kept.will_need(batch.entries)
 
-    def _begin(self, num_images: int) -> torch.Tensor | list[Any] | Fetched:
+    def _begin(self, positions: NDArray[np.int64]) -> torch.Tensor | list[Any] | Fetched:
+        num_images = len(positions)
         if self.memory is None:
             return [None] * num_images
+        if self.plan is not None and num_images:
+            height, width = self.plan.shape_of(positions)
+            num_rows = -(-num_images * height * width * 3 // self.memory.row_shape[0])
+            flat = self.memory.lease(num_rows, self.recipe.output_dtype).view(-1)
+            return flat[: num_images * height * width * 3].view(num_images, height, width, 3)
         if self.dali is not None and num_images:
             return Fetched(num_images, *self.memory.row_shape[:2])
         return self.memory.lease(num_images, self.recipe.output_dtype)

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from datapipe.codecs.decode import Decoder, SimpleJpegDecoder
+from datapipe.codecs.orientation import UPRIGHT, upright, upright_size
 from datapipe.codecs.probe import ImageHeader
 from datapipe.transforms.execute import BlockRow, RowCut, cut_through
 
@@ -39,6 +40,24 @@ class ScaledCut:
         left, right = _ends(first.region[1], first.region[3], header.width, pixels.shape[1])
         of_scale = first._replace(region=[top, left, bottom - top, right - left])
         cut_through(pixels[top:bottom, left:right], [of_scale, *steps[1:]], out)
+
+
+class UprightCut:
+    """A `Cut` that turns images whose header says so, decoded whole; `cut` does the others. For one thread."""
+
+    def __init__(self, cut: Cut, decoder: Decoder) -> None:
+        self._cut, self._decoder = cut, decoder
+
+    def __call__(self, data: bytes, header: ImageHeader, steps: Sequence[RowCut], out: NDArray[np.uint8] | BlockRow) -> None:
+        if header.orientation == UPRIGHT:
+            self._cut(data, header, steps, out)
+            return
+        height, width = upright_size(header.height, header.width, header.orientation)  # which turns the sides back
+        stored = header._replace(height=height, width=width, orientation=UPRIGHT)
+        pixels = upright(self._decoder(data, stored, [0, 0, height, width]), header.orientation)
+        top, left, height, width = steps[0].region
+        region = np.ascontiguousarray(pixels[top : top + height, left : left + width])
+        cut_through(region, [steps[0]._replace(region=[0, 0, height, width]), *steps[1:]], out)
 
 
 def _scale(how: RowCut, header: ImageHeader) -> int:

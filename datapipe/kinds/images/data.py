@@ -30,6 +30,7 @@ from datapipe.kernel.cache_settings import Cache
 from datapipe.kernel.kind import Data
 from datapipe.kernel.mixing import Mixture, warn_of_classes
 from datapipe.kernel.shown import shown_device
+from datapipe.kinds.images.buckets import in_buckets, plan_of
 from datapipe.kinds.images.collate import BoxesForm
 from datapipe.kinds.images.fields import IMAGE, LABEL, BatchFields, FurtherFields
 from datapipe.kinds.images.kind import ImageKind
@@ -40,6 +41,7 @@ from datapipe.order.sampling import MAX_MIXED
 from datapipe.stores.places import opened_at_version
 from datapipe.stores.settings import Remote, remote_settings
 from datapipe.transforms import Recipe
+from datapipe.transforms.buckets import Buckets
 
 
 class Images(Data):
@@ -67,6 +69,8 @@ class Images(Data):
       and flipped after that. Pixels are the same with and without. Decodes on the CPU, but for "gpu".
     decode: "exact", or "scaled": libjpeg makes JPEGs smaller while it decodes them, at least twice as large as the transforms
       resize them to. That takes a part of the time where photographs are large, and pixels differ a little. None: "exact".
+    buckets: a `datapipe.Buckets(...)`: each image is resized and cut to the shape of its bucket before the transforms, which keep
+      it, and a batch has images of one bucket. Decodes on the CPU, in threads.
     remote: a `datapipe.Remote(...)`: how samples are read if the source is the URL of an object store.
 
     `d[i]` is the decoded, untransformed sample, as a tuple of the fields that a loader's batches have: the image a (3, h, w)
@@ -86,6 +90,7 @@ class Images(Data):
         memory_format: torch.memory_format | None = None,
         cache: Cache | str | os.PathLike[str] | None = None,
         decode: Decode | None = None,
+        buckets: Buckets | None = None,
         remote: Remote | None = None,
     ) -> None:
         named: dict[str, Any] = {
@@ -94,6 +99,7 @@ class Images(Data):
             "memory_format": memory_format,
             "cache": Cache.of(cache),
             "decode": decode,
+            "buckets": buckets,
             "remote": remote if remote is None else remote_settings(remote),
         }
         given = {name: value for name, value in named.items() if value is not None}
@@ -279,7 +285,7 @@ class Images(Data):
         for part in parts:
             if part.mixture is not None:
                 raise OptionError("mix() on a dataset of mix() or repeat(): pass all datasets to one mix()")
-            for name in ("boxes", "memory_format", "cache", "decode", "remote"):
+            for name in ("boxes", "memory_format", "cache", "decode", "buckets", "remote"):
                 ours, theirs = getattr(self.settings, name), getattr(part.settings, name)
                 if ours != theirs:
                     raise OptionError(
@@ -310,11 +316,19 @@ class Images(Data):
         self, arguments: Mapping[str, Any], *, device: Callable[[], torch.device], open_loader: Callable[..., Iterable[Any]]
     ) -> ImageKind:
         recipe = Recipe.of(self._samples.recipe if arguments["transform"] is None else arguments["transform"])
+        buckets = self.settings.buckets
+        if buckets is not None:
+            if self.mixture is not None or not self.fields.has_image:
+                problem = "of what mix() or repeat() made" if self.mixture is not None else "of batches without images"
+                raise OptionError(f"buckets {problem}: not possible; leave them out")
+            recipe = in_buckets(recipe, buckets)
         self.fields.check_recipe(recipe)
         cache, where = self.settings.cache, arguments["device"]
         if cache is not None and cache.where == "gpu" and (accelerator() is None or str(where).startswith("cpu")):
             raise OptionError(f"cache='gpu' keeps images on a GPU, and device is {shown_device(where)}; pass cache='ram'")
         if arguments["shuffle"] == "windows":
+            if buckets is not None:
+                raise OptionError("shuffle='windows' goes by shards, and buckets by shapes; pass True")
             _ = self._batched.stored_order  # which raises here where there is none
         row_groups = row_groups_of_windows(len(self.fields.stored))
         files = open_files(self.index, row_groups=row_groups, remote=self.settings.remote)
@@ -322,7 +336,8 @@ class Images(Data):
         def open_measured(**options: Any) -> Iterable[Any]:
             return open_loader(self._measured(), **options)
 
-        return ImageKind(self._batched, files=files, recipe=recipe, device=device, open_measured=open_measured)
+        plan = None if buckets is None else plan_of(self.index, files, buckets)
+        return ImageKind(self._batched, files=files, recipe=recipe, device=device, open_measured=open_measured, plan=plan)
 
     def _measured(self) -> Images:
         """Return the same samples as a backend is measured with them: image and label, kept nowhere, the torch Dataset aside."""

@@ -15,6 +15,7 @@ from datapipe.kernel.explanation import TRANSFER, device_line, threads_text
 from datapipe.kernel.kind import PassFacts
 from datapipe.kernel.mixing import Mixture
 from datapipe.kinds.images.assembly import can_be_processes, options_of_making
+from datapipe.kinds.images.buckets import BucketPlan
 from datapipe.kinds.images.choice import Choice
 from datapipe.kinds.images.dali.installation import installation, mismatch
 from datapipe.kinds.images.dali.region_trial import region_problem
@@ -37,6 +38,7 @@ def explain(
     files: Files,
     cache: KeptImages | DeviceImages | None,
     elsewhere: Elsewhere,
+    plan: BucketPlan | None,
     decodes_on: Callable[[], str],
 ) -> list[str]:
     """Return the lines about the passes over such data. `decodes_on`: says where DALI decodes, "gpu" or "cpu"; may raise."""
@@ -75,6 +77,10 @@ def explain(
             in_windows=order.startswith("windows "),
             has_shards=can_keep_shards(samples.index),
         )
+    if plan is not None:
+        about = plan.order(0, batch_size=options.batch_size, num_ranks=facts.num_ranks, tail=options.tail, shuffle=True)
+        described = plan.describe(about if order.endswith(about.kind.partition(" ")[2]) else None)
+        lines += [f"{'buckets' if not number else '':<10}{line}" for number, line in enumerate(described)]
     if cache is not None:
         lines.append(f"cache     {cache.describe()}")
     steps = recipe.explain()

@@ -18,16 +18,18 @@ import torch
 from numpy.typing import NDArray
 
 from datapipe.codecs.decode import Decode, Decoder, open_decoder
+from datapipe.codecs.orientation import turned
 from datapipe.codecs.probe import ImageHeader, probe
 from datapipe.errors import DecodeError, IntegrityError
 from datapipe.fetch.files import Files
 from datapipe.index.entries import Entries
 from datapipe.kernel.kind import BadRow
 from datapipe.kinds.images.cache.store import Gap
-from datapipe.kinds.images.cutting import Cut, ScaledCut
+from datapipe.kinds.images.cutting import Cut, ScaledCut, UprightCut
 from datapipe.kinds.images.kept_images import KeptImage, KeptImages
 from datapipe.order.draws import Draws
 from datapipe.transforms import Recipe
+from datapipe.transforms.buckets import Buckets
 from datapipe.transforms.execute import BlockRow, RowCut, cut_through, refuse_large, row_cuts, rows_of
 from datapipe.transforms.protocols import Cuts
 
@@ -83,11 +85,18 @@ class _ExactCut:
 class BlockWorker:
     """Loads blocks for one thread, with its own decoder and a block of scratch memory.
 
-    `kept`: cache of images as the recipe's front leaves them, by the samples' ids.
+    `kept`: cache of images as the recipe's front leaves them, by the samples' ids. `buckets`: of which each batch has one.
     """
 
     def __init__(
-        self, recipe: Recipe, files: Files, *, decoder: str = "auto", decode: Decode = "exact", kept: KeptImages | None = None
+        self,
+        recipe: Recipe,
+        files: Files,
+        *,
+        decoder: str = "auto",
+        decode: Decode = "exact",
+        kept: KeptImages | None = None,
+        buckets: Buckets | None = None,
     ) -> None:
         self._recipe = recipe
         self._behind_front = recipe.split_front()[1]
@@ -95,6 +104,10 @@ class BlockWorker:
         self._kept = kept
         self._decoder: Decoder = open_decoder(decoder)
         self._cut: Cut = ScaledCut(self._decoder) if decode == "scaled" else _ExactCut(self._decoder)
+        self._buckets = buckets
+        self._turns = buckets is not None and buckets.exif
+        if self._turns:
+            self._cut = UprightCut(self._cut, self._decoder)
         self._scratch = torch.empty((0, 0, 0, 3), dtype=torch.uint8)
         self._rows: list[BlockRow] = []  # of the scratch memory
 
@@ -112,6 +125,8 @@ class BlockWorker:
         for part, samples in self._read_in_parts(entries, rows, report, leave_out=found.rows or leave_out):
             start_ns = time.perf_counter_ns()
             jobs = self._jobs(samples, found, part, draws)
+            if self._buckets is not None:
+                jobs = _of_shape(jobs, out.shape[1:3], report)
             report.decode_ns += time.perf_counter_ns() - start_ns
             for first in range(part.start, part.stop, MAX_CACHED):
                 some = slice(first, min(first + MAX_CACHED, part.stop))
@@ -178,7 +193,7 @@ class BlockWorker:
             try:
                 if not isinstance(data, bytes):
                     raise data
-                header = probe(data)
+                header = turned(data, probe(data)) if self._turns else probe(data)
             except (DecodeError, IntegrityError) as exc:
                 report.bad.append(BadRow(row, exc))
                 continue
@@ -271,6 +286,20 @@ class BlockWorker:
             self._scratch = torch.empty((MAX_CACHED, *size), dtype=torch.uint8)
             self._rows = rows_of(self._scratch)
         return (self._scratch if num == MAX_CACHED else self._scratch[:num]), self._rows
+
+
+def _of_shape(jobs: deque[Job], shape: Sequence[int], report: BlockReport) -> deque[Job]:
+    """Return the jobs whose images come out in a batch's shape; the others, of another bucket than planned, go to `report`."""
+    kept: deque[Job] = deque()
+    for sample, steps in jobs:
+        height, width = steps[-1].window[2:]
+        if (height, width) == tuple(shape):
+            kept.append((sample, steps))
+            continue
+        header = sample.header
+        reason = f"is {header.height} x {header.width} now, of another bucket than when its size was looked at"
+        report.bad.append(BadRow(sample.row, DecodeError(f"{reason}: it was changed; touch its folder, or index the data again")))
+    return kept
 
 
 def _jobs_of(samples: Sequence[EncodedSample], chain: list[Cuts]) -> Iterator[Job]:

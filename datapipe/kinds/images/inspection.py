@@ -69,12 +69,30 @@ def describe(index: SampleIndex, args: argparse.Namespace) -> dict[str, Any]:
     }
     if args.tokenizer is not None:
         raise OptionError(f"--tokenizer: {args.path} holds no token ids; leave it out")
+    if args.buckets is not None:
+        if not index.has_images:
+            raise OptionError(f"--buckets: {args.path} holds no images; leave it out")
+        from datapipe.kinds.images.buckets import plan_of  # late, as it needs torch
+
+        facts["buckets"] = plan_of(index, files, _buckets_of(args.buckets)).describe()
     if args.grid is not None:
         if not index.has_images:
             raise OptionError(f"--grid: {args.path} holds no images; leave it out")
         facts["grid"] = str(args.grid)
         draw_sheet(index, args.grid, num_images=args.num)
     return facts
+
+
+def _buckets_of(text: str) -> Any:
+    """Return the buckets that AREA[:STEP[:RATIO]] names. Raises OptionError."""
+    from datapipe.transforms.buckets import Buckets
+
+    parts = text.split(":")
+    try:
+        area, step, ratio = (*parts, *("64", "2.0")[len(parts) - 1 :])
+        return Buckets(area=int(area), step=int(step), ratio=float(ratio))
+    except ValueError:
+        raise OptionError(f"--buckets {text!r:.60}: write AREA[:STEP[:RATIO]], such as 1048576:64:2") from None
 
 
 def as_text(path: str | os.PathLike[str], facts: dict[str, Any]) -> str:
@@ -95,6 +113,7 @@ def as_text(path: str | os.PathLike[str], facts: dict[str, Any]) -> str:
         height, width = seen["median_size"]
         lines.append(f"  median   {height} x {width} pixels (height x width), {seen['median_bytes'] / 1e3:,.1f} kB")
     lines.append(f"  first    {facts['first']}")
+    lines += [f"  {'' if number else 'buckets':<9}{line}" for number, line in enumerate(facts.get("buckets", ()))]
     lines += [f"  bad      {text}" for text in seen["bad"]]
     if "grid" in facts:
         lines.append(f"  sheet    {facts['grid']}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,12 +16,13 @@ from datapipe.fetch.remote import RemoteFiles, StoreFacts
 from datapipe.fetch.row_groups import max_lanes
 from datapipe.fetch.shard_cache.schedule import Schedule, ShardUse
 from datapipe.kernel.accelerators import runtime_of
-from datapipe.kernel.kind import Kind, Pass, PassFacts, Source
+from datapipe.kernel.kind import Identity, Kind, Pass, PassFacts, Source
 from datapipe.kernel.mixing import mixed_order
 from datapipe.kernel.options import LoaderOptions, Shuffle
 from datapipe.kernel.samplers import WeightedSampler
 from datapipe.kinds.images.assembly import assemble
 from datapipe.kinds.images.batches import SampleBatchMaker
+from datapipe.kinds.images.buckets import BucketPlan
 from datapipe.kinds.images.choice import BackendRequest, Choice, asks_for_dali
 from datapipe.kinds.images.device_images import DeviceImages, check_recipe
 from datapipe.kinds.images.evidence import DataEvidence, check_sizes
@@ -52,11 +54,16 @@ class ImageKind(Kind):
         recipe: Recipe,
         device: Callable[[], torch.device],
         open_measured: Callable[..., Any],
+        plan: BucketPlan | None = None,
     ) -> None:
-        self.samples, self.files, self.recipe = samples, files, recipe
+        self.samples, self.files, self.recipe, self.plan = samples, files, recipe, plan
+        if plan is not None:
+            self.identity = Identity("buckets", hashlib.sha256(plan.buckets.name.encode()).hexdigest()[:16], "buckets")
         self.fingerprint, self.num_samples = samples.index.fingerprint, len(samples)
         self.former_fingerprint = samples.index.former_fingerprint
         self.num_in_epoch = len(samples) if samples.mixture is None else sum(samples.mixture.counts)
+        if plan is not None:
+            self.num_in_epoch = int(plan.counts.sum())
         self._cache = samples.settings.cache
         self._device = device
         self._open_measured = open_measured
@@ -74,7 +81,9 @@ class ImageKind(Kind):
             sampler.check_fits(self.num_samples, self.samples.index.where)
         stored_size = self.samples.index.manifest.image_size
         makes_batches = not has_collate_fn and (options.batch_size > 1 or arguments["batch_sampler"] is not None)
-        if has_image and makes_batches and not recipe.rest:
+        if self.plan is not None and isinstance(sampler, WeightedSampler):
+            raise OptionError("a WeightedSampler draws images of all buckets, and a batch has those of one; leave one out")
+        if has_image and makes_batches and not recipe.rest and self.plan is None:
             check_sizes(recipe, stored_size, index=self.samples.index, files=self.files)
         if recipe.batch and has_collate_fn:
             raise OptionError(f"{recipe.batch[0][1]!r} mixes finished batches, and collate_fn would have to make them")
@@ -110,7 +119,11 @@ class ImageKind(Kind):
         self.samples.samples.check_unchanged()
 
     def order(self, seed: int, *, shuffle: Shuffle, global_batch: int) -> Order:
-        samples = self.samples
+        samples, plan = self.samples, self.plan
+        if plan is not None:
+            batch_size, tail = self._options.batch_size, self._options.tail
+            num_ranks = global_batch // batch_size
+            return plan.order(seed, batch_size=batch_size, num_ranks=num_ranks, tail=tail, shuffle=shuffle is not False)
         if samples.mixture is not None:
             return mixed_order(samples.mixture, seed=seed, shuffle=shuffle)
         if not shuffle:
@@ -146,6 +159,7 @@ class ImageKind(Kind):
                 kept=self.kept_images,
                 device_images=self.device_images,
                 fleet=self.elsewhere.fleet,
+                plan=self.plan,
             )
         self._maker = self._maker.with_settings(settings)
         return self._maker
@@ -171,6 +185,7 @@ class ImageKind(Kind):
             files=self.files,
             cache=self.cache,
             elsewhere=self.elsewhere,
+            plan=self.plan,
             decodes_on=lambda: self.decoder_device(facts.settings),
         )
 

@@ -26,6 +26,7 @@ from datapipe.stores.location import is_url
 from datapipe.stores.requests import apply_settings
 from datapipe.stores.settings import Remote
 from datapipe.transforms import Recipe
+from datapipe.transforms.buckets import Buckets
 
 AnySource = str | os.PathLike[str] | torch.utils.data.Dataset[Any] | AnyIndex
 
@@ -39,11 +40,14 @@ class ImageSettings:
     memory_format: torch.memory_format = torch.channels_last
     cache: Cache | None = None
     decode: Decode = "exact"
+    buckets: Buckets | None = None
     remote: Remote = field(default_factory=Remote)
 
     def __post_init__(self) -> None:
         one_of(BoxesForm, self.boxes, "boxes")
         one_of(Decode, self.decode, "decode")
+        if self.buckets is not None and not isinstance(self.buckets, Buckets):
+            raise OptionError(f"buckets is {self.buckets!r:.60}; pass datapipe.Buckets(area=1024**2), or None")
         if self.memory_format not in (torch.channels_last, torch.contiguous_format):
             raise OptionError(f"memory_format is {self.memory_format!r}; choose torch.channels_last or torch.contiguous_format")
 
