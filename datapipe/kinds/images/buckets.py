@@ -161,7 +161,10 @@ def plan_of(index: AnyIndex, files: Files, buckets: Buckets) -> BucketPlan:
             raise OptionError(f"{what}; pass Buckets(small='enlarge') or 'leave out', or smaller shapes")
         logger.warning("%s: %s", what, "enlarged" if buckets.small == "enlarge" else "left out")
     if not found.counts.any():
-        raise MissingDataError(f"{index.where}: no images for any bucket")
+        raise MissingDataError(
+            f"{index.where}: no images for any bucket: {len(found.numbers):,} images, of which {found.num_small:,} are smaller"
+            " than theirs; pass smaller shapes, small='enlarge', or other weights"
+        )
     return found
 
 

@@ -90,9 +90,10 @@ def _buckets_of(text: str) -> Any:
     parts = text.split(":")
     try:
         area, step, ratio = (*parts, *("64", "2.0")[len(parts) - 1 :])
-        return Buckets(area=int(area), step=int(step), ratio=float(ratio))
+        values = int(area), int(step), float(ratio)
     except ValueError:
         raise OptionError(f"--buckets {text!r:.60}: write AREA[:STEP[:RATIO]], such as 1048576:64:2") from None
+    return Buckets(area=values[0], step=values[1], ratio=values[2])
 
 
 def as_text(path: str | os.PathLike[str], facts: dict[str, Any]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from PIL import Image, ImageOps
 
 import datapipe as dp
 from datapipe import transforms as T
+from datapipe.cli.main import main
 from datapipe.kinds.images import buckets as plans
 
 NUM = 60
@@ -249,3 +251,23 @@ def test_explain_shows_the_buckets(folder: Path) -> None:
     lines = str(dp.explain(open_loader(folder)))
     assert "shapes have images (" in lines
     assert "% of the pixels are cut off, on average" in lines
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("2304:x", "write AREA"),
+        ("2304:16:2:1", "write AREA"),
+        ("4", r"Buckets\(area=4, step=64\): no side of 64"),
+        ("2304:16", None),
+    ],
+)
+def test_inspect_shows_the_buckets(folder: Path, capsys: pytest.CaptureFixture[str], given: str, said: str | None) -> None:
+    status = main(["inspect", str(folder), "--buckets", given])
+    told = capsys.readouterr()
+    if said is None:
+        assert status == 0
+        assert "shapes have images (" in told.out
+    else:
+        assert status != 0
+        assert re.search(said, told.err)
