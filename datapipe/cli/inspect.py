@@ -12,6 +12,12 @@ from datapipe.core.printable import say_text
 from datapipe.errors import OptionError
 from datapipe.kinds.registry import open_path, part
 
+_OF_ONE_KIND = {  # options: the kind of data that they are for, and its name
+    "tokenizer": ("tokens", "token ids alone"),
+    "processor": ("conversations", "conversations"),
+    "buckets": ("images", "images"),
+}
+
 
 def run(args: argparse.Namespace) -> int:
     """Print the description. Returns 0. Raises OptionError for wrong options, and what `open_path` raises."""
@@ -19,8 +25,9 @@ def run(args: argparse.Namespace) -> int:
     if args.grid is not None:
         refuse_to_replace(args.grid)
     kind, index = open_path(args.path, parse_form(args))
-    if args.buckets is not None and kind != "images":
-        raise OptionError(f"--buckets: {args.path} holds no images, but {kind}; leave it out")
+    for name, (its_kind, what) in _OF_ONE_KIND.items():
+        if getattr(args, name) is not None and kind != its_kind:
+            raise OptionError(f"--{name}: {args.path} holds {kind}, and no {what}; leave it out")
     inspection = part(kind, "inspection")
     facts = inspection.describe(index, args)
     say_text(json.dumps(facts, indent=1) if args.json else inspection.as_text(args.path, facts))

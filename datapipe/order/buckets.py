@@ -37,14 +37,14 @@ class BucketedOrder:
     tail: Tail
     shuffle: bool
     _first: Ints = field(init=False)  # (k + 1,) the number of the first full step of each bucket, and of all
-    _left: Ints = field(init=False)  # the buckets of the steps that are not full, in order
+    _left: Ints = field(init=False)  # the buckets of the steps that are not full, in order; none under `Tail.DROP`
 
     def __post_init__(self) -> None:
         put = object.__setattr__
         full, left = np.divmod(self.counts, self._of_step)
         put(self, "_first", np.concatenate([[0], np.cumsum(full)]))
         by_left = np.argsort(-left, kind="stable")
-        put(self, "_left", by_left[left[by_left] > 0])
+        put(self, "_left", by_left[left[by_left] > 0] if self.tail is not Tail.DROP else by_left[:0])
 
     @property
     def _of_step(self) -> Ints:
@@ -62,8 +62,6 @@ class BucketedOrder:
     @property
     def num_filling(self) -> int:
         """Samples of an epoch that come again, as they fill a step up."""
-        if self.tail is Tail.DROP:
-            return 0
         filled = self._left if self._ends_full else self._left[:-1]
         return int((self._of_step[filled] - self.counts[filled] % self._of_step[filled]).sum())
 
@@ -74,12 +72,12 @@ class BucketedOrder:
 
     @property
     def _ends_full(self) -> bool:
+        """Whether the last step has as many samples as others of its bucket."""
         return self.tail is Tail.MASK or not len(self._left)
 
     def __len__(self) -> int:
-        steps = int(self._first[-1]) + (0 if self.tail is Tail.DROP else len(self._left))
-        positions = steps * self.batch_size * self.num_ranks
-        if self.tail is Tail.DROP or self._ends_full:
+        positions = (int(self._first[-1]) + len(self._left)) * self.batch_size * self.num_ranks
+        if self._ends_full:
             return positions
         last = self._left[-1]
         return positions - self.batch_size * self.num_ranks + int(self.counts[last] % self._of_step[last])
@@ -88,23 +86,20 @@ class BucketedOrder:
         buckets, places = self._places(epoch, np.asarray(positions, np.int64))
         found = np.full(len(positions), ABSENT, np.int64)
         for bucket in np.unique(buckets).tolist():
-            here, size = (buckets == bucket) & (places != ABSENT), int(self._sizes[bucket])
-            rounds, within = np.divmod(places[here], size)
+            here = (buckets == bucket) & (places != ABSENT)
+            start, end = self.starts[bucket : bucket + 2].tolist()
+            rounds, within = np.divmod(places[here], end - start)
             if self.shuffle:
                 for once in np.unique(rounds).tolist():  # each time in another order
                     key = key64(self.seed, epoch, bucket, once, _SAMPLES_PURPOSE)
-                    within[rounds == once] = Permutation(size, int(key))(within[rounds == once])
-            found[here] = self.members[int(self.starts[bucket]) + within]
+                    within[rounds == once] = Permutation(end - start, int(key))(within[rounds == once])
+            found[here] = self.members[start + within]
         return found
-
-    @property
-    def _sizes(self) -> Ints:
-        return np.diff(self.starts)
 
     def occurrences(self, epoch: int, positions: Ints) -> Ints:
         """Return how often the sample at each of these positions came before in the epoch."""
         buckets, places = self._places(epoch, np.asarray(positions, np.int64))
-        return places // self._sizes[buckets]
+        return places // np.diff(self.starts)[buckets]
 
     def fills(self, epoch: int, positions: Ints) -> NDArray[np.bool_]:
         """Return which of these positions have a sample that fills a step up."""

@@ -94,7 +94,7 @@ class Buckets:
         put(self, "weights", _weights(weights, self.shapes))
         put(self, "exif", bool(exif))
         put(self, "interpolation", check_interpolation(self, interpolation, True))
-        most = max(height * width for height, width in self.shapes)
+        most = int(self.areas.max())
         if self.max_pixels is not None and most > self.max_pixels:
             raise OptionError(
                 f"Buckets(max_pixels) is {self.max_pixels}, and one image of the largest shape has {most}; pass more"
@@ -110,12 +110,17 @@ class Buckets:
         weights = "" if set(self.weights) <= {1.0} else str(self.weights)
         return f"{self.shapes} {self.starts} {self.crop} {self.small} {self.exif} {self.interpolation} {weights}"
 
+    @property
+    def areas(self) -> Ints:
+        """(k,) the pixels of each shape."""
+        areas: Ints = np.array(self.shapes, np.int64).prod(axis=1)
+        return areas
+
     def shares(self, batch_size: int) -> Ints:
         """Return (k,) how many images a batch of each bucket has on one rank: 1 to `batch_size`."""
-        areas = np.array(self.shapes, np.int64).prod(axis=1)
         if self.max_pixels is None:
-            return np.full(len(areas), batch_size, np.int64)
-        found: Ints = np.minimum(batch_size, self.max_pixels // areas)
+            return np.full(len(self.shapes), batch_size, np.int64)
+        found: Ints = np.minimum(batch_size, self.max_pixels // self.areas)
         return found
 
     def numbers(self, sizes: Ints) -> Ints:

@@ -31,6 +31,13 @@ def test_inspect_shows_columns_groups_and_nulls(tmp_path: Path, capsys: pytest.C
     assert facts["rows_per_group"] == {"least": 10, "median": 10, "most": 10}
 
 
+@pytest.mark.parametrize("option", ["--tokenizer", "--processor", "--buckets"])
+def test_options_of_other_kinds_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str) -> None:
+    write_table(tmp_path / "t.parquet", 50)
+    assert main(["inspect", str(tmp_path / "t.parquet"), option, "4096"]) == 2
+    assert re.search(rf"{option}: .*t.parquet holds tables, and no .*; leave it out", capsys.readouterr().err)
+
+
 def test_inspect_advises_on_a_single_group(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_table(tmp_path / "t.parquet", 50)
     assert main(["inspect", str(tmp_path / "t.parquet")]) == 0

@@ -25,8 +25,6 @@ def open_place(path: str, form: Form) -> Utterances:
 
 def describe(found: Utterances, args: argparse.Namespace) -> dict[str, Any]:
     """Return the facts of utterances, JSON-safe."""
-    if args.tokenizer is not None:
-        raise OptionError(f"--tokenizer: {args.path} holds sound, and no token ids; leave it out")
     if args.grid is not None:
         raise OptionError(f"--grid: {args.path} holds sound, of which there are no pictures; leave it out")
     recordings = found.recordings

@@ -12,7 +12,6 @@ from datapipe.containers.form import Form, refuse_choices
 from datapipe.containers.forms import LEROBOT
 from datapipe.core.printable import counted, listed
 from datapipe.core.ranges import spread
-from datapipe.errors import OptionError
 from datapipe.index.clips import VideoParts
 from datapipe.index.videos import VideoIndex
 from datapipe.opening.videos.lerobot import open_cameras
@@ -32,8 +31,6 @@ def open_place(path: str, form: Form) -> VideoParts:
 
 def describe(parts: VideoParts, args: argparse.Namespace) -> dict[str, Any]:
     """Return the facts of videos, JSON-safe, and draw a contact sheet of them if asked."""
-    if args.tokenizer is not None:
-        raise OptionError(f"--tokenizer: {args.path} holds videos, and no token ids; leave it out")
     videos = parts.videos
     facts = _facts(videos) | {
         "parts": len(parts),

@@ -54,7 +54,7 @@ def assemble(
     kept: KeptImages | None,
     device_images: DeviceImages | None,
     fleet: Fleet | None,
-    plan: BucketPlan | None = None,
+    plan: BucketPlan | None,
 ) -> SampleBatchMaker:
     """Return the maker of a pass's batches. Call it in the consumer's thread: for a GPU it creates a stream there.
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from datapipe.codecs.orientation import turned
 from datapipe.codecs.probe import probe
 from datapipe.core import atomic, regular_files
+from datapipe.core.kept_arrays import keep_array, kept_array
 from datapipe.core.printable import counted, get_logger
 from datapipe.core.user_cache import INDEXES, index_directory, one_at_a_time
 from datapipe.core.waiting import reported_wait
@@ -29,11 +30,12 @@ from datapipe.order.buckets import BucketedOrder
 from datapipe.order.plan import Tail
 from datapipe.stores.location import is_url
 from datapipe.transforms import Recipe
-from datapipe.transforms.buckets import Buckets, Ints, Size, ToBucket
+from datapipe.transforms.buckets import Buckets, Ints, Size, Small, ToBucket
 
 _HEAD_NBYTES = 64 << 10  # of an image, that mostly say its size and orientation
 _AT_ONCE, _THREADS = 256, 8
 _MOST_SHOWN = 6  # buckets
+_BECOMES: dict[Small, str] = {"enlarge": "enlarged", "leave out": "left out"}  # of images smaller than their bucket
 _NONE = np.iinfo(np.uint16).max  # the bucket of an image that is left out
 _UNKNOWN = (1, 1)  # the size of an image whose header cannot be read; it is a bad sample when it is loaded
 
@@ -50,10 +52,6 @@ class BucketPlan:
     starts: Ints  # (k + 1,) where the buckets begin in them
     num_small: int  # images that are smaller than their bucket
     cut_off: float  # share of the pixels of images, once they are resized, on average
-
-    @property
-    def num_left_out(self) -> int:
-        return len(self.numbers) - len(self.members)
 
     @property
     def sizes(self) -> Ints:
@@ -82,7 +80,7 @@ class BucketPlan:
 
     def row_pixels(self, batch_size: int) -> tuple[int, int]:
         """Return in how many rows of memory any batch of such a size fits, and the pixels of a row."""
-        areas = np.array(self.buckets.shapes, np.int64).prod(axis=1)
+        areas = self.buckets.areas
         row = int(areas.max())
         return -(-int((self.buckets.shares(batch_size) * areas).max()) // row), row
 
@@ -107,8 +105,7 @@ class BucketPlan:
                 lines.append(f"{counted(order.num_filling, 'image')} besides {num:,} come again, to fill up steps")
         lines.append(f"{100 * self.cut_off:.1f}% of the pixels are cut off, on average")
         if self.num_small:
-            done = "left out" if self.num_left_out else "enlarged"
-            lines.append(f"{counted(self.num_small, 'image')} smaller than the bucket: {done}")
+            lines.append(f"{counted(self.num_small, 'image')} smaller than the bucket: {_BECOMES[self.buckets.small]}")
         return lines
 
     def shape_of(self, positions: Ints) -> Size:
@@ -159,7 +156,7 @@ def plan_of(index: AnyIndex, files: Files, buckets: Buckets) -> BucketPlan:
         what = f"{index.where}: {counted(found.num_small, 'image')} of {len(found.numbers):,} smaller than their bucket"
         if buckets.small == "error":
             raise OptionError(f"{what}; pass Buckets(small='enlarge') or 'leave out', or smaller shapes")
-        logger.warning("%s: %s", what, "enlarged" if buckets.small == "enlarge" else "left out")
+        logger.warning("%s: %s", what, _BECOMES[buckets.small])
     if not found.counts.any():
         raise MissingDataError(
             f"{index.where}: no images for any bucket: {len(found.numbers):,} images, of which {found.num_small:,} are smaller"
@@ -193,15 +190,14 @@ def _planned(sizes: NDArray[np.int32], buckets: Buckets) -> BucketPlan:
 
 def _keep(home: Path, plan: BucketPlan) -> None:
     for name in ("numbers", "members", "starts"):
-        with atomic.atomic_writer(home / f"{name}.npy", mode=0o600, durable=False) as file:
-            np.save(file, getattr(plan, name))
+        keep_array(home / f"{name}.npy", getattr(plan, name))
     atomic.write_json(home / "plan.json", {"num_small": plan.num_small, "cut_off": plan.cut_off}, mode=0o600)
 
 
 def _kept(home: Path, buckets: Buckets) -> BucketPlan | None:
     try:
         facts = json.loads(regular_files.read_bytes(home / "plan.json"))
-        numbers, members, starts = (np.load(home / f"{name}.npy", mmap_mode="r") for name in ("numbers", "members", "starts"))
+        numbers, members, starts = (kept_array(home / f"{name}.npy") for name in ("numbers", "members", "starts"))
         return BucketPlan(buckets, numbers, members, np.array(starts), int(facts["num_small"]), float(facts["cut_off"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -217,19 +213,16 @@ def image_sizes(index: AnyIndex, files: Files, *, exif: bool) -> NDArray[np.int3
     """
     text = f"1 {contents_of(index)} {exif}"
     place = index_directory(INDEXES, "image-sizes") / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.npy"
-    try:
-        found: NDArray[np.int32] = np.load(place)
+    with contextlib.suppress(OSError, ValueError):
+        found: NDArray[np.int32] = kept_array(place)
         if found.shape == (len(index), 2):
             return found
-    except (OSError, ValueError):
-        pass
     what = f"the headers of {counted(len(index), 'image')} are looked at, once for as long as they do not change"
     with reported_wait(f"the sizes of the images of {index.where}", what), ThreadPoolExecutor(_THREADS) as pool:
         parts = [range(first, min(first + _AT_ONCE, len(index))) for first in range(0, len(index), _AT_ONCE)]
         sizes = [size for part in pool.map(lambda part: list(_sizes_of(index, files, part, exif=exif)), parts) for size in part]
     found = np.array(sizes, np.int32).reshape(-1, 2)
-    with atomic.atomic_writer(place, mode=0o600, durable=False) as file:
-        np.save(file, found)
+    keep_array(place, found)
     return found
 
 
@@ -266,13 +259,6 @@ def _heads(extents: Extents, files: Files) -> list[object]:
 
 
 def _head(path: str) -> bytes:
-    try:
-        descriptor, _ = regular_files.open_descriptor(path)
-    except (OSError, DatapipeError):
-        return b""
-    try:
-        return os.pread(descriptor, _HEAD_NBYTES, 0)
-    except OSError:
-        return b""
-    finally:
-        os.close(descriptor)
+    with contextlib.suppress(OSError, DatapipeError), regular_files.open_file(path, buffering=0) as file:
+        return file.read(_HEAD_NBYTES)
+    return b""

@@ -79,7 +79,7 @@ def explain(
         )
     if plan is not None:
         about = plan.order(0, batch_size=options.batch_size, num_ranks=facts.num_ranks, tail=options.tail, shuffle=True)
-        described = plan.describe(about if order.endswith(about.kind.partition(" ")[2]) else None)
+        described = plan.describe(None if order == "sampler" else about)
         lines += [f"{'buckets' if not number else '':<10}{line}" for number, line in enumerate(described)]
     if cache is not None:
         lines.append(f"cache     {cache.describe()}")

@@ -67,8 +67,6 @@ def describe(index: SampleIndex, args: argparse.Namespace) -> dict[str, Any]:
         },
         "first": str(index.describe(int(index.ids(np.zeros(1, np.int64))[0]))) if num else None,
     }
-    if args.tokenizer is not None:
-        raise OptionError(f"--tokenizer: {args.path} holds no token ids; leave it out")
     if args.buckets is not None:
         if not index.has_images:
             raise OptionError(f"--buckets: {args.path} holds no images; leave it out")

@@ -54,15 +54,14 @@ class ImageKind(Kind):
         recipe: Recipe,
         device: Callable[[], torch.device],
         open_measured: Callable[..., Any],
-        plan: BucketPlan | None = None,
+        plan: BucketPlan | None,
     ) -> None:
         self.samples, self.files, self.recipe, self.plan = samples, files, recipe, plan
-        if plan is not None:
-            self.identity = Identity("buckets", hashlib.sha256(plan.buckets.name.encode()).hexdigest()[:16], "buckets")
         self.fingerprint, self.num_samples = samples.index.fingerprint, len(samples)
         self.former_fingerprint = samples.index.former_fingerprint
         self.num_in_epoch = len(samples) if samples.mixture is None else sum(samples.mixture.counts)
         if plan is not None:
+            self.identity = Identity("buckets", hashlib.sha256(plan.buckets.name.encode()).hexdigest()[:16], "buckets")
             self.num_in_epoch = int(plan.counts.sum())
         self._cache = samples.settings.cache
         self._device = device

@@ -26,8 +26,6 @@ def open_place(path: str, form: Form) -> TableIndex:
 
 def describe(index: TableIndex, args: argparse.Namespace) -> dict[str, Any]:
     """Return the facts of a table, JSON-safe. `nulls`: by column, None where footers do not count them."""
-    if args.tokenizer is not None:
-        raise OptionError(f"--tokenizer: {args.path} is a table, without token ids; leave it out")
     if args.grid is not None:
         raise OptionError(f"--grid: {args.path} is a table, without images")
     about = index.describe()

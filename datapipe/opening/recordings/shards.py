@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import itertools
 import os
 import shutil
@@ -19,8 +18,8 @@ from datapipe.containers.foreign import cached_home, index_stamp, progress, stam
 from datapipe.containers.form import Form
 from datapipe.containers.forms import AUDIO, FORMS
 from datapipe.core import atomic
+from datapipe.core.kept_arrays import keep_array, kept_array
 from datapipe.core.printable import listed, size_text
-from datapipe.core.regular_files import read_bytes
 from datapipe.core.user_cache import UNPACKED, index_directory, one_at_a_time
 from datapipe.core.waiting import reported_wait
 from datapipe.errors import DecodeError, IntegrityError, OptionError, StorageError
@@ -126,8 +125,7 @@ def _unpacked(extents: Extents, rows: Sequence[int], files: Files, column: str) 
             reason = f"compressed sound is unpacked once, into {home}, for as long as the shard does not change"
             with reported_wait(f"the sound of {path}", reason):
                 sizes = _write(data, extents, rows, files)
-            with atomic.atomic_writer(home / _SIZES, mode=0o600) as file:
-                np.save(file, sizes)
+            keep_array(home / _SIZES, sizes)
             write_stamp(home, stamp)
     ends = np.cumsum(sizes)
     return [MediaSource(str(data), *place) for place in zip((ends - sizes).tolist(), sizes.tolist(), strict=True)]
@@ -136,7 +134,7 @@ def _unpacked(extents: Extents, rows: Sequence[int], files: Files, column: str) 
 def _kept(home: Path, data: Path) -> NDArray[np.int64] | None:
     """Return the sizes of what is unpacked; None if it is not there, or not whole."""
     with contextlib.suppress(OSError, ValueError):
-        sizes: NDArray[np.int64] = np.load(io.BytesIO(read_bytes(home / _SIZES)), allow_pickle=False)
+        sizes: NDArray[np.int64] = kept_array(home / _SIZES)
         if sizes.ndim == 1 and sizes.dtype == np.int64 and int(sizes.sum()) == data.stat().st_size:
             return sizes
     return None

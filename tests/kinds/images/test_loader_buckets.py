@@ -132,6 +132,19 @@ def test_sizes_are_looked_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch)
     assert len(list(again)) > 1
 
 
+@pytest.mark.parametrize("damage", [b"", b"no array"])
+def test_what_is_kept_is_made_again_where_it_is_damaged(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: bytes
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    wanted = list(open_loader(folder))
+    kept = list(tmp_path.rglob("*.npy"))
+    assert len(kept) >= 4
+    for path in kept:
+        path.write_bytes(damage)
+    assert equal(list(open_loader(folder)), wanted)
+
+
 def test_a_changed_image_is_bad_until_its_folder_is_looked_at_again(tmp_path: Path) -> None:
     root = tmp_path / "few"
     (root / "a").mkdir(parents=True)
